@@ -1,0 +1,157 @@
+"""Retinue: a runtime for agents that delegate to sub-agents."""
+
+from .core.agents import Agent
+from .core.backend import Backend, BackendProfile, RunRequest
+from .core.context import CancellationToken, ProgressStatus, ToolContext
+from .core.errors import (
+    ConfigurationError,
+    ConsumerTooSlow,
+    Denied,
+    Escape,
+    ExecutionFailed,
+    FilesystemError,
+    IllegalMove,
+    InternalError,
+    InvalidArguments,
+    JournalMismatch,
+    KeyAlreadyRegistered,
+    KeyDecodeError,
+    KeyEncodeError,
+    MissingValue,
+    ModelError,
+    NotFound,
+    PluginAlreadyInstalled,
+    PluginNotInstalled,
+    ReducerFailed,
+    RetinueError,
+    RevisionConflict,
+    StateError,
+    ThreadBusy,
+    ToolCancelled,
+    ToolError,
+    ToolTimeout,
+    UnknownAgent,
+    UnknownKey,
+    UnknownRun,
+    WriteConflict,
+)
+from .core.events import Event, Sink, UnknownEvent, event_from_json, event_to_json
+from .core.filesystem import FileEntry, Filesystem
+from .core.functions import FunctionTool, tool
+from .core.journal import Journal
+from .core.lifecycle import RunStatus, ToolCallStatus
+from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
+from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from .core.plugins import Plugin, Registrar
+from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
+from .core.runs import Limits, RunIdentity, RunResult, Usage
+from .core.sinks import FanOut, NullSink
+from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
+from .core.statestore import Commit, StateStore
+from .core.stores import RunRecord, Store, ThreadRecord
+from .core.tools import Tool, ToolDescriptor
+from .runtime import Run, Runtime
+from .storage.journal import MemoryJournal, ReplayJournal
+from .storage.memory import MemoryStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Agent",
+    "Backend",
+    "BackendProfile",
+    "CallChunk",
+    "CancellationToken",
+    "Commit",
+    "ConfigurationError",
+    "ConsumerTooSlow",
+    "Denied",
+    "Escape",
+    "Event",
+    "ExecutionFailed",
+    "FanOut",
+    "FileEntry",
+    "FilePart",
+    "Filesystem",
+    "FilesystemError",
+    "FunctionTool",
+    "IllegalMove",
+    "ImagePart",
+    "InternalError",
+    "InvalidArguments",
+    "Journal",
+    "JournalMismatch",
+    "KeyAlreadyRegistered",
+    "KeyDecodeError",
+    "KeyEncodeError",
+    "Limits",
+    "MemoryJournal",
+    "MemoryStore",
+    "Message",
+    "MissingValue",
+    "Model",
+    "ModelChunk",
+    "ModelError",
+    "ModelRequest",
+    "MutationBatch",
+    "NotFound",
+    "NullSink",
+    "Part",
+    "PersistedState",
+    "Plugin",
+    "PluginAlreadyInstalled",
+    "PluginNotInstalled",
+    "ProgressStatus",
+    "ReasoningChunk",
+    "ReasoningPart",
+    "ReducerFailed",
+    "Registrar",
+    "ReplayJournal",
+    "ResumeMode",
+    "RetinueError",
+    "RevisionConflict",
+    "Role",
+    "Run",
+    "RunIdentity",
+    "RunRecord",
+    "RunRequest",
+    "RunResult",
+    "RunStatus",
+    "Runtime",
+    "Sink",
+    "Snapshot",
+    "StateCommand",
+    "StateError",
+    "StateKey",
+    "StateStore",
+    "Store",
+    "SuspendTicket",
+    "TextChunk",
+    "TextPart",
+    "ThreadBusy",
+    "ThreadRecord",
+    "Tool",
+    "ToolCall",
+    "ToolCallStatus",
+    "ToolCancelled",
+    "ToolContext",
+    "ToolDescriptor",
+    "ToolError",
+    "ToolOutput",
+    "ToolResult",
+    "ToolStatus",
+    "ToolTimeout",
+    "TurnEnd",
+    "UnknownAgent",
+    "UnknownEvent",
+    "UnknownKey",
+    "UnknownKeyPolicy",
+    "UnknownRun",
+    "Usage",
+    "Visibility",
+    "WriteConflict",
+    "__version__",
+    "event_from_json",
+    "event_to_json",
+    "tool",
+]

@@ -1,0 +1,5 @@
+"""`python -m retinue`."""
+
+from .cli import main
+
+raise SystemExit(main())

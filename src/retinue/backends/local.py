@@ -1,0 +1,96 @@
+"""Runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..core.backend import BackendProfile, RunRequest
+from ..core.events import Sink
+from ..core.journal import Journal
+from ..core.model import Model
+from ..core.runs import RunResult
+from ..core.state import UnknownKeyPolicy
+from ..core.statestore import StateStore
+from ..core.stores import ThreadRecord
+from ..loop.limits import Budget
+from ..loop.log import EventLog
+from ..loop.run import abandon_run, execute_run
+from ..loop.scope import RunScope
+
+
+class LocalRun:
+    """A run that is set up: whatever is wrong with the request has been found by now, and no event exists yet."""
+
+    def __init__(self, request: RunRequest, model: Model, journal: Journal, sinks: Iterable[Sink] = ()) -> None:
+        self.request, self.journal, self.log = request, journal, EventLog(sinks)
+        agent, self._model = request.agent, model
+        self._state = StateStore()
+        tools = [tool for plugin in agent.plugins for tool in self._state.install(plugin).tools]
+        self._toolbox = agent.toolbox.extended(tools)
+        self._state.apply_seed(request.seed)
+        self.scope: RunScope | None = None
+
+    async def execute(self, thread: ThreadRecord | None = None) -> RunResult:
+        """Run to the end, continuing the thread where there is one."""
+        request, history = self.request, ()
+        if thread is not None:
+            history = thread.messages
+            self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
+            self._state.apply_seed(request.seed)
+        self.scope = RunScope(
+            agent=request.agent,
+            identity=request.identity,
+            model=self._model,
+            toolbox=self._toolbox,
+            state=self._state,
+            journal=self.journal,
+            log=self.log,
+            budget=Budget(request.limits, self.journal.now()),
+            cancellation=request.cancellation,
+            history=history,
+            context=request.context,
+        )
+        return await execute_run(self.scope, request.messages)
+
+    def abandon(self) -> RunResult | None:
+        """Give up on a run that does not stop; None where it had not begun."""
+        return None if self.scope is None else abandon_run(self.scope)
+
+    def thread_after(self, before: ThreadRecord | None) -> ThreadRecord:
+        """The thread as this run leaves it."""
+        identity = self.request.identity
+        history = before.messages if before else ()
+        kept = dict(before.state.extensions) if before else {}
+        state = self._state.export_scope("thread")
+        state.extensions = {**kept, **state.extensions}
+        said = self.scope.own_messages if self.scope else ()
+        return ThreadRecord(
+            thread_id=identity.thread_id, user_id=identity.user_id, messages=(*history, *said), state=state
+        )
+
+
+class LocalBackend:
+    """The backend for agents that run here. Models and journals come from outside."""
+
+    def __init__(self, resolve_model: Callable[[RunRequest], Model], make_journal: Callable[[], Journal]) -> None:
+        self._resolve_model, self.make_journal = resolve_model, make_journal
+        self._running: dict[str, RunRequest] = {}
+
+    def profile(self) -> BackendProfile:
+        return BackendProfile.full_local()
+
+    def open(self, request: RunRequest, journal: Journal, sinks: Iterable[Sink] = ()) -> LocalRun:
+        """Set a run up without starting it; raises where it cannot be."""
+        return LocalRun(request, self._resolve_model(request), journal, sinks)
+
+    async def run(self, request: RunRequest) -> RunResult:
+        opened = self.open(request, self.make_journal())
+        self._running[request.identity.run_id] = request
+        try:
+            return await opened.execute()
+        finally:
+            del self._running[request.identity.run_id]
+
+    async def abort(self, run_id: str) -> None:
+        if (request := self._running.get(run_id)) is not None:
+            request.cancellation.set("aborted")

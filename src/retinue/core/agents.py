@@ -1,0 +1,107 @@
+"""Agents: what a run is made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import ConfigurationError
+from .functions import as_tool
+from .model import Model
+from .plugins import Plugin
+from .runs import Limits
+from .schema import ArgumentCheck
+from .tools import Tool, ToolDescriptor
+
+Conflicts = Literal["error", "last_wins"]
+
+RESULT_LIMIT = 80_000
+
+_AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Agent:
+    """A spec, not an instance: it can be run many times at once. Making one does no I/O."""
+
+    name: str
+    model: str | Model | None = None
+    instructions: str = ""
+    tools: Iterable[Tool | Callable[..., Any]] = ()
+    plugins: Iterable[Plugin] = ()
+    description: str = field(default="", kw_only=True)
+    max_steps: int = field(default=16, kw_only=True)
+    limits: Limits = field(default=Limits(), kw_only=True)
+    conflicts: Conflicts = field(default="error", kw_only=True)
+    result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
+    """Characters of one tool result the model reads; the rest is cut where it shows."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    """Given to the model with every request: temperature and the like."""
+    toolbox: Toolbox = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _AGENT_NAME.fullmatch(str(self.name)):
+            raise ConfigurationError(
+                f"agent name {self.name!r}: use a letter, then up to 63 letters, digits, '_' or '-'"
+            )
+        owner = f"agent {self.name!r}"
+        if self.model is not None and not isinstance(self.model, str | Model):
+            raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model, not {self.model!r}")
+        if self.max_steps < 1:
+            raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
+        if self.conflicts not in ("error", "last_wins"):
+            raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {self.conflicts!r}")
+        tools = tuple([as_tool(candidate) for candidate in self.tools])
+        object.__setattr__(self, "tools", tools)
+        object.__setattr__(self, "plugins", tuple(self.plugins))
+        object.__setattr__(self, "toolbox", Toolbox(tools, owner))
+
+
+class Toolbox(dict[str, "BoundTool"]):
+    """An agent's tools by the name the model calls. Names and ids are unique."""
+
+    def __init__(self, tools: Iterable[Tool], owner: str) -> None:
+        super().__init__()
+        self._owner = owner
+        self._ids: set[str] = set()
+        for tool in tools:
+            self.add(tool)
+
+    def add(self, tool: Tool) -> None:
+        bound = BoundTool(tool, self._owner)
+        descriptor = bound.descriptor
+        if descriptor.name in self:
+            raise ConfigurationError(f"{self._owner} has two tools named {descriptor.name!r}: rename one")
+        if descriptor.id in self._ids:
+            raise ConfigurationError(f"{self._owner} has two tools with the id {descriptor.id!r}: change one")
+        self[descriptor.name] = bound
+        self._ids.add(descriptor.id)
+
+    def extended(self, tools: Iterable[Tool]) -> Toolbox:
+        """This and more; itself where there are none."""
+        more = list(tools)
+        if not more:
+            return self
+        return Toolbox([*(bound.tool for bound in self.values()), *more], self._owner)
+
+
+class BoundTool:
+    """A tool with its descriptor read once and its schema compiled."""
+
+    __slots__ = ("check", "descriptor", "tool")
+
+    def __init__(self, tool: Tool, owner: str) -> None:
+        given: Any = getattr(tool, "descriptor", None)
+        descriptor: Any = given() if callable(given) else given
+        if not isinstance(descriptor, ToolDescriptor):
+            raise ConfigurationError(f"{owner}: tool class {type(tool).__name__} has no descriptor")
+        if not _TOOL_NAME.fullmatch(descriptor.name):
+            raise ConfigurationError(
+                f"{owner}: tool name {descriptor.name!r} must be 1 to 128 letters, digits, '_', '-' or '.'"
+            )
+        self.tool = tool
+        self.descriptor = descriptor
+        self.check = ArgumentCheck(descriptor.parameters, f"tool {descriptor.name!r}")

@@ -1,0 +1,85 @@
+"""Port: what can execute a run, here or elsewhere, and what each kind of backend can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from .agents import Agent
+from .context import CancellationToken
+from .messages import Message
+from .model import Model
+from .runs import Limits, RunIdentity, RunResult
+from .state import PersistedState
+
+
+class BackendProfile(Struct, frozen=True, kw_only=True):
+    """What a backend can do. Whether it takes a state seed is not a dimension: only a local one does."""
+
+    cancellation: Literal["none", "cooperative", "remote_abort"] = "none"
+    continuation: Literal["none", "in_process", "remote"] = "none"
+    decisions: Literal["none", "durable"] = "none"
+    persistence: Literal["ephemeral", "stored"] = "ephemeral"
+    waits: Literal["none", "input", "input_and_auth"] = "none"
+    transcript: Literal["full", "user_messages", "single_prompt"] = "single_prompt"
+    output: Literal["text", "text_and_artifacts"] = "text"
+
+    @classmethod
+    def full_local(cls) -> BackendProfile:
+        """A run in this process."""
+        return cls(
+            cancellation="cooperative",
+            continuation="in_process",
+            decisions="durable",
+            persistence="stored",
+            waits="input_and_auth",
+            transcript="full",
+            output="text_and_artifacts",
+        )
+
+    @classmethod
+    def remote_stateless_text(cls) -> BackendProfile:
+        """The least a remote can do: text in, text out."""
+        return cls()
+
+    def check(self, needs: Mapping[str, str]) -> list[str]:
+        """Every need this backend does not meet, in words; empty where it meets all."""
+        actual = asdict(self)
+        unknown = [f"unknown capability {name!r}" for name in needs if name not in actual]
+        missing = [
+            f"{name}: needs {wanted!r}, has {actual[name]!r}"
+            for name, wanted in needs.items()
+            if name in actual and actual[name] != wanted
+        ]
+        return unknown + missing
+
+
+class RunRequest(Struct, kw_only=True):
+    """Everything a backend needs to execute one run."""
+
+    agent: Agent
+    identity: RunIdentity
+    messages: tuple[Message, ...]
+    """The new input."""
+    seed: PersistedState = field(default_factory=PersistedState)
+    limits: Limits
+    cancellation: CancellationToken
+    context: Mapping[str, Any] = {}
+    model: str | Model | None = None
+    """Instead of the agent's own."""
+
+
+class Backend(Protocol):
+    """Contract: `run` returns every terminal or waiting status as a result and raises only when the run
+    could not be set up or dispatched; then no event of it exists."""
+
+    def profile(self) -> BackendProfile: ...
+
+    async def run(self, request: RunRequest) -> RunResult: ...
+
+    async def abort(self, run_id: str) -> None:
+        """Stop a run that this backend executes; nothing happens where there is none."""
+        ...

@@ -1,0 +1,223 @@
+"""Python types to JSON and back: one codec a type, used by state keys, tool arguments and structured answers.
+
+Scalars cost a type check. Dataclasses, TypedDicts, enums, dates and generics are msgspec's. Types of pydantic,
+and those that msgspec cannot describe, are pydantic's, which is imported when the first of them is met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Annotated, Any, Protocol, cast, get_args, get_origin
+
+import msgspec
+
+
+class Codec(Protocol):
+    """Both directions raise ValueError or TypeError with a reason when the value does not fit."""
+
+    def encode(self, value: Any) -> Any: ...
+
+    def decode(self, value: Any) -> Any: ...
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the encoded form; TypeError where there is none."""
+        ...
+
+
+class ScalarCodec:
+    """str, int, float, bool, bare list and dict: JSON already."""
+
+    def __init__(self, kind: type, schema: dict[str, Any]) -> None:
+        self._kind, self._schema = kind, schema
+
+    def encode(self, value: Any) -> Any:
+        kind = self._kind
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value if kind not in (list, dict) else to_json_value(value)
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+
+    decode = encode
+
+    def schema(self) -> dict[str, Any]:
+        return self._schema
+
+
+class AnyCodec:
+    """No promise but that it is JSON."""
+
+    def encode(self, value: Any) -> Any:
+        return to_json_value(value)
+
+    def decode(self, value: Any) -> Any:
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+
+class PlainCodec:
+    """Dataclasses, TypedDicts, enums, dates, generics: what msgspec understands, also with models inside."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._schema = msgspec.json.schema(kind, schema_hook=_foreign_schema)
+
+    def encode(self, value: Any) -> Any:
+        encoded = to_json_value(value)
+        self.decode(encoded)  # what cannot be read back must not be written
+        return encoded
+
+    def decode(self, value: Any) -> Any:
+        return msgspec.convert(value, self._kind, dec_hook=_decode_foreign, str_keys=True)
+
+    def schema(self) -> dict[str, Any]:
+        return self._schema
+
+
+class ModelCodec:
+    """Pydantic models, and whatever else only pydantic understands."""
+
+    def __init__(self, kind: Any) -> None:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
+            raise TypeError(str(exc).partition("\n")[0]) from exc
+
+    def encode(self, value: Any) -> Any:
+        return self._adapter.dump_python(value, mode="json", warnings="error")
+
+    def decode(self, value: Any) -> Any:
+        return self._adapter.validate_python(value)
+
+    def schema(self) -> dict[str, Any]:
+        return self._adapter.json_schema()
+
+
+class LazyCodec:
+    """A codec built at first use, so that declaring a key costs nothing."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind: Any = kind
+        self._codec: Codec | None = None
+
+    def _get(self) -> Codec:
+        if self._codec is None:
+            self._codec = _build(self._kind)
+        return self._codec
+
+    def encode(self, value: Any) -> Any:
+        return self._get().encode(value)
+
+    def decode(self, value: Any) -> Any:
+        return self._get().decode(value)
+
+    def schema(self) -> dict[str, Any]:
+        return self._get().schema()
+
+
+_SCALARS: dict[Any, ScalarCodec] = {
+    kind: ScalarCodec(kind, {"type": name})
+    for kind, name in {
+        str: "string",
+        int: "integer",
+        float: "number",
+        bool: "boolean",
+        list: "array",
+        dict: "object",
+    }.items()
+}
+
+
+def codec_for(kind: Any) -> Codec:
+    """The codec of a Python type."""
+    try:
+        if kind in _SCALARS:
+            return _SCALARS[kind]
+    except TypeError:  # an unhashable annotation
+        return LazyCodec(kind)
+    return AnyCodec() if kind is Any or kind is object else LazyCodec(kind)
+
+
+def _build(kind: Any) -> Codec:
+    if _is_pydantic(kind):
+        return ModelCodec(kind)
+    try:
+        return PlainCodec(kind)
+    except (TypeError, NameError):
+        return ModelCodec(kind)
+
+
+def _is_pydantic(kind: Any) -> bool:
+    """Whether pydantic must read the type: its models and dataclasses, and constraints written with its `Field`."""
+    if hasattr(kind, "__pydantic_validator__") or hasattr(kind, "__get_pydantic_core_schema__"):
+        return True
+    if get_origin(kind) is Annotated:
+        inner, *notes = get_args(kind)
+        foreign = ("pydantic", "annotated_types")
+        return _is_pydantic(inner) or any(type(note).__module__.partition(".")[0] in foreign for note in notes)
+    return any(_is_pydantic(part) for part in get_args(kind))
+
+
+def to_json_value(value: Any) -> Any:
+    """Any value as plain JSON values (a fresh copy); TypeError names the type that has no JSON form."""
+    return _read(_write(value))
+
+
+def to_json_text(value: Any) -> str:
+    """Compact JSON text; TypeError as above."""
+    return _write(value).decode()
+
+
+def _encode_foreign(value: Any) -> Any:
+    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
+
+
+def _decode_foreign(kind: type, value: Any) -> Any:
+    validate: Callable[[Any], Any] | None = getattr(kind, "model_validate", None)
+    if validate is None:
+        raise TypeError(f"type {kind.__name__} cannot be read from JSON")
+    return validate(value)
+
+
+def _foreign_schema(kind: type) -> dict[str, Any]:
+    describe: Callable[[], dict[str, Any]] | None = getattr(kind, "model_json_schema", None)
+    schema = describe() if describe is not None else None
+    if schema is None or "$defs" in schema:  # its references would point nowhere inside another schema
+        raise TypeError(f"type {kind.__name__} cannot be described inside another")
+    return schema
+
+
+_write = msgspec.json.Encoder(enc_hook=_encode_foreign).encode
+_read = msgspec.json.decode
+
+
+def default_of(kind: Any) -> Any:
+    """A fresh default of a type, or raises TypeError where it has none."""
+    origin = get_origin(kind) or kind
+    if kind is None or kind is type(None):
+        return None
+    if not callable(origin):
+        raise TypeError(f"{kind!r} has no default")
+    return origin()
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
+
+
+def isolate(value: Any) -> Any:
+    """A copy that shares nothing mutable with the original, so a snapshot cannot be changed behind its back."""
+    kind = cast("Any", type(value))
+    if kind in _ATOMS:
+        return value
+    if kind is list:
+        return [isolate(item) for item in value]
+    if kind is dict:
+        return {key: isolate(item) for key, item in value.items()}
+    return deepcopy(value)

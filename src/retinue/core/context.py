@@ -1,0 +1,198 @@
+"""What a tool sees while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from .errors import ToolCancelled
+from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
+from .state import Snapshot, StateKey
+
+if TYPE_CHECKING:
+    from .agents import Agent
+    from .runs import RunIdentity
+
+V = TypeVar("V")
+
+
+class ProgressStatus(StrEnum):
+    """How far a call is, for its audience."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class CancellationToken:
+    """Says whether work should stop. Async code needs none of it: cancelling raises CancelledError in it."""
+
+    __slots__ = ("_callbacks", "_lock", "reason")
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = Lock()
+
+    def is_set(self) -> bool:
+        return self.reason is not None
+
+    def raise_if_set(self) -> None:
+        if self.reason is not None:
+            raise ToolCancelled(self.reason)
+
+    def set(self, reason: str = "cancelled") -> None:
+        """Ask for the stop; the first reason stays."""
+        with self._lock:
+            if self.reason is not None:
+                return
+            self.reason = reason
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_set(self, callback: Callable[[], None]) -> None:
+        """Call back once when set, at once if it already is. Callbacks may come from any thread."""
+        with self._lock:
+            if self.reason is None:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def child(self) -> CancellationToken:
+        """A token that is set with this one, and can be set alone."""
+        token = CancellationToken()
+        self.on_set(lambda: token.set(self.reason or "cancelled"))
+        return token
+
+    async def wait(self) -> None:
+        """Return when the stop is asked for."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wake() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def wake_from_anywhere() -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.on_set(wake_from_anywhere)
+        await done
+
+
+class ToolContext:
+    """A read-only view of the run for one call. Reports may be sent from any thread and never block."""
+
+    __slots__ = (
+        "_emit",
+        "agent",
+        "call_id",
+        "cancellation",
+        "context",
+        "deadline",
+        "resolver",
+        "resume_input",
+        "run",
+        "snapshot",
+        "tool_name",
+    )
+
+    def __init__(
+        self,
+        *,
+        call_id: str,
+        tool_name: str,
+        run: RunIdentity,
+        agent: Agent,
+        snapshot: Snapshot,
+        emit: Sink,
+        cancellation: CancellationToken,
+        resolver: Any = None,
+        resume_input: Any = None,
+        deadline: float | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.call_id, self.tool_name, self.run, self.agent = call_id, tool_name, run, agent
+        self.snapshot, self.cancellation, self.resolver = snapshot, cancellation, resolver
+        self.resume_input, self.deadline = resume_input, deadline
+        self.context: Mapping[str, Any] = context if context is not None else {}
+        self._emit = emit
+
+    @property
+    def sink(self) -> Sink:
+        """Takes events as this call's own. A child's events sent to it are dropped: wrap it to let text through."""
+        return CallSink(self)
+
+    def state(self, key: StateKey[V, Any]) -> V:
+        """The value of a key when the step began, or its default."""
+        return self.snapshot[key]
+
+    def report_activity(self, activity_type: str, content: Any) -> None:
+        """Show what the call is doing; replaces what was shown under that type."""
+        self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=activity_type, content=content))
+
+    def report_activity_delta(self, activity_type: str, patch: Any) -> None:
+        """Change what is shown, as a JSON Patch."""
+        operations = cast("list[Any]", patch) if isinstance(patch, list) else [patch]
+        self._emit(ActivityDelta(call_id=self.call_id, activity_type=activity_type, patch=operations))
+
+    def report_progress(
+        self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
+    ) -> None:
+        """Show how far the call is; `progress` goes from 0 to 1."""
+        content = {
+            "status": ProgressStatus(status).value,
+            "message": message,
+            "progress": progress,
+            "call_id": self.call_id,
+            "tool_name": self.tool_name,
+            "run_id": self.run.run_id,
+            "parent_run_id": self.run.parent_run_id,
+            "parent_call_id": self.run.parent_tool_call_id,
+        }
+        self.report_activity("tool-call-progress", content)
+
+    def stream_output(self, text: str) -> None:
+        """Show a piece of the call's output before its result is there."""
+        self._emit(ToolCallStreamDelta(call_id=self.call_id, tool_name=self.tool_name, delta=text))
+
+    def report_error(self, message: str, code: str | None = None) -> None:
+        """Tell the audience that something went wrong which does not end the run."""
+        self._emit(ErrorRaised(message=message, code=code))
+
+    def emit(self, data: Any) -> None:
+        """Send a `custom` event."""
+        self._emit(Custom(data=data, call_id=self.call_id))
+
+
+class CallSink:
+    """A tool's own sink. What it takes appears as the call's; a child's events, and anything else, it drops."""
+
+    __slots__ = ("_ctx",)
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self._ctx = ctx
+
+    def __call__(self, event: Event) -> None:
+        ctx = self._ctx
+        if event.run_id not in ("", ctx.run.run_id):
+            return
+        match event:
+            case ToolCallStreamDelta():
+                ctx.stream_output(event.delta)
+            case ActivitySnapshot():
+                ctx.report_activity(event.activity_type, event.content)
+            case ActivityDelta():
+                ctx.report_activity_delta(event.activity_type, event.patch)
+            case Custom():
+                ctx.emit(event.data)
+            case ErrorRaised():
+                ctx.report_error(event.message, event.code)
+            case _:
+                return

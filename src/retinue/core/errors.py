@@ -1,0 +1,292 @@
+"""Every error Retinue raises, in one tree.
+
+    RetinueError
+    ├── ConfigurationError        an agent, tool, key or runtime was put together wrongly
+    ├── UnknownAgent              no agent of that name
+    ├── UnknownRun                no run of that id
+    ├── ThreadBusy                another run is active on the thread
+    ├── IllegalMove               a life cycle was asked to go where it cannot
+    ├── ConsumerTooSlow           a bounded subscription overflowed
+    ├── StateError
+    │   ├── UnknownKey            the key is not registered in this store
+    │   ├── KeyAlreadyRegistered
+    │   ├── PluginAlreadyInstalled
+    │   ├── PluginNotInstalled
+    │   ├── RevisionConflict      the batch was made against an older revision
+    │   ├── WriteConflict         two parallel calls wrote one exclusive key
+    │   ├── ReducerFailed
+    │   ├── MissingValue          read before written, and the type has no default
+    │   ├── KeyEncodeError
+    │   └── KeyDecodeError
+    ├── ToolError                 ends one tool call; the run goes on
+    │   ├── InvalidArguments, ExecutionFailed, Denied, NotFound
+    │   └── InternalError, ToolTimeout, ToolCancelled
+    ├── ModelError                the model could not answer
+    ├── FilesystemError           a path or file the workspace refuses
+    └── Escape                    passes through the loop to the caller of run()
+        └── JournalMismatch       a replayed run asked for something that was not recorded
+
+Errors keep their fields in `args`, so they survive pickling; constructing one does nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RetinueError(Exception):
+    """The base of every error here, for one `except`."""
+
+
+class ConfigurationError(RetinueError, ValueError):
+    """Something was put together wrongly; raised at once, where the mistake is."""
+
+
+class UnknownAgent(RetinueError, LookupError):
+    """No agent of that name is known to the runtime."""
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        super().__init__(name, known)
+        self.name, self.known = name, known
+
+    def __str__(self) -> str:
+        return f"unknown agent {self.name!r}; known: {', '.join(sorted(self.known)) or 'none'}"
+
+
+class UnknownRun(RetinueError, LookupError):
+    """No run of that id is known to the runtime."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+    def __str__(self) -> str:
+        return f"unknown run {self.run_id!r}"
+
+
+class ThreadBusy(RetinueError):
+    """A thread carries one run at a time."""
+
+    def __init__(self, thread_id: str, run_id: str) -> None:
+        super().__init__(thread_id, run_id)
+        self.thread_id, self.run_id = thread_id, run_id
+
+    def __str__(self) -> str:
+        return f"thread {self.thread_id!r} is busy with run {self.run_id!r}: wait for it or cancel it"
+
+
+class IllegalMove(RetinueError):
+    """A life cycle was asked to move where its table does not go."""
+
+    def __init__(self, what: str, current: str, wanted: str) -> None:
+        super().__init__(what, current, wanted)
+        self.what, self.current, self.wanted = what, current, wanted
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot go from {self.current} to {self.wanted}"
+
+
+class ConsumerTooSlow(RetinueError):
+    """A bounded subscription overflowed; read on from the log after `last_seq`."""
+
+    def __init__(self, last_seq: int) -> None:
+        super().__init__(last_seq)
+        self.last_seq = last_seq
+
+    def __str__(self) -> str:
+        return f"the consumer fell behind after event {self.last_seq}: read the log again with after={self.last_seq}"
+
+
+class StateError(RetinueError):
+    """A state store refused something; nothing of it was applied."""
+
+
+class UnknownKey(StateError, LookupError):
+    """The key is not registered in this store."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"state key {self.key!r} is not registered: register it in a plugin of this agent"
+
+
+class KeyAlreadyRegistered(StateError):
+    """Two plugins, or one twice, registered a key of that name."""
+
+    def __init__(self, key: str, owner: str) -> None:
+        super().__init__(key, owner)
+        self.key, self.owner = key, owner
+
+    def __str__(self) -> str:
+        return f"state key {self.key!r} is already registered by plugin {self.owner!r}"
+
+
+class PluginAlreadyInstalled(StateError):
+    """A store holds each plugin once."""
+
+    def __init__(self, plugin: str) -> None:
+        super().__init__(plugin)
+        self.plugin = plugin
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin!r} is already installed"
+
+
+class PluginNotInstalled(StateError, LookupError):
+    """There is nothing of that name to uninstall."""
+
+    def __init__(self, plugin: str) -> None:
+        super().__init__(plugin)
+        self.plugin = plugin
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin!r} is not installed"
+
+
+class RevisionConflict(StateError):
+    """The batch was made against an older revision."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(expected, actual)
+        self.expected, self.actual = expected, actual
+
+    def __str__(self) -> str:
+        return f"the batch was made at revision {self.expected}, the store is at {self.actual}: read it again"
+
+
+class WriteConflict(StateError):
+    """Two parallel calls wrote one exclusive key; the later one loses."""
+
+    def __init__(self, key: str, first_call: str, second_call: str) -> None:
+        super().__init__(key, first_call, second_call)
+        self.key, self.first_call, self.second_call = key, first_call, second_call
+
+    def __str__(self) -> str:
+        return (
+            f"state key {self.key!r} was already written by parallel call {self.first_call!r}; "
+            f"the write of call {self.second_call!r} was dropped"
+        )
+
+
+class ReducerFailed(StateError):
+    """A reducer raised; nothing of its batch was applied."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key, self.reason = key, reason
+
+    def __str__(self) -> str:
+        return f"the reducer of state key {self.key!r} failed: {self.reason}"
+
+
+class MissingValue(StateError, LookupError):
+    """A key was read before it was written, and its type has no default."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"state key {self.key!r} has no value yet and its type has no default: give StateKey(default=…)"
+
+
+class KeyEncodeError(StateError):
+    """A value does not fit its key's type, or has no JSON form."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key, self.reason = key, reason
+
+    def __str__(self) -> str:
+        return f"the value of state key {self.key!r} cannot be written as JSON: {self.reason}"
+
+
+class KeyDecodeError(StateError):
+    """A stored value does not fit its key's type."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key, self.reason = key, reason
+
+    def __str__(self) -> str:
+        return f"the stored value of state key {self.key!r} does not fit its type: {self.reason}"
+
+
+class ToolError(RetinueError):
+    """Ends one tool call as FAILED and drops its state; the model reads kind and message, the run goes on."""
+
+    kind: ClassVar[str] = "execution_failed"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+class InvalidArguments(ToolError):
+    """The arguments are wrong; the model may correct them."""
+
+    kind = "invalid_arguments"
+
+
+class ExecutionFailed(ToolError):
+    """The tool could not do its work."""
+
+    kind = "execution_failed"
+
+
+class Denied(ToolError):
+    """The call is not allowed."""
+
+    kind = "denied"
+
+
+class NotFound(ToolError):
+    """What the call asks for does not exist."""
+
+    kind = "not_found"
+
+
+class InternalError(ToolError):
+    """The tool is broken; its traceback is in the log."""
+
+    kind = "internal"
+
+
+class ToolTimeout(ToolError):
+    """The tool took longer than it may."""
+
+    kind = "timeout"
+
+
+class ToolCancelled(ToolError):
+    """The call was stopped."""
+
+    kind = "cancelled"
+
+
+class ModelError(RetinueError):
+    """The model could not answer; the run fails with this text."""
+
+
+class FilesystemError(RetinueError):
+    """The workspace refused a path or a file."""
+
+
+class Escape(RetinueError):
+    """An error that must reach whoever called run(): a broken promise of the harness, not of the agent."""
+
+
+class JournalMismatch(Escape):
+    """A replayed run asked for something else than was recorded."""
+
+    def __init__(self, key: str, recorded: str, asked: str) -> None:
+        super().__init__(key, recorded, asked)
+        self.key, self.recorded, self.asked = key, recorded, asked
+
+    def __str__(self) -> str:
+        return f"replay diverged at {self.key}: recorded {self.recorded}, now {self.asked}"

@@ -1,0 +1,275 @@
+"""Events: flat records of everything that happens in a run, in one order.
+
+Every event says whose it is (`run_id`, `agent`, `ns`) and where it stands (`seq`, `at`). The log fills these in,
+so code that makes an event leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from .lifecycle import RunStatus, ToolCallStatus
+from .messages import Message
+from .results import ToolResult
+from .runs import Usage
+
+Namespace = tuple[str, ...]
+
+
+class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
+    """What every event has. `seq` grows by one within a log; `ns` is the path of call ids down to the run."""
+
+    kind: ClassVar[str] = "event"
+
+    seq: int = 0
+    at: float = 0.0
+    run_id: str = ""
+    parent_run_id: str | None = None
+    agent: str = ""
+    ns: Namespace = ()
+
+
+class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
+    kind: ClassVar[str] = "run_started"
+
+    thread_id: str
+    parent_tool_call_id: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The input."""
+
+
+class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"):
+    kind: ClassVar[str] = "run_finished"
+
+    status: RunStatus
+    termination: str
+    response: str | None = None
+    error: str | None = None
+    steps: int = 0
+    usage: Usage = Usage()
+    output: Any = None
+
+
+class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"):
+    kind: ClassVar[str] = "step_started"
+
+    step: int
+
+
+class StepFinished(Event, frozen=True, kw_only=True, gc=False, tag="step_finished"):
+    kind: ClassVar[str] = "step_finished"
+
+    step: int
+
+
+class TextDelta(Event, frozen=True, kw_only=True, gc=False, tag="text_delta"):
+    kind: ClassVar[str] = "text_delta"
+
+    delta: str
+    message_id: str = ""
+
+
+class ReasoningDelta(Event, frozen=True, kw_only=True, gc=False, tag="reasoning_delta"):
+    kind: ClassVar[str] = "reasoning_delta"
+
+    delta: str
+    message_id: str = ""
+
+
+class InferenceFinished(Event, frozen=True, kw_only=True, gc=False, tag="inference_finished"):
+    """The model has answered: `message` is the whole of it."""
+
+    kind: ClassVar[str] = "inference_finished"
+
+    step: int
+    message: Message
+    model: str = ""
+    stop_reason: str = "stop"
+    usage: Usage = Usage()
+
+
+class ToolCallStarted(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_started"):
+    """The model began to ask for a call; its arguments are still coming."""
+
+    kind: ClassVar[str] = "tool_call_started"
+
+    call_id: str
+    tool_name: str
+    message_id: str = ""
+
+
+class ToolCallArgsDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_args_delta"):
+    kind: ClassVar[str] = "tool_call_args_delta"
+
+    call_id: str
+    delta: str
+
+
+class ToolCallReady(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_ready"):
+    """The call's arguments are complete and its work begins."""
+
+    kind: ClassVar[str] = "tool_call_ready"
+
+    call_id: str
+    tool_name: str
+    args: dict[str, Any]
+
+
+class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_finished"):
+    kind: ClassVar[str] = "tool_call_finished"
+
+    call_id: str
+    tool_name: str
+    status: ToolCallStatus
+    result: ToolResult
+    message: Message
+    """What the model will read."""
+
+
+class ToolCallStreamDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_stream_delta"):
+    """A piece of output of a call that is still running."""
+
+    kind: ClassVar[str] = "tool_call_stream_delta"
+
+    call_id: str = ""
+    tool_name: str = ""
+    delta: str
+
+
+class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_resumed"):
+    kind: ClassVar[str] = "tool_call_resumed"
+
+    call_id: str
+    tool_name: str
+    decision: Any = None
+
+
+class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snapshot"):
+    """The persistent state a run begins with."""
+
+    kind: ClassVar[str] = "state_snapshot"
+
+    revision: int
+    state: dict[str, Any]
+
+
+class StateDelta(Event, frozen=True, kw_only=True, gc=False, tag="state_delta"):
+    """One commit: the new values of the persistent keys it wrote."""
+
+    kind: ClassVar[str] = "state_delta"
+
+    revision: int
+    changes: dict[str, Any]
+    call_id: str | None = None
+
+
+class MessagesSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="messages_snapshot"):
+    """The conversation a run continues, before its input."""
+
+    kind: ClassVar[str] = "messages_snapshot"
+
+    messages: tuple[Message, ...]
+
+
+class ActivitySnapshot(Event, frozen=True, kw_only=True, gc=False, tag="activity_snapshot"):
+    kind: ClassVar[str] = "activity_snapshot"
+
+    call_id: str = ""
+    activity_type: str
+    content: Any
+
+
+class ActivityDelta(Event, frozen=True, kw_only=True, gc=False, tag="activity_delta"):
+    """A JSON Patch to the activity of that type."""
+
+    kind: ClassVar[str] = "activity_delta"
+
+    call_id: str = ""
+    activity_type: str
+    patch: list[Any]
+
+
+class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_started"):
+    kind: ClassVar[str] = "child_started"
+
+    call_id: str
+    child_run_id: str
+    child_agent: str
+    child_ns: Namespace
+
+
+class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finished"):
+    kind: ClassVar[str] = "child_finished"
+
+    call_id: str
+    child_run_id: str
+    child_agent: str
+    status: RunStatus
+
+
+class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"):
+    kind: ClassVar[str] = "task_updated"
+
+    task_id: str
+    status: str
+
+
+class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
+    kind: ClassVar[str] = "handoff"
+
+    to_agent: str
+    reason: str = ""
+
+
+class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
+    """Whatever a tool or plugin wants its audience to know."""
+
+    kind: ClassVar[str] = "custom"
+
+    data: Any
+    call_id: str | None = None
+
+
+class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
+    """Something went wrong; `fatal` where the run ends by it."""
+
+    kind: ClassVar[str] = "error"
+
+    message: str
+    code: str | None = None
+    fatal: bool = False
+
+
+class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):
+    """A stored event of a kind this version does not know, kept as it was."""
+
+    kind: ClassVar[str] = "unknown"
+
+    original: dict[str, Any]
+
+
+Sink = Callable[[Event], None]
+"""Receives events. It returns quickly and does not raise."""
+
+EVENT_TYPES: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """A flat dict of JSON values with `kind`; fields at their default are left out."""
+    from .codec import to_json_value
+
+    return to_json_value(event)
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """The event a dict was made from; an unknown kind reads as UnknownEvent."""
+    kind = EVENT_TYPES.get(data.get("kind", ""))
+    if kind is not None:
+        return msgspec.convert(data, kind)
+    stamp = {name: data[name] for name in Event.__struct_fields__ if name in data}
+    stamp["ns"] = tuple(stamp.get("ns", ()))
+    return UnknownEvent(**stamp, original=data)

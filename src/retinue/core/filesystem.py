@@ -1,0 +1,42 @@
+"""Port: the files an agent works on. Paths are relative to its root, with `/`."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Protocol
+
+from msgspec import Struct
+
+
+class FileEntry(Struct, frozen=True):
+    """One file or folder below the root."""
+
+    path: str
+    is_dir: bool
+    size: int = 0
+
+
+class Filesystem(Protocol):
+    """Contract: no path leaves the root, whatever it says and whatever is linked; a refusal is a FilesystemError
+    whose message names the path. Blocking: callers run it beside the event loop."""
+
+    def read(self, path: str) -> bytes: ...
+
+    def open(self, path: str) -> BinaryIO:
+        """A seekable stream over a file's bytes, for files too large to read at once; the caller closes it."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace the file or make it, with the folders above it; a reader never sees half of it."""
+        ...
+
+    def list(self, path: str = "") -> list[FileEntry]:
+        """What a folder holds, sorted by name."""
+        ...
+
+    def walk(self, path: str = "") -> list[FileEntry]:
+        """Every file below a folder, sorted by path; links that lead out are left out."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def delete(self, path: str) -> None: ...

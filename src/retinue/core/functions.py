@@ -1,0 +1,239 @@
+"""The @tool decorator: a function is a tool, its name, docstring and type hints are the descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import sys
+import threading
+import typing
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, overload
+
+from .context import ToolContext
+from .errors import ConfigurationError
+from .schema import Parameter, describe
+from .tools import Tool, ToolDescriptor
+
+
+class FunctionTool(Tool):
+    """A tool made from a function. Calling it calls the function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        id: str | None = None,
+        description: str | None = None,
+        category: str | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
+        result_limit: int | None = None,
+        idempotent: bool = False,
+        local_names: dict[str, Any] | None = None,
+    ) -> None:
+        given_name = name or function.__name__
+        owner = f"tool {given_name!r}"
+        summary, notes = split_docstring(function.__doc__ or "")
+        hints = _hints(function, local_names, owner)
+        parameters, context, open_ended = _parameters(function, hints, notes, owner)
+        schema, self._decode = describe(parameters, open_ended, owner)
+        self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(function)
+        self.descriptor = ToolDescriptor(
+            id or given_name, given_name, description if description is not None else summary, schema, category
+        )
+        self.timeout, self.retries, self.result_limit, self.idempotent = timeout, retries, result_limit, idempotent
+        self.__doc__, self.__name__ = function.__doc__, given_name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+        if self._decode is not None:
+            args = self._decode(args)
+        if self._context is not None:
+            args = {**args, self._context: ctx}
+        if self._is_async:
+            return await self.function(**args)
+        return await in_thread(self.function, args)
+
+
+async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Run a blocking function beside the event loop.
+
+    Each call has a daemon thread of its own: one that ignores its cancellation can then neither
+    starve a pool nor keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function, **kwargs)
+        except StopIteration as exc:
+            error = RuntimeError(f"the tool raised StopIteration: {exc}")
+        except BaseException as exc:  # handed to the waiting task, whatever it is
+            error = exc
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the event loop is closed: nobody waits any more
+
+    threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', 'call')}", daemon=True).start()
+    return await done
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    id: str | None = None,
+    description: str | None = None,
+    category: str | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    result_limit: int | None = None,
+    idempotent: bool = False,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function, bare or with options."""
+    local_names = sys._getframe(1).f_locals  # pyright: ignore[reportPrivateUsage]
+    if function is not None:
+        return FunctionTool(function, local_names=local_names)
+
+    def decorate(decorated: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(decorated, local_names=local_names, **options)
+
+    return decorate
+
+
+def as_tool(candidate: Tool | Callable[..., Any]) -> Tool:
+    """A tool as it is; a plain function as the tool it makes."""
+    if isinstance(candidate, Tool):
+        return candidate
+    if inspect.isclass(candidate) and issubclass(candidate, Tool):
+        raise ConfigurationError(f"give an instance of the tool class {candidate.__name__}: {candidate.__name__}()")
+    if callable(candidate):
+        return FunctionTool(candidate)
+    raise ConfigurationError(f"not a tool: {candidate!r}; use @tool on a function or subclass Tool")
+
+
+_QUICK: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "dict": dict,
+    "list": list,
+    "list[str]": list[str],
+    "list[int]": list[int],
+}
+"""Hints written as text whose meaning is plain, where nobody has redefined their names."""
+
+_QUICK_NAMES = frozenset({"str", "int", "float", "bool", "dict", "list"})
+
+
+def _hints(function: Callable[..., Any], local_names: dict[str, Any] | None, owner: str) -> dict[str, Any]:
+    written: dict[str, Any] = getattr(function, "__annotations__", {})
+    quick = {name: _QUICK.get(hint) if isinstance(hint, str) else hint for name, hint in written.items()}
+    if None not in quick.values() and _QUICK_NAMES.isdisjoint(getattr(function, "__globals__", {})):
+        return quick
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError:
+        # Annotations written as text may name classes of the function that defines the tool.
+        try:
+            return typing.get_type_hints(function, localns=local_names, include_extras=True)
+        except NameError as exc:
+            raise ConfigurationError(f"{owner}: a type hint cannot be resolved: {exc}") from exc
+
+
+def _parameters(
+    function: Callable[..., Any], hints: dict[str, Any], notes: dict[str, str], owner: str
+) -> tuple[list[Parameter], str | None, bool]:
+    """The parameters the model gives, the one that takes the context, and whether more may come."""
+    found: list[Parameter] = []
+    context: str | None = None
+    open_ended = False
+    for name, default, kind in _signature(function):
+        hint = hints.get(name, Any)
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            open_ended = True
+        elif kind is inspect.Parameter.VAR_POSITIONAL or kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigurationError(f"{owner}: parameter {name!r} cannot be given by name; make it an ordinary one")
+        elif hint is ToolContext or ToolContext in typing.get_args(hint):
+            context = name
+        else:
+            found.append(Parameter(name, hint, default, notes.get(name, "")))
+    return found, context, open_ended
+
+
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_EMPTY = inspect.Parameter.empty
+
+
+def _signature(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """Name, default and kind of each parameter. Ordinary functions are read directly: `inspect` takes ten times longer."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_posonlyargcount or code.co_flags & _VARIADIC or hasattr(function, "__wrapped__"):
+        parameters = inspect.signature(function).parameters.values()
+        return [(parameter.name, parameter.default, parameter.kind) for parameter in parameters]
+    if inspect.ismethod(function):
+        return _signature(function.__func__)[1:]
+    positional = code.co_varnames[: code.co_argcount]
+    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    defaults = getattr(function, "__defaults__", None) or ()
+    by_name: dict[str, Any] = {
+        **dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)),
+        **(getattr(function, "__kwdefaults__", None) or {}),
+    }
+    return [(name, by_name.get(name, _EMPTY), _PLAIN) for name in (*positional, *keyword_only)]
+
+
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*$")
+_ARGUMENT = re.compile(r"^(\*{0,2}\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """The description for the model, and what an `Args:` section says of each parameter."""
+    if "\n" not in doc:
+        return doc.strip(), {}
+    summary: list[str] = []
+    notes: dict[str, str] = {}
+    section = current = ""
+    for line in inspect.cleandoc(doc).splitlines():
+        if match := _SECTION.match(line):
+            section, current = match[1], ""
+        elif not section:
+            summary.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            text = line.strip()
+            if match := _ARGUMENT.match(text) if _indent(line) <= 4 else None:
+                current = match[1].lstrip("*")
+                notes[current] = match[2]
+            elif current:
+                notes[current] = f"{notes[current]} {text}".strip()
+    return "\n".join(summary).strip(), notes
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

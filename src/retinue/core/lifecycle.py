@@ -1,0 +1,64 @@
+"""The life cycles of runs and tool calls: one table each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    SUSPENDED = "suspended"
+    WAITING_INPUT = "waiting_input"
+    WAITING_AUTH = "waiting_auth"
+
+
+class ToolCallStatus(StrEnum):
+    """Where a tool call stands."""
+
+    NEW = "new"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+    CANCELLED = "cancelled"
+
+
+_WAITING = frozenset({RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH})
+_ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
+_CALL_ENDED = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.CANCELLED})
+_NOWHERE: frozenset[RunStatus] = frozenset()
+_CALL_NOWHERE: frozenset[ToolCallStatus] = frozenset()
+
+RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNING: _ENDED | _WAITING,
+    RunStatus.SUSPENDED: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
+    RunStatus.WAITING_INPUT: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
+    RunStatus.WAITING_AUTH: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
+    RunStatus.COMPLETED: _NOWHERE,
+    RunStatus.FAILED: _NOWHERE,
+    RunStatus.CANCELLED: _NOWHERE,
+    RunStatus.TIMEOUT: _NOWHERE,
+}
+
+CALL_MOVES: Mapping[ToolCallStatus, frozenset[ToolCallStatus]] = {
+    ToolCallStatus.NEW: frozenset({ToolCallStatus.RUNNING}),
+    ToolCallStatus.RUNNING: _CALL_ENDED | {ToolCallStatus.SUSPENDED},
+    ToolCallStatus.SUSPENDED: frozenset({ToolCallStatus.RESUMING, ToolCallStatus.CANCELLED}),
+    ToolCallStatus.RESUMING: frozenset({ToolCallStatus.RUNNING, ToolCallStatus.CANCELLED}),
+    ToolCallStatus.SUCCEEDED: _CALL_NOWHERE,
+    ToolCallStatus.FAILED: _CALL_NOWHERE,
+    ToolCallStatus.CANCELLED: _CALL_NOWHERE,
+}
+
+
+def is_terminal(status: RunStatus | ToolCallStatus) -> bool:
+    """Whether nothing can follow: a terminal status never changes."""
+    return status in _ENDED or status in _CALL_ENDED

@@ -1,0 +1,125 @@
+"""What is said in a run: messages, their parts and the tool calls they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+
+class Role(StrEnum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Visibility(StrEnum):
+    """Who sees a message: everybody, or only the model."""
+
+    ALL = "all"
+    INTERNAL = "internal"
+
+
+class TextPart(Struct, frozen=True, gc=False, tag="text", tag_field="type"):
+    """Words."""
+
+    text: str
+
+
+class ReasoningPart(Struct, frozen=True, gc=False, tag="reasoning", tag_field="type"):
+    """What the model thought; `signature` is the provider's proof that it did."""
+
+    text: str
+    signature: str | None = None
+
+
+class ImagePart(Struct, frozen=True, kw_only=True, tag="image", tag_field="type"):
+    """An image by address or as base64 data."""
+
+    url: str | None = None
+    data: str | None = None
+    media_type: str = "image/png"
+
+
+class FilePart(Struct, frozen=True, kw_only=True, tag="file", tag_field="type"):
+    """A document by address or as base64 data."""
+
+    url: str | None = None
+    data: str | None = None
+    media_type: str = "application/octet-stream"
+    name: str | None = None
+
+
+Part = TextPart | ReasoningPart | ImagePart | FilePart
+
+
+class ToolCall(Struct, frozen=True, gc=False):
+    """One call the model asked for. `malformed` holds its argument text where that was not a JSON object."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+    malformed: str | None = None
+
+
+class Message(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One message of a conversation."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    id: str | None = None
+    visibility: Visibility = Visibility.ALL
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is TextPart:
+            return parts[0].text
+        return "".join([part.text for part in parts if type(part) is TextPart])
+
+    def __str__(self) -> str:
+        calls = "".join(f" → {call.name}({call.id})" for call in self.tool_calls)
+        return f"{self.role}: {self.text}{calls}"
+
+    @classmethod
+    def system(cls, content: str | Iterable[Part], **fields: Any) -> Message:
+        return cls(role=Role.SYSTEM, parts=as_parts(content), **fields)
+
+    @classmethod
+    def user(cls, content: str | Iterable[Part], **fields: Any) -> Message:
+        return cls(role=Role.USER, parts=as_parts(content), **fields)
+
+    @classmethod
+    def assistant(
+        cls, content: str | Iterable[Part] = "", tool_calls: Iterable[ToolCall] = (), **fields: Any
+    ) -> Message:
+        return cls(role=Role.ASSISTANT, parts=as_parts(content), tool_calls=tuple(tool_calls), **fields)
+
+    @classmethod
+    def tool(cls, content: str | Iterable[Part], *, tool_call_id: str, **fields: Any) -> Message:
+        return cls(role=Role.TOOL, parts=as_parts(content), tool_call_id=tool_call_id, **fields)
+
+
+def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
+    """Text or parts as a tuple of parts; empty text is no part."""
+    if isinstance(content, str):
+        return (TextPart(content),) if content else ()
+    return tuple(content)
+
+
+def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ...]:
+    """What a caller may give as input, as messages."""
+    if isinstance(content, str):
+        return (Message.user(content),)
+    if isinstance(content, Message):
+        return (content,)
+    return tuple(content)

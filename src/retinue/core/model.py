@@ -1,0 +1,66 @@
+"""Port: a language model, and what it streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from .messages import Message
+from .runs import Usage
+from .tools import ToolDescriptor
+
+
+class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
+    """One question to the model. It never changes after it is sent."""
+
+    messages: tuple[Message, ...]
+    """The conversation, the system message first where the agent has instructions."""
+    tools: tuple[ToolDescriptor, ...] = ()
+    settings: Mapping[str, Any] = {}
+
+
+class TextChunk(Struct, frozen=True, gc=False):
+    """A piece of the answer."""
+
+    text: str
+
+
+class ReasoningChunk(Struct, frozen=True, gc=False):
+    """A piece of what the model thinks."""
+
+    text: str
+    signature: str | None = None
+
+
+class CallChunk(Struct, frozen=True, gc=False):
+    """A piece of a tool call. Chunks of one `index` make one call; id and name come with the first."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    """JSON text, or a piece of it."""
+
+
+class TurnEnd(Struct, frozen=True, gc=False):
+    """The last chunk. A stream that ends without one is taken as stopped with nothing to report."""
+
+    stop_reason: str = "stop"
+    usage: Usage = Usage(requests=1)
+
+
+ModelChunk = TextChunk | ReasoningChunk | CallChunk | TurnEnd
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Contract: `stream` yields chunks as they arrive, raises on failure, and stops work when it is closed."""
+
+    @property
+    def name(self) -> str:
+        """The "provider:model" it answers as."""
+        ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]: ...

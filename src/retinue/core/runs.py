@@ -1,0 +1,88 @@
+"""Runs: who they are, what they may use, what they give back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from .lifecycle import RunStatus
+from .messages import Message
+from .state import PersistedState
+
+
+class RunIdentity(Struct, frozen=True, kw_only=True):
+    """Who a run is and whose child it is."""
+
+    run_id: str
+    thread_id: str
+    agent: str
+    parent_run_id: str | None = None
+    parent_thread_id: str | None = None
+    parent_tool_call_id: str | None = None
+    user_id: str | None = None
+    depth: int = 0
+
+
+class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What models charged for; adds up."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            requests=self.requests + other.requests,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cost=self.cost + other.cost,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a run and everything under it may use together. None is no limit."""
+
+    depth: int = 3
+    children: int = 256
+    parallel: int = 32
+    steps: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            least = 1 if name == "parallel" else 0
+            if value is not None and value < least:
+                raise ValueError(f"Limits.{name} must be at least {least}, got {value}")
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    """How a run ended or why it waits, and what it has to show for it."""
+
+    status: RunStatus
+    run_id: str
+    thread_id: str
+    response: str | None = None
+    """The last text the assistant said in this run."""
+    output: Any = None
+    """The structured answer, where the agent has an output type."""
+    steps: int = 0
+    state: PersistedState
+    usage: Usage = Usage()
+    error: str | None = None
+    termination: str = "natural"
+    """natural, max_steps, limit:<name>, blocked, cancelled, suspended, timeout or error."""
+    messages: tuple[Message, ...] = ()
+    """What this run said, its input first, without the system message."""

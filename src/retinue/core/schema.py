@@ -1,0 +1,165 @@
+"""JSON Schema from Python signatures, and the check of arguments against it.
+
+Plain JSON types are described here, which is quick and needs no conversion. Anything richer (dataclasses, models,
+enums, dates, `Annotated` constraints) is described and converted by its codec.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union
+
+import jsonschema_rs
+
+from .codec import Codec, codec_for
+from .errors import ConfigurationError, InvalidArguments
+
+Decoder = Callable[[dict[str, Any]], dict[str, Any]]
+
+_SCALARS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    Any: {},
+    list: {"type": "array"},
+    dict: {"type": "object"},
+}
+_JSON_ATOMS = (str, int, float, bool, type(None))
+
+
+class Parameter(typing.NamedTuple):
+    """One argument the model gives."""
+
+    name: str
+    type: Any
+    default: Any
+    description: str
+
+
+class ArgumentCheck:
+    """A compiled JSON Schema. Valid arguments cost a fraction of a microsecond; wrong ones are all listed."""
+
+    __slots__ = ("_validator",)
+
+    def __init__(self, schema: Mapping[str, Any], owner: str) -> None:
+        try:
+            self._validator = jsonschema_rs.validator_for(dict(schema))
+        except (ValueError, jsonschema_rs.ReferencingError) as exc:
+            raise ConfigurationError(f"{owner}: its parameters are not a valid JSON Schema: {exc}") from exc
+
+    def __call__(self, args: Any) -> None:
+        if not self._validator.is_valid(args):
+            raise InvalidArguments("; ".join(self.problems(args)))
+
+    def problems(self, args: Any) -> list[str]:
+        """Every way in which the arguments break the schema, each with the place where."""
+        return [f"{_where(error.instance_path)}{error.message}" for error in self._validator.iter_errors(args)]
+
+
+def _where(path: Any) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return f"{place.lstrip('.')}: " if place else ""
+
+
+def describe(parameters: list[Parameter], open_ended: bool, owner: str) -> tuple[dict[str, Any], Decoder | None]:
+    """The JSON Schema of the parameters and, where values must become Python objects, what makes them so."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    codecs: dict[str, Codec] = {}
+    for parameter in parameters:
+        schema = _plain_schema(parameter.type)
+        if schema is None:
+            codec = codecs[parameter.name] = codec_for(parameter.type)
+            schema = _rich_schema(codec, definitions, f"{owner}: parameter {parameter.name!r}")
+        properties[parameter.name] = _annotated(schema, parameter)
+    whole = _object(properties, parameters, open_ended)
+    if definitions:
+        whole["$defs"] = definitions
+    return whole, _decoder(codecs) if codecs else None
+
+
+def _rich_schema(codec: Codec, definitions: dict[str, Any], where: str) -> dict[str, Any]:
+    """The schema of one parameter; what it refers to joins the definitions of the whole."""
+    try:
+        schema = _without_titles(codec.schema())
+    except (TypeError, ValueError, NameError) as exc:
+        raise ConfigurationError(f"{where} has no JSON Schema: {str(exc).partition(chr(10))[0]}") from exc
+    for name, definition in schema.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise ConfigurationError(f"{where}: another parameter has a different type named {name!r}: rename one")
+    return schema
+
+
+def _decoder(codecs: dict[str, Codec]) -> Decoder:
+    def decode(args: dict[str, Any]) -> dict[str, Any]:
+        made = dict(args)
+        for name, codec in codecs.items():
+            if name in made:
+                try:
+                    made[name] = codec.decode(made[name])
+                except (TypeError, ValueError) as exc:
+                    raise InvalidArguments(f"{name}: {exc}") from None
+        return made
+
+    return decode
+
+
+def _object(properties: dict[str, Any], parameters: list[Parameter], open_ended: bool) -> dict[str, Any]:
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    if not open_ended:
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _annotated(schema: dict[str, Any], parameter: Parameter) -> dict[str, Any]:
+    schema = dict(schema)
+    if parameter.description:
+        schema["description"] = parameter.description
+    if isinstance(parameter.default, _JSON_ATOMS):
+        schema["default"] = parameter.default
+    return schema
+
+
+def _plain_schema(kind: Any) -> dict[str, Any] | None:
+    """The schema of a type whose JSON form is its Python form, or None."""
+    try:
+        if (known := _SCALARS.get(kind)) is not None:
+            return known
+    except TypeError:
+        return None
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list and (item := _plain_schema(args[0])) is not None:
+        return {"type": "array", "items": item}
+    if origin is dict and args[0] is str and (item := _plain_schema(args[1])) is not None:
+        return {"type": "object", "additionalProperties": item}
+    if origin is Literal and all(isinstance(arg, _JSON_ATOMS) for arg in args):
+        return {"enum": list(args)}
+    if origin in (Union, types.UnionType):
+        options = [_plain_schema(arg) for arg in args]
+        if all(option is not None for option in options):
+            return {"anyOf": options}
+    return None
+
+
+def _without_titles(schema: Any) -> Any:
+    """Generated schemas give everything a title, which only costs the model tokens."""
+    if isinstance(schema, dict):
+        kept: dict[str, Any] = {}
+        for key, value in typing.cast("dict[str, Any]", schema).items():
+            if key in ("properties", "$defs") and isinstance(value, dict):
+                items = typing.cast("dict[str, Any]", value).items()
+                kept[key] = {name: _without_titles(item) for name, item in items}
+            elif key != "title":
+                kept[key] = _without_titles(value)
+        return kept
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in typing.cast("list[Any]", schema)]
+    return schema

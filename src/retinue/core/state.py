@@ -1,0 +1,235 @@
+"""State: typed keys, the updates made to them, and the forms in which state travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar, cast, overload
+
+from msgspec import Struct
+
+from .codec import codec_for, default_of, isolate
+from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
+
+V = TypeVar("V")
+U = TypeVar("U")
+
+Scope = Literal["run", "thread"]
+Merge = Literal["exclusive", "commutative"]
+
+_UNSET: Any = object()
+
+
+class UnknownKeyPolicy(StrEnum):
+    """What to do with stored keys the store does not know."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class StateKey(Generic[V, U]):
+    """A named, typed slot of state. Without `reduce`, an update replaces the value.
+
+    `scope` says how long it lives, `merge` whether parallel calls may both write it, `persistent` whether it
+    leaves the run (export, result, client). `default` is a value or a function of nothing; without it the type
+    is called.
+    """
+
+    __slots__ = ("_codec", "_default", "merge", "name", "persistent", "reduce", "scope", "type", "update_type")
+
+    def __init__(
+        self,
+        name: str,
+        type: type[V] | Any,
+        *,
+        update: type[U] | Any = None,
+        reduce: Callable[[V, U], V] | None = None,
+        merge: Merge = "exclusive",
+        scope: Scope = "run",
+        persistent: bool = False,
+        default: V | Callable[[], V] = _UNSET,
+    ) -> None:
+        if not name:
+            raise ConfigurationError("a StateKey needs a name")
+        if merge not in ("exclusive", "commutative"):
+            raise ConfigurationError(f"StateKey {name!r}: merge is 'exclusive' or 'commutative', not {merge!r}")
+        if scope not in ("run", "thread"):
+            raise ConfigurationError(f"StateKey {name!r}: scope is 'run' or 'thread', not {scope!r}")
+        self.name, self.type, self.update_type = name, type, update if update is not None else type
+        self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
+        self._default = default
+        self._codec = codec_for(type)
+
+    def __repr__(self) -> str:
+        return f"StateKey({self.name!r})"
+
+    def default(self) -> V:
+        """A fresh default value."""
+        given = self._default
+        if given is not _UNSET:
+            return cast("V", given() if callable(given) else isolate(given))
+        try:
+            return default_of(self.type)
+        except TypeError:
+            raise MissingValue(self.name) from None
+
+    def encode(self, value: V) -> Any:
+        """The value as JSON; KeyEncodeError names this key."""
+        try:
+            return self._codec.encode(value)
+        except (TypeError, ValueError) as exc:
+            raise KeyEncodeError(self.name, str(exc)) from exc
+
+    def decode(self, value: Any) -> V:
+        """The value from JSON; KeyDecodeError names this key."""
+        try:
+            return self._codec.decode(value)
+        except (TypeError, ValueError) as exc:
+            raise KeyDecodeError(self.name, str(exc)) from exc
+
+
+class MutationBatch:
+    """Updates that are committed together or not at all. Methods change it in place and return it."""
+
+    __slots__ = ("base_revision", "updates")
+
+    def __init__(self, base_revision: int | None = None) -> None:
+        self.base_revision = base_revision
+        self.updates: list[tuple[StateKey[Any, Any], Any]] = []
+
+    def update(self, key: StateKey[Any, U], value: U) -> MutationBatch:
+        self.updates.append((key, value))
+        return self
+
+    def extend(self, other: MutationBatch) -> MutationBatch:
+        """Append another batch; two that name different base revisions do not go together."""
+        if other.base_revision is not None:
+            if self.base_revision not in (None, other.base_revision):
+                raise StateError(
+                    f"a batch made at revision {self.base_revision} cannot take one made at {other.base_revision}"
+                )
+            self.base_revision = other.base_revision
+        self.updates.extend(other.updates)
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.updates)
+
+    def __repr__(self) -> str:
+        return f"MutationBatch({', '.join(key.name for key, _ in self.updates)})"
+
+
+class StateCommand:
+    """What a tool or hook asks for beside its result: state, actions, effects and events, all after one commit."""
+
+    __slots__ = ("actions", "effects", "events", "patch")
+
+    def __init__(self) -> None:
+        self.patch = MutationBatch()
+        self.actions: list[Any] = []
+        self.effects: list[Any] = []
+        self.events: list[Any] = []
+
+    def update(self, key: StateKey[Any, U], value: U) -> StateCommand:
+        self.patch.updates.append((key, value))
+        return self
+
+    def extend(self, batch: MutationBatch | StateCommand) -> StateCommand:
+        if isinstance(batch, StateCommand):
+            self.actions.extend(batch.actions)
+            self.effects.extend(batch.effects)
+            self.events.extend(batch.events)
+            batch = batch.patch
+        self.patch.extend(batch)
+        return self
+
+    def schedule(self, action: Any) -> StateCommand:
+        self.actions.append(action)
+        return self
+
+    def emit(self, effect: Any) -> StateCommand:
+        self.effects.append(effect)
+        return self
+
+    def event(self, data: Any) -> StateCommand:
+        self.events.append(data)
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.patch.updates or self.actions or self.effects or self.events)
+
+    def __repr__(self) -> str:
+        return f"StateCommand({self.patch!r})"
+
+
+class Snapshot:
+    """State at one revision. Later commits do not show in it, and changing what it returns changes nothing."""
+
+    __slots__ = ("_keys", "_values", "revision")
+
+    def __init__(self, keys: Mapping[str, StateKey[Any, Any]], values: Mapping[str, Any], revision: int) -> None:
+        self._keys, self._values, self.revision = keys, values, revision
+
+    def __getitem__(self, key: StateKey[V, Any]) -> V:
+        """The value, or a fresh default where nothing was written."""
+        registered = self._registered(key)
+        value = self._values.get(registered.name, _UNSET)
+        return registered.default() if value is _UNSET else isolate(value)
+
+    def get(self, key: StateKey[V, Any]) -> V | None:
+        """The value, or None where nothing was written."""
+        return isolate(self._values.get(self._registered(key).name))
+
+    def __contains__(self, key: StateKey[Any, Any]) -> bool:
+        return key.name in self._values
+
+    def _registered(self, key: StateKey[V, Any]) -> StateKey[V, Any]:
+        registered = self._keys.get(key.name)
+        if registered is None:
+            raise UnknownKey(key.name)
+        return registered
+
+    def __repr__(self) -> str:
+        return f"Snapshot(revision={self.revision}, {dict(self._values)!r})"
+
+
+class PersistedState(Struct):
+    """State as JSON, by key name: what leaves a run, and what may be put into one."""
+
+    revision: int = 0
+    extensions: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, values: Mapping[StateKey[Any, Any], Any]) -> PersistedState:
+        """Encode values by their keys, persistent or not."""
+        return cls(extensions={key.name: key.encode(value) for key, value in values.items()})
+
+    def __getitem__(self, key: StateKey[V, Any]) -> V:
+        """The decoded value; KeyError where the key is absent."""
+        return key.decode(self.extensions[key.name])
+
+    @overload
+    def get(self, key: StateKey[V, Any]) -> V | None: ...
+    @overload
+    def get(self, key: StateKey[V, Any], default: V) -> V: ...
+    def get(self, key: StateKey[V, Any], default: V | None = None) -> V | None:
+        return self[key] if key.name in self.extensions else default
+
+    def __contains__(self, key: StateKey[Any, Any] | str) -> bool:
+        return (key if isinstance(key, str) else key.name) in self.extensions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extensions)
+
+    def __len__(self) -> int:
+        return len(self.extensions)
+
+
+Seed = PersistedState | Mapping[StateKey[Any, Any], Any]
+
+
+def as_persisted(seed: Seed | None) -> PersistedState:
+    """What a caller may give as state, in the form a store takes."""
+    if seed is None:
+        return PersistedState()
+    return seed if isinstance(seed, PersistedState) else PersistedState.of(seed)

@@ -1,0 +1,183 @@
+"""The store that holds the state of one run: registered keys, atomic commits, numbered revisions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import RLock
+from typing import Any
+
+from .codec import isolate
+from .errors import (
+    KeyAlreadyRegistered,
+    PluginAlreadyInstalled,
+    PluginNotInstalled,
+    ReducerFailed,
+    RevisionConflict,
+    UnknownKey,
+)
+from .plugins import Plugin, Registrar
+from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
+
+_log = logging.getLogger(__name__)
+
+
+class Commit:
+    """What a commit hook is told. Indexing it reads the new snapshot."""
+
+    __slots__ = ("changes", "previous_revision", "revision", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, previous_revision: int, changes: dict[str, Any]) -> None:
+        self.snapshot, self.previous_revision, self.revision = snapshot, previous_revision, snapshot.revision
+        self.changes = changes
+        """The new values of the persistent keys that were written, as JSON."""
+
+    def __getitem__(self, key: StateKey[Any, Any]) -> Any:
+        return self.snapshot[key]
+
+
+class StateStore:
+    """Copy on write: a commit makes a new map, so snapshots taken before it stay as they were."""
+
+    __slots__ = ("_hooks", "_keys", "_lock", "_owners", "_plugins", "_values", "revision")
+
+    def __init__(self, plugins: tuple[Plugin, ...] = ()) -> None:
+        self._keys: dict[str, StateKey[Any, Any]] = {}
+        self._owners: dict[str, str] = {}
+        self._plugins: dict[str, Plugin] = {}
+        self._values: dict[str, Any] = {}
+        self._hooks: list[Callable[[Commit], object]] = []
+        self._lock = RLock()
+        self.revision = 0
+        for plugin in plugins:
+            self.install(plugin)
+
+    def install(self, plugin: Plugin) -> Registrar:
+        """Register a plugin's keys, all or none; returns what else it registered."""
+        registrar = Registrar(plugin)
+        plugin.register(registrar)
+        with self._lock:
+            if plugin.name in self._plugins:
+                raise PluginAlreadyInstalled(plugin.name)
+            for key in registrar.keys:
+                if key.name in self._keys:
+                    raise KeyAlreadyRegistered(key.name, self._owners[key.name])
+            self._plugins[plugin.name] = plugin
+            # A new map, not an update: snapshots share the old one.
+            self._keys = {**self._keys, **{key.name: key for key in registrar.keys}}
+            self._owners.update({key.name: plugin.name for key in registrar.keys})
+        return registrar
+
+    def uninstall(self, name: str) -> int:
+        """Remove a plugin with its keys and their values; returns the revision."""
+        with self._lock:
+            if name not in self._plugins:
+                raise PluginNotInstalled(name)
+            del self._plugins[name]
+            gone = {key for key, owner in self._owners.items() if owner == name}
+            self._keys = {key: value for key, value in self._keys.items() if key not in gone}
+            self._owners = {key: owner for key, owner in self._owners.items() if key not in gone}
+            written = gone & self._values.keys()
+            if not written:
+                return self.revision
+            previous = self.revision
+            self._values = {key: value for key, value in self._values.items() if key not in gone}
+            self.revision += 1
+            commit = Commit(self.snapshot(), previous, {})
+        self._notify(commit)
+        return commit.revision
+
+    def commit(self, batch: MutationBatch | StateCommand) -> int:
+        """Apply a batch whole or not at all; returns the new revision."""
+        return self.apply(batch).revision
+
+    def apply(self, batch: MutationBatch | StateCommand) -> Commit:
+        """As `commit`, and says what changed. An empty batch changes nothing and calls no hook."""
+        patch = batch.patch if isinstance(batch, StateCommand) else batch
+        with self._lock:
+            previous = self.revision
+            if patch.base_revision is not None and patch.base_revision != previous:
+                raise RevisionConflict(patch.base_revision, previous)
+            if not patch.updates:
+                return Commit(self.snapshot(), previous, {})
+            values, changes = self._reduced(patch)
+            self._values = values
+            self.revision = previous + 1
+            commit = Commit(Snapshot(self._keys, values, previous + 1), previous, changes)
+        if self._hooks:
+            self._notify(commit)
+        return commit
+
+    def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
+        keys = self._keys
+        for key, _ in patch.updates:
+            if key.name not in keys:
+                raise UnknownKey(key.name)
+        values = dict(self._values)
+        leaving: dict[str, StateKey[Any, Any]] = {}
+        for key, update in patch.updates:
+            name = key.name
+            key = keys[name]
+            values[name] = isolate(update) if key.reduce is None else _reduce(key, values, update)
+            if key.persistent:
+                leaving[name] = key
+        return values, {name: key.encode(values[name]) for name, key in leaving.items()}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._keys, self._values, self.revision)
+
+    def on_commit(self, hook: Callable[[Commit], object]) -> None:
+        """Call `hook` after every commit, in order of registration, with the new snapshot."""
+        self._hooks.append(hook)
+
+    def export_persisted(self) -> PersistedState:
+        """The persistent keys that were written, as JSON."""
+        return self._export(lambda key: key.persistent)
+
+    def export_scope(self, scope: Scope) -> PersistedState:
+        """Every written key of one scope, persistent or not: what a thread keeps between runs."""
+        return self._export(lambda key: key.scope == scope)
+
+    def _export(self, wanted: Callable[[StateKey[Any, Any]], bool]) -> PersistedState:
+        keys, values, revision = self._keys, self._values, self.revision
+        found = {name: keys[name].encode(value) for name, value in values.items() if wanted(keys[name])}
+        return PersistedState(revision=revision, extensions=found)
+
+    def restore_persisted(
+        self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR
+    ) -> None:
+        """Replace everything with what was exported, revision included."""
+        with self._lock:
+            self._values = self._decoded(persisted, policy)
+            self.revision = persisted.revision
+
+    def apply_seed(self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR) -> None:
+        """Merge values in before a run begins: atomic, moves no revision, calls no hook."""
+        with self._lock:
+            self._values = {**self._values, **self._decoded(persisted, policy)}
+
+    def _decoded(self, persisted: PersistedState, policy: UnknownKeyPolicy | str) -> dict[str, Any]:
+        policy = UnknownKeyPolicy(policy)
+        decoded: dict[str, Any] = {}
+        for name, value in persisted.extensions.items():
+            key = self._keys.get(name)
+            if key is not None:
+                decoded[name] = isolate(key.decode(value))
+            elif policy is UnknownKeyPolicy.ERROR:
+                raise UnknownKey(name)
+        return decoded
+
+    def _notify(self, commit: Commit) -> None:
+        for hook in self._hooks:
+            try:
+                hook(commit)
+            except Exception:
+                _log.exception("a commit hook failed at revision %d; the commit stands", commit.revision)
+
+
+def _reduce(key: StateKey[Any, Any], values: dict[str, Any], update: Any) -> Any:
+    try:
+        current = isolate(values[key.name]) if key.name in values else key.default()
+        return key.reduce(current, isolate(update)) if key.reduce else update
+    except Exception as exc:
+        raise ReducerFailed(key.name, f"{type(exc).__name__}: {exc}") from exc

@@ -1,0 +1,44 @@
+"""Port: what is kept of threads and runs after they end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct, field
+
+from .messages import Message
+from .runs import RunIdentity, RunResult
+from .state import PersistedState
+
+
+class ThreadRecord(Struct, kw_only=True):
+    """A conversation and the thread-scoped state that its runs share."""
+
+    thread_id: str
+    user_id: str | None = None
+    messages: tuple[Message, ...] = ()
+    state: PersistedState = field(default_factory=PersistedState)
+
+
+class RunRecord(Struct, kw_only=True):
+    """One run, while it goes on (no result) and after."""
+
+    identity: RunIdentity
+    started_at: float
+    result: RunResult | None = None
+
+
+class Store(Protocol):
+    """Contract: what was saved is read back equal, by any reader, after `save` has returned."""
+
+    async def load_thread(self, thread_id: str) -> ThreadRecord | None: ...
+
+    async def save_thread(self, record: ThreadRecord) -> None: ...
+
+    async def load_run(self, run_id: str) -> RunRecord | None: ...
+
+    async def save_run(self, record: RunRecord) -> None: ...
+
+    async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
+        """Newest first."""
+        ...

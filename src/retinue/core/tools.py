@@ -1,0 +1,66 @@
+"""The tool contract: what a model may call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from .results import ToolOutput, ToolResult
+
+if TYPE_CHECKING:
+    from .context import ToolContext
+
+
+def _no_parameters() -> dict[str, Any]:
+    return {"type": "object", "properties": {}}
+
+
+class ToolDescriptor(Struct, frozen=True):
+    """What the model and the records know of a tool: `name` is what the model calls, `id` what records say."""
+
+    id: str
+    name: str
+    description: str
+    parameters: dict[str, Any] = field(default_factory=_no_parameters)
+    category: str | None = None
+    metadata: dict[str, Any] = {}
+
+    def with_parameters(self, schema: dict[str, Any]) -> ToolDescriptor:
+        """The same with a JSON Schema for its arguments."""
+        return replace(self, parameters=schema)
+
+    def with_category(self, category: str) -> ToolDescriptor:
+        return replace(self, category=category)
+
+    def with_metadata(self, metadata: dict[str, Any]) -> ToolDescriptor:
+        """The same with notes that are not shown to the model."""
+        return replace(self, metadata=metadata)
+
+
+class Tool(ABC):
+    """Subclass it for what a decorated function cannot say: give a `descriptor` and write `execute`."""
+
+    descriptor: ToolDescriptor
+    timeout: float | None = None
+    """Seconds one attempt may take."""
+    retries: int = 0
+    """How often a failed attempt is tried again; not after wrong arguments, a denial or a cancel."""
+    result_limit: int | None = None
+    """Characters of the result the model reads; None leaves it to the agent."""
+    idempotent: bool = False
+    """Whether running a call twice is the same as running it once."""
+
+    @property
+    def name(self) -> str:
+        return self.descriptor.name
+
+    def validate_args(self, args: dict[str, Any]) -> None:
+        """Check what the schema cannot say, after it; may raise a ToolError."""
+        return None
+
+    @abstractmethod
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput | ToolResult | Any:
+        """Do the work. Returns a ToolOutput, a ToolResult or any value that has a JSON form."""

@@ -1,0 +1,1 @@
+"""The agent loop. Read run.py first."""

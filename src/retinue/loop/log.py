@@ -1,0 +1,72 @@
+"""The event log: one ordered list of events, read by as many followers as like, each at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from ..core.events import Event, Sink
+
+_log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """The events of a root run and of everything under it.
+
+    Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
+    """
+
+    __slots__ = ("_sinks", "_waiting", "closed", "events")
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self.events: list[Event] = []
+        self.closed = False
+        self._sinks = list(sinks)
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def append(self, event: Event) -> None:
+        """Add an event whose `seq` is its place: one more than the number of events before it."""
+        self.events.append(event)
+        if self._sinks:
+            self._tell(event)
+        if self._waiting:
+            self._wake()
+
+    def add_sink(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+
+    def close(self) -> None:
+        """Nothing more will come: followers end after the last event."""
+        self.closed = True
+        self._wake()
+
+    async def follow(self, after: int = 0, until: Callable[[Event], bool] | None = None) -> AsyncIterator[Event]:
+        """Every event after number `after`, as it comes, until the log closes or `until` says so."""
+        place, events = after, self.events
+        while True:
+            while place < len(events):
+                event = events[place]
+                place += 1
+                yield event
+                if until is not None and until(event):
+                    return
+            if self.closed:
+                return
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _tell(self, event: Event) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except Exception:
+                _log.exception("a sink failed at event %d and is not called again", event.seq)
+                self._sinks.remove(sink)

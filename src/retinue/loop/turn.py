@@ -1,0 +1,136 @@
+"""One model call: a request goes out, chunks come in, one assistant message is made of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from ..core.events import InferenceFinished, ReasoningDelta, TextDelta, ToolCallArgsDelta, ToolCallStarted
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall
+from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from .scope import RunScope
+
+_decode = msgspec.json.decode
+
+
+class Turn(Struct, frozen=True, gc=False):
+    """What the model answered."""
+
+    message: Message
+    end: TurnEnd
+
+
+class _Draft:
+    """A message while it streams in."""
+
+    __slots__ = ("calls", "end", "message_id", "parts", "run")
+
+    def __init__(self, run: RunScope, message_id: str) -> None:
+        self.run, self.message_id = run, message_id
+        self.parts: list[Part] = []
+        self.calls: dict[int, _CallDraft] = {}
+        self.end = TurnEnd()
+
+    def take(self, chunk: Any) -> None:
+        """Any chunk but text, which the loop below takes itself for speed."""
+        if isinstance(chunk, CallChunk):
+            self.take_call(chunk)
+        elif isinstance(chunk, ReasoningChunk):
+            self.take_reasoning(chunk)
+        elif isinstance(chunk, TurnEnd):
+            self.end = chunk
+        else:
+            raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
+
+    def take_reasoning(self, chunk: ReasoningChunk) -> None:
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, ReasoningPart):
+            self.parts[-1] = ReasoningPart(last.text + chunk.text, chunk.signature or last.signature)
+        else:
+            self.parts.append(ReasoningPart(chunk.text, chunk.signature))
+        if chunk.text:
+            self.run.emit(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
+
+    def take_call(self, chunk: CallChunk) -> None:
+        run, call = self.run, self.calls.get(chunk.index)
+        if call is None:
+            call = self.calls[chunk.index] = _CallDraft(run.claim_call_id(chunk.id), chunk.name or "")
+            run.emit(ToolCallStarted(call_id=call.id, tool_name=call.name, message_id=self.message_id))
+        if chunk.arguments:
+            call.arguments += chunk.arguments
+            run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
+
+    def finished(self) -> Turn:
+        calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
+        text = "".join(self.run.partial_text)
+        self.run.partial_text = []
+        parts = (*self.parts, TextPart(text)) if text else tuple(self.parts)
+        return Turn(Message.assistant(parts, calls, id=self.message_id), self.end)
+
+
+class _CallDraft:
+    __slots__ = ("arguments", "id", "name")
+
+    def __init__(self, id: str, name: str) -> None:
+        self.id, self.name, self.arguments = id, name, ""
+
+    def finished(self) -> ToolCall:
+        text = self.arguments.strip()
+        try:
+            args: Any = _decode(text) if text else {}
+        except ValueError:
+            args = text
+        if args is None:  # some models say null for "no arguments"
+            args = {}
+        if isinstance(args, dict):
+            return ToolCall(self.id, self.name, cast("dict[str, Any]", args))
+        return ToolCall(self.id, self.name, {}, text)
+
+
+async def ask_model(run: RunScope) -> Message:
+    """Send the conversation, stream the answer into the log, and add it to the conversation."""
+    request = ModelRequest(messages=tuple(run.conversation), tools=run.descriptors, settings=run.agent.settings)
+    message_id = run.next_message_id()
+    about = (len(request.messages), request.messages[-1].id if request.messages else None)
+
+    async def work() -> Turn:
+        return await _stream(run, request, message_id)
+
+    turn = await run.journal.record("model", f"model:{run.step}", about, work)
+    message, usage = turn.message, turn.end.usage
+    run.used_call_ids.update([call.id for call in message.tool_calls])
+    run.conversation.append(message)
+    run.usage += usage
+    run.budget.spend(usage)
+    run.emit(
+        InferenceFinished(
+            step=run.step,
+            message=message,
+            model=run.model.name,
+            stop_reason=turn.end.stop_reason,
+            usage=usage,
+        )
+    )
+    return message
+
+
+async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:
+    draft = _Draft(run, message_id)
+    said = run.partial_text
+    chunks: Any = run.model.stream(request)
+    try:
+        async for chunk in chunks:
+            if type(chunk) is TextChunk:
+                if chunk.text:
+                    said.append(chunk.text)
+                    run.emit(TextDelta(delta=chunk.text, message_id=message_id))
+            else:
+                draft.take(chunk)
+    except BaseException:
+        # A stream that is left half-way is closed at once, so that its connection does not linger.
+        if (close := getattr(chunks, "aclose", None)) is not None:
+            await close()
+        raise
+    return draft.finished()

@@ -1,0 +1,263 @@
+"""Runtime: takes agents, gives runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+from .backends.local import LocalBackend, LocalRun
+from .core.agents import Agent
+from .core.backend import RunRequest
+from .core.context import CancellationToken
+from .core.errors import ConfigurationError, ThreadBusy, UnknownAgent, UnknownRun
+from .core.events import Event, RunFinished, Sink
+from .core.journal import Journal
+from .core.messages import Message, as_messages
+from .core.model import Model
+from .core.runs import Limits, RunIdentity, RunResult
+from .core.state import Seed, as_persisted
+from .core.stores import RunRecord, Store, ThreadRecord
+from .models.registry import resolve_model
+from .storage.journal import MemoryJournal
+from .storage.memory import MemoryStore
+from .wire.parts import Mode, PartsProjection, StreamPart
+
+GRACE = 5.0
+"""Seconds the runtime waits for cancelled work to stop."""
+
+KEPT_RUNS = 1_000
+"""Finished runs whose events a runtime still has in memory."""
+
+RunInput = str | Message | Iterable[Message]
+
+
+class Run:
+    """A run in progress. Iterate it for events; leaving the iteration does not stop it."""
+
+    def __init__(self, local: LocalRun, store: Store, on_end: Callable[[Run], None]) -> None:
+        self._local, self._store, self._on_end = local, store, on_end
+        identity = local.request.identity
+        self.run_id, self.thread_id, self.agent = identity.run_id, identity.thread_id, identity.agent
+        self._thread: ThreadRecord | None = None
+        self._record = RunRecord(identity=identity, started_at=local.journal.now())
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[RunResult] = loop.create_future()
+        self._task = loop.create_task(self._conduct(), name=self.run_id)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} of {self.agent!r}>"
+
+    @property
+    def journal(self) -> Journal:
+        """What this run learned from outside."""
+        return self._local.journal
+
+    @property
+    def ended(self) -> bool:
+        return self._end.done()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        run_id = self.run_id
+        return self._local.log.follow(until=lambda event: type(event) is RunFinished and event.run_id == run_id)
+
+    async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
+        """The events as LangGraph-shaped parts."""
+        project = PartsProjection(modes)
+        async for event in self:
+            for part in project(event):
+                yield part
+
+    def follow(self, after: int = 0) -> AsyncIterator[Event]:
+        """The log after event number `after`: what is there, then what comes."""
+        return self._local.log.follow(after)
+
+    async def result(self) -> RunResult:
+        """Wait for the end. Giving up waiting does not stop the run."""
+        return await asyncio.shield(self._end)
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
+        """Stop the model and the tools, and wait for the end; what does not stop in time is left behind."""
+        if not self._end.done():
+            self._local.request.cancellation.set(reason)
+            if self._local.scope is not None:  # before that, the loop sees for itself that it need not begin
+                self._task.cancel(reason)
+            await asyncio.wait({self._task}, timeout=grace)
+            if not self._end.done() and (result := self._local.abandon()) is not None:
+                await self._settle(result)
+        return await self.result()
+
+    async def _conduct(self) -> None:
+        """The life of a run: its thread is loaded, it runs, its thread is saved."""
+        try:
+            self._thread = await self._store.load_thread(self.thread_id)
+            await self._store.save_run(self._record)
+            await self._settle(await self._local.execute(self._thread))
+        except asyncio.CancelledError:
+            self._end.cancel()  # the event loop is going down, or the run was given up on and has its end
+            self._close()
+        except Exception as exc:
+            if not self._end.done():
+                self._end.set_exception(exc)
+                self._end.exception()  # nobody need be waiting
+            self._close()
+
+    async def _settle(self, result: RunResult) -> None:
+        await self._store.save_thread(self._local.thread_after(self._thread))
+        self._record.result = result
+        await self._store.save_run(self._record)
+        if not self._end.done():
+            self._end.set_result(result)
+        self._close()
+
+    def _close(self) -> None:
+        self._local.log.close()
+        self._on_end(self)
+
+
+class Runtime:
+    """Holds agents and runs them. Without a store, everything stays in this process."""
+
+    def __init__(
+        self,
+        agents: Iterable[Agent] = (),
+        *,
+        store: Store | None = None,
+        sinks: Iterable[Sink] = (),
+        make_journal: Callable[[], Journal] = MemoryJournal,
+    ) -> None:
+        self._agents: dict[str, Agent] = {}
+        for agent in agents:
+            self._take(agent)
+        self._store: Store = store if store is not None else MemoryStore()
+        self._sinks = tuple(sinks)
+        self._make_journal = make_journal
+        self._backend = LocalBackend(_model_of, make_journal)
+        self._runs: dict[str, Run] = {}
+        self._busy: dict[str, Run] = {}
+        self._closed = False
+
+    def _take(self, agent: Any) -> None:
+        if not isinstance(agent, Agent):
+            raise ConfigurationError(f"not an agent: {agent!r}")
+        if agent.name in self._agents:
+            raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
+        self._agents[agent.name] = agent
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        return self._agents
+
+    def stream(
+        self,
+        agent: str | Agent,
+        input: RunInput,
+        *,
+        thread_id: str | None = None,
+        user_id: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        state: Seed | None = None,
+        limits: Limits | None = None,
+        model: str | Model | None = None,
+        sinks: Iterable[Sink] = (),
+    ) -> Run:
+        """Start a run and return its handle at once. Whatever is wrong with the request raises here."""
+        if self._closed:
+            raise ConfigurationError("this runtime is closed")
+        spec = self._resolve(agent)
+        journal = self._make_journal()
+        run_id = journal.new_id("run")
+        identity = RunIdentity(
+            run_id=run_id, thread_id=thread_id or journal.new_id("thread"), agent=spec.name, user_id=user_id
+        )
+        if holder := self._busy.get(identity.thread_id):
+            raise ThreadBusy(identity.thread_id, holder.run_id)
+        request = RunRequest(
+            agent=spec,
+            identity=identity,
+            messages=as_messages(input),
+            seed=as_persisted(state),
+            limits=limits or spec.limits,
+            cancellation=CancellationToken(),
+            context=context or {},
+            model=model,
+        )
+        local = self._backend.open(request, journal, (*self._sinks, *sinks))
+        run = self._runs[run_id] = self._busy[identity.thread_id] = Run(local, self._store, self._run_ended)
+        return run
+
+    async def run(
+        self,
+        agent: str | Agent,
+        input: RunInput,
+        *,
+        thread_id: str | None = None,
+        user_id: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        state: Seed | None = None,
+        limits: Limits | None = None,
+        model: str | Model | None = None,
+        sinks: Iterable[Sink] = (),
+    ) -> RunResult:
+        """As `stream`, and wait for the end. Cancelling the caller cancels the run."""
+        run = self.stream(
+            agent,
+            input,
+            thread_id=thread_id,
+            user_id=user_id,
+            context=context,
+            state=state,
+            limits=limits,
+            model=model,
+            sinks=sinks,
+        )
+        try:
+            return await run.result()
+        except asyncio.CancelledError:
+            await run.cancel("the caller was cancelled")
+            raise
+
+    def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """The log of a run after event number `after`: what is there, then what comes."""
+        return self._find(run_id).follow(after)
+
+    async def cancel(self, run_id: str, grace: float = GRACE) -> RunResult:
+        """Stop a run and wait for its end."""
+        return await self._find(run_id).cancel(grace=grace)
+
+    async def close(self, grace: float = GRACE) -> None:
+        """Stop every run and take no more."""
+        self._closed = True
+        await asyncio.gather(*[run.cancel("the runtime was closed", grace) for run in self._busy.values()])
+
+    def _find(self, run_id: str) -> Run:
+        if run_id not in self._runs:
+            raise UnknownRun(run_id)
+        return self._runs[run_id]
+
+    def _resolve(self, agent: str | Agent) -> Agent:
+        if isinstance(agent, Agent):
+            return agent
+        if agent not in self._agents:
+            raise UnknownAgent(agent, tuple(self._agents))
+        return self._agents[agent]
+
+    def _run_ended(self, run: Run) -> None:
+        if self._busy.get(run.thread_id) is run:
+            del self._busy[run.thread_id]
+        while len(self._runs) > KEPT_RUNS + len(self._busy):
+            oldest = next((key for key, kept in self._runs.items() if kept.ended), None)
+            if oldest is None:
+                return
+            del self._runs[oldest]
+
+
+def _model_of(request: RunRequest) -> Model:
+    agent = request.agent
+    return resolve_model(request.model if request.model is not None else agent.model, f"agent {agent.name!r}")

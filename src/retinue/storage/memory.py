@@ -1,0 +1,35 @@
+"""The store that keeps everything in this process."""
+
+from __future__ import annotations
+
+from ..core.stores import RunRecord, ThreadRecord
+
+
+class MemoryStore:
+    """Threads and runs in dictionaries. The oldest finished runs are forgotten past `max_runs`."""
+
+    def __init__(self, max_runs: int = 10_000) -> None:
+        self._threads: dict[str, ThreadRecord] = {}
+        self._runs: dict[str, RunRecord] = {}
+        self._max_runs = max_runs
+
+    async def load_thread(self, thread_id: str) -> ThreadRecord | None:
+        return self._threads.get(thread_id)
+
+    async def save_thread(self, record: ThreadRecord) -> None:
+        self._threads[record.thread_id] = record
+
+    async def load_run(self, run_id: str) -> RunRecord | None:
+        return self._runs.get(run_id)
+
+    async def save_run(self, record: RunRecord) -> None:
+        self._runs[record.identity.run_id] = record
+        while len(self._runs) > self._max_runs:
+            oldest = next((key for key, run in self._runs.items() if run.result is not None), None)
+            if oldest is None:
+                return
+            del self._runs[oldest]
+
+    async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
+        found = [run for run in self._runs.values() if thread_id in (None, run.identity.thread_id)]
+        return found[::-1]

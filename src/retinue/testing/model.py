@@ -1,0 +1,116 @@
+"""A model that says what it is told to, and notices when it is asked too often."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..core.errors import Escape
+from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.runs import Usage
+
+
+class ScriptError(Escape, AssertionError):
+    """The agent asked the model for something the script does not have. It comes out of the run."""
+
+
+class Say(Struct, frozen=True):
+    chunks: tuple[str, ...]
+    usage: Usage | None = None
+
+
+class Think(Struct, frozen=True):
+    text: str
+
+
+class Call(Struct, frozen=True):
+    name: str
+    arguments: str
+    id: str | None
+
+
+class Fail(Struct, frozen=True):
+    error: BaseException
+
+
+Piece = Say | Think | Call | Fail
+ScriptedTurn = Piece | Sequence[Piece]
+ScriptFunction = Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]
+
+
+def say(text: str, chunks: Iterable[str] | None = None, usage: Usage | None = None) -> Say:
+    """Text, streamed in one piece or in the given ones."""
+    pieces = (text,) if chunks is None else tuple(chunks)
+    if "".join(pieces) != text:
+        raise ValueError(f"the chunks of say() join to {''.join(pieces)!r}, not to {text!r}")
+    return Say(pieces, usage)
+
+
+def think(text: str) -> Think:
+    """Reasoning before the answer."""
+    return Think(text)
+
+
+def call(name: str, args: dict[str, Any] | str | None = None, id: str | None = None) -> Call:
+    """A tool call; arguments given as text are sent as they are, broken or not."""
+    arguments = args if isinstance(args, str) else msgspec.json.encode(args or {}).decode()
+    return Call(name, arguments, id)
+
+
+def fail(error: BaseException) -> Fail:
+    """The model breaks down here, after what the turn said before."""
+    return Fail(error)
+
+
+class ScriptedModel:
+    """Answers from a list of turns, or by a function of the request. `requests` is what it was asked."""
+
+    def __init__(self, script: Iterable[ScriptedTurn] | ScriptFunction, name: str = "scripted") -> None:
+        self._function: ScriptFunction | None = script if callable(script) else None
+        self._turns: list[ScriptedTurn] = [] if callable(script) else list(script)
+        self._next = 0
+        self.requests: list[ModelRequest] = []
+        self.name = f"testing:{name}"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        self.requests.append(request)
+        turn = await self._turn(request)
+        pieces: Sequence[Any] = turn if isinstance(turn, Sequence) else (turn,)
+        usage = Usage(requests=1)
+        for index, piece in enumerate(pieces):
+            match piece:
+                case Say():
+                    usage = piece.usage or usage
+                    for text in piece.chunks:
+                        yield TextChunk(text)
+                case Think():
+                    yield ReasoningChunk(piece.text)
+                case Call():
+                    yield CallChunk(
+                        index, piece.id or f"call_{len(self.requests)}_{index + 1}", piece.name, piece.arguments
+                    )
+                case Fail():
+                    raise piece.error
+                case _:
+                    raise ScriptError(f"turn {len(self.requests)} holds {piece!r}: use say, call, think or fail")
+        yield TurnEnd("tool_calls" if any(isinstance(piece, Call) for piece in pieces) else "stop", usage)
+
+    async def _turn(self, request: ModelRequest) -> ScriptedTurn:
+        if self._function is not None:
+            made = self._function(request)
+            return await made if inspect.isawaitable(made) else made
+        if self._next >= len(self._turns):
+            last = request.messages[-1] if request.messages else None
+            raise ScriptError(f"the script has {len(self._turns)} turns and was asked once more; last message: {last}")
+        self._next += 1
+        return self._turns[self._next - 1]
+
+    def assert_consumed(self) -> None:
+        """Fails if turns are left over."""
+        left = len(self._turns) - self._next
+        if left:
+            raise ScriptError(f"{left} of {len(self._turns)} scripted turns were not asked for")

@@ -1,0 +1,23 @@
+"""A sink that remembers."""
+
+from __future__ import annotations
+
+from ..core.events import Event
+
+
+class RecordingSink:
+    """Keeps every event it receives, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def of(self, *kinds: str) -> list[Event]:
+        """The events of some kinds."""
+        return [event for event in self.events if event.kind in kinds]

@@ -1,0 +1,1 @@
+"""Wire formats as pure functions of events. No I/O."""

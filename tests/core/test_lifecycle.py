@@ -1,0 +1,56 @@
+"""The two tables: what may follow what."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue import IllegalMove, RunStatus, ToolCall, ToolCallStatus
+from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES, is_terminal
+from retinue.loop.scope import OpenCall
+
+LEGAL = {
+    ("new", "running"),
+    ("running", "succeeded"),
+    ("running", "failed"),
+    ("running", "suspended"),
+    ("running", "cancelled"),
+    ("suspended", "resuming"),
+    ("suspended", "cancelled"),
+    ("resuming", "running"),
+    ("resuming", "cancelled"),
+}
+
+
+def test_the_call_table_is_the_written_one() -> None:
+    assert {(a.value, b.value) for a, to in CALL_MOVES.items() for b in to} == LEGAL
+    assert set(CALL_MOVES) == set(ToolCallStatus)
+
+
+def test_terminal_statuses_lead_nowhere() -> None:
+    assert set(RUN_MOVES) == set(RunStatus)
+    for table in (CALL_MOVES, RUN_MOVES):
+        for status, to in table.items():
+            assert is_terminal(status) == (not to)
+
+
+@given(st.lists(st.sampled_from(ToolCallStatus), max_size=12))
+def test_a_call_moves_only_along_the_table_and_an_illegal_move_changes_nothing(wanted: list[ToolCallStatus]) -> None:
+    call = OpenCall(ToolCall("c1", "t", {}), "m1")
+    current = ToolCallStatus.NEW
+    for status in wanted:
+        if (current.value, status.value) in LEGAL:
+            call.move(status)
+            current = status
+        else:
+            with pytest.raises(IllegalMove, match=f"call 'c1' cannot go from {current} to {status}"):
+                call.move(status)
+        assert call.status is current
+
+
+def test_the_error_survives_pickling() -> None:
+    error = IllegalMove("call 'x'", "new", "failed")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

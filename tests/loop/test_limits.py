@@ -1,0 +1,63 @@
+"""Limits refuse the next call in words the model can read, and then end the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from retinue import Agent, Limits, RunResult, Runtime, RunStatus, Usage, tool
+from retinue.testing import ScriptedModel, call, say
+
+spent = Usage(requests=1, input_tokens=60, output_tokens=40, cost=0.5)
+
+
+@tool
+async def work() -> str:
+    """Work."""
+    return "worked"
+
+
+async def run_with(limits: Limits, *turns: object) -> tuple[RunResult, ScriptedModel]:
+    model = ScriptedModel(turns)  # pyright: ignore
+    return await Runtime([Agent("a", model, tools=[work], limits=limits)]).run("a", "go"), model
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (Limits(steps=1), "steps"),
+        (Limits(tokens=100), "tokens"),
+        (Limits(cost=0.5), "cost"),
+        (Limits(seconds=0), "seconds"),
+    ],
+)
+async def test_the_model_may_answer_after_a_refusal(limits: Limits, name: str) -> None:
+    if name == "seconds":
+        result, _ = await run_with(limits)
+        assert (result.status, result.termination, result.steps) == (RunStatus.FAILED, "limit:seconds", 0)
+        return
+    result, model = await run_with(limits, [say("x", usage=spent), call("work")], say("what I have"))
+    assert (result.status, result.response, result.termination) == (RunStatus.COMPLETED, "what I have", "natural")
+    assert model.requests[1].messages[-1].text.startswith(f"[limit:{name}] the limit on {name} is reached")
+
+
+async def test_a_model_that_does_not_listen_is_stopped() -> None:
+    turns = [[say("x", usage=spent), call("work")], [say("more"), call("work")]]
+    result, _ = await run_with(Limits(tokens=100), *turns)
+    assert (result.status, result.termination, result.response) == (RunStatus.FAILED, "limit:tokens", "more")
+    assert [m.role for m in result.messages] == ["user", "assistant", "tool", "assistant", "tool"]
+
+
+async def test_limits_of_the_run_win_over_the_agents() -> None:
+    model = ScriptedModel([call("work"), say("ok")])
+    agent = Agent("a", model, tools=[work], limits=Limits(steps=0))
+    result = await Runtime([agent]).run("a", "go", limits=Limits())
+    assert result.response == "ok"
+    result = await Runtime([agent]).run("a", "go")
+    assert result.termination == "limit:steps"
+
+
+def test_nonsense_limits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Limits.parallel must be at least 1, got 0"):
+        Limits(parallel=0)
+    with pytest.raises(ValueError, match=r"Limits.tokens must be at least 0, got -1"):
+        Limits(tokens=-1)
