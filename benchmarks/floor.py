@@ -36,7 +36,9 @@ class FloorEvent:
 class FloorRun:
     ids = itertools.count(1)
 
-    def __init__(self, model: Any, tools: dict[str, Callable[..., Awaitable[Any]]], sink: Callable[[Any], None]) -> None:
+    def __init__(
+        self, model: Any, tools: dict[str, Callable[..., Awaitable[Any]]], sink: Callable[[Any], None]
+    ) -> None:
         self.model, self.tools, self.sink = model, tools, sink
         self.check = {name: jsonschema_rs.validator_for(SCHEMA).is_valid for name in tools}
         self.id = f"run-{next(self.ids)}"

@@ -3,13 +3,17 @@
 from .core.agents import Agent
 from .core.backend import Backend, BackendProfile, RunRequest
 from .core.context import CancellationToken, ProgressStatus, ToolContext
+from .core.decisions import Decision
 from .core.errors import (
     ConfigurationError,
     ConsumerTooSlow,
+    DecisionRefused,
     Denied,
     Escape,
     ExecutionFailed,
+    FileMissing,
     FilesystemError,
+    HookFailed,
     IllegalMove,
     InternalError,
     InvalidArguments,
@@ -20,16 +24,20 @@ from .core.errors import (
     MissingValue,
     ModelError,
     NotFound,
+    PathDenied,
+    PathError,
     PluginAlreadyInstalled,
     PluginNotInstalled,
     ReducerFailed,
     RetinueError,
     RevisionConflict,
+    RunawayActions,
     StateError,
     ThreadBusy,
     ToolCancelled,
     ToolError,
     ToolTimeout,
+    UnknownAction,
     UnknownAgent,
     UnknownKey,
     UnknownRun,
@@ -42,7 +50,18 @@ from .core.journal import Journal
 from .core.lifecycle import RunStatus, ToolCallStatus
 from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
-from .core.plugins import Plugin, Registrar
+from .core.plugins import (
+    AddContextMessage,
+    Block,
+    ExcludeTools,
+    HookContext,
+    IncludeTools,
+    OverrideSettings,
+    Plugin,
+    Registrar,
+    SetResult,
+    Suspend,
+)
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
 from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.sinks import FanOut, NullSink
@@ -53,30 +72,40 @@ from .core.tools import Tool, ToolDescriptor
 from .runtime import Run, Runtime
 from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
+from .workspace import LocalFilesystem, file_tools
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddContextMessage",
     "Agent",
     "Backend",
     "BackendProfile",
+    "Block",
     "CallChunk",
     "CancellationToken",
     "Commit",
     "ConfigurationError",
     "ConsumerTooSlow",
+    "Decision",
+    "DecisionRefused",
     "Denied",
     "Escape",
     "Event",
+    "ExcludeTools",
     "ExecutionFailed",
     "FanOut",
     "FileEntry",
+    "FileMissing",
     "FilePart",
     "Filesystem",
     "FilesystemError",
     "FunctionTool",
+    "HookContext",
+    "HookFailed",
     "IllegalMove",
     "ImagePart",
+    "IncludeTools",
     "InternalError",
     "InvalidArguments",
     "Journal",
@@ -85,6 +114,7 @@ __all__ = [
     "KeyDecodeError",
     "KeyEncodeError",
     "Limits",
+    "LocalFilesystem",
     "MemoryJournal",
     "MemoryStore",
     "Message",
@@ -96,7 +126,10 @@ __all__ = [
     "MutationBatch",
     "NotFound",
     "NullSink",
+    "OverrideSettings",
     "Part",
+    "PathDenied",
+    "PathError",
     "PersistedState",
     "Plugin",
     "PluginAlreadyInstalled",
@@ -117,7 +150,9 @@ __all__ = [
     "RunRequest",
     "RunResult",
     "RunStatus",
+    "RunawayActions",
     "Runtime",
+    "SetResult",
     "Sink",
     "Snapshot",
     "StateCommand",
@@ -125,6 +160,7 @@ __all__ = [
     "StateKey",
     "StateStore",
     "Store",
+    "Suspend",
     "SuspendTicket",
     "TextChunk",
     "TextPart",
@@ -142,6 +178,7 @@ __all__ = [
     "ToolStatus",
     "ToolTimeout",
     "TurnEnd",
+    "UnknownAction",
     "UnknownAgent",
     "UnknownEvent",
     "UnknownKey",
@@ -153,5 +190,6 @@ __all__ = [
     "__version__",
     "event_from_json",
     "event_to_json",
+    "file_tools",
     "tool",
 ]

@@ -10,14 +10,16 @@ from .backends.local import LocalBackend, LocalRun
 from .core.agents import Agent
 from .core.backend import RunRequest
 from .core.context import CancellationToken
+from .core.decisions import Decision
 from .core.errors import ConfigurationError, ThreadBusy, UnknownAgent, UnknownRun
 from .core.events import Event, RunFinished, Sink
 from .core.journal import Journal
+from .core.lifecycle import RunStatus
 from .core.messages import Message, as_messages
 from .core.model import Model
 from .core.runs import Limits, RunIdentity, RunResult
 from .core.state import Seed, as_persisted
-from .core.stores import RunRecord, Store, ThreadRecord
+from .core.stores import RunRecord, Store
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
 from .storage.memory import MemoryStore
@@ -35,11 +37,17 @@ RunInput = str | Message | Iterable[Message]
 class Run:
     """A run in progress. Iterate it for events; leaving the iteration does not stop it."""
 
-    def __init__(self, local: LocalRun, store: Store, on_end: Callable[[Run], None]) -> None:
-        self._local, self._store, self._on_end = local, store, on_end
+    def __init__(
+        self,
+        local: LocalRun,
+        store: Store,
+        on_end: Callable[[Run], None],
+        decisions: Mapping[str, Decision] | None = None,
+    ) -> None:
+        self._local, self._store, self._on_end, self._decisions = local, store, on_end, decisions
+        self._first = len(local.log.events)
         identity = local.request.identity
         self.run_id, self.thread_id, self.agent = identity.run_id, identity.thread_id, identity.agent
-        self._thread: ThreadRecord | None = None
         self._record = RunRecord(identity=identity, started_at=local.journal.now())
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[RunResult] = loop.create_future()
@@ -59,7 +67,7 @@ class Run:
 
     def __aiter__(self) -> AsyncIterator[Event]:
         run_id = self.run_id
-        return self._local.log.follow(until=lambda event: type(event) is RunFinished and event.run_id == run_id)
+        return self._local.log.follow(self._first, lambda event: type(event) is RunFinished and event.run_id == run_id)
 
     async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
         """The events as LangGraph-shaped parts."""
@@ -76,8 +84,28 @@ class Run:
         """Wait for the end. Giving up waiting does not stop the run."""
         return await asyncio.shield(self._end)
 
+    def resumed(self, decisions: Mapping[str, Decision]) -> Run:
+        """The next leg of a suspended run; itself where the decisions were taken in before."""
+        fresh = self._local.match(decisions)
+        if not fresh:
+            return self
+        self._local.log.reopen()
+        return Run(self._local, self._store, self._on_end, fresh)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is suspended."""
+        return (
+            self._end.done()
+            and not self._end.cancelled()
+            and not self._end.exception()
+            and (self._end.result().status is RunStatus.SUSPENDED)
+        )
+
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
         """Stop the model and the tools, and wait for the end; what does not stop in time is left behind."""
+        if self.waits:
+            return await self._give_up(reason)
         if not self._end.done():
             self._local.request.cancellation.set(reason)
             if self._local.scope is not None:  # before that, the loop sees for itself that it need not begin
@@ -87,12 +115,26 @@ class Run:
                 await self._settle(result)
         return await self.result()
 
+    async def _give_up(self, reason: str) -> RunResult:
+        """End a run that waits for an answer which will not come."""
+        self._local.request.cancellation.set(reason)
+        self._local.log.reopen()
+        result = self._local.abandon()
+        assert result is not None
+        self._end = asyncio.get_running_loop().create_future()
+        await self._settle(result)
+        return result
+
     async def _conduct(self) -> None:
         """The life of a run: its thread is loaded, it runs, its thread is saved."""
         try:
-            self._thread = await self._store.load_thread(self.thread_id)
-            await self._store.save_run(self._record)
-            await self._settle(await self._local.execute(self._thread))
+            if self._decisions is None:
+                thread = await self._store.load_thread(self.thread_id)
+                await self._store.save_run(self._record)
+                result = await self._local.execute(thread)
+            else:
+                result = await self._local.resume(self._decisions)
+            await self._settle(result)
         except asyncio.CancelledError:
             self._end.cancel()  # the event loop is going down, or the run was given up on and has its end
             self._close()
@@ -103,7 +145,8 @@ class Run:
             self._close()
 
     async def _settle(self, result: RunResult) -> None:
-        await self._store.save_thread(self._local.thread_after(self._thread))
+        if result.status is not RunStatus.SUSPENDED:
+            await self._store.save_thread(self._local.thread_after())
         self._record.result = result
         await self._store.save_run(self._record)
         if not self._end.done():
@@ -223,6 +266,19 @@ class Runtime:
             await run.cancel("the caller was cancelled")
             raise
 
+    def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
+        """Go on with a suspended run, and return the handle of what follows. Keys are call ids or ticket ids.
+
+        A decision that does not fit is refused here and changes nothing; one that was taken in before is ignored.
+        """
+        found = self._find(run_id)
+        run = self._runs[run_id] = self._busy[found.thread_id] = found.resumed(decisions)
+        return run
+
+    async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+        """As `stream_resume`, and wait for the end or for the next time it waits."""
+        return await self.stream_resume(run_id, decisions).result()
+
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """The log of a run after event number `after`: what is there, then what comes."""
         return self._find(run_id).follow(after)
@@ -249,7 +305,7 @@ class Runtime:
         return self._agents[agent]
 
     def _run_ended(self, run: Run) -> None:
-        if self._busy.get(run.thread_id) is run:
+        if self._busy.get(run.thread_id) is run and not run.waits:
             del self._busy[run.thread_id]
         while len(self._runs) > KEPT_RUNS + len(self._busy):
             oldest = next((key for key, kept in self._runs.items() if kept.ended), None)

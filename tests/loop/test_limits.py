@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retinue import Agent, Limits, RunResult, Runtime, RunStatus, Usage, tool
+from retinue import Agent, Limits, RunResult, RunStatus, Runtime, Usage, tool
 from retinue.testing import ScriptedModel, call, say
 
 spent = Usage(requests=1, input_tokens=60, output_tokens=40, cost=0.5)

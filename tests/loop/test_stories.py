@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Event, Run, Runtime, RunStatus, ToolContext, ToolOutput, tool
+from retinue import Agent, Event, Run, RunStatus, Runtime, ToolContext, ToolOutput, tool
 from retinue.testing import ScriptedModel, ScriptError, call, fail, say, think
 from tests.story import check_order, story
 

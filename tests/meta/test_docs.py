@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = [
-    pytest.param(match[1], id=f"{document.relative_to(ROOT)}:{document.read_text()[: match.start()].count(chr(10)) + 1}")
+    pytest.param(
+        match[1], id=f"{document.relative_to(ROOT)}:{document.read_text()[: match.start()].count(chr(10)) + 1}"
+    )
     for document in DOCUMENTS
     for match in re.finditer(r"^```python\n(.*?)^```", document.read_text(), re.S | re.M)
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Runtime, RunStatus
+from retinue import Agent, RunStatus, Runtime
 from retinue.testing import ScriptedModel, ScriptError, call, fail, say, think
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ..core.backend import BackendProfile, RunRequest
+from ..core.decisions import Decision
 from ..core.events import Sink
 from ..core.journal import Journal
 from ..core.model import Model
@@ -12,9 +13,11 @@ from ..core.runs import RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
+from ..loop.decide import match_decisions
 from ..loop.limits import Budget
 from ..loop.log import EventLog
-from ..loop.run import abandon_run, execute_run
+from ..loop.phases import HookTable
+from ..loop.run import abandon_run, execute_run, resume_run
 from ..loop.scope import RunScope
 
 
@@ -25,14 +28,17 @@ class LocalRun:
         self.request, self.journal, self.log = request, journal, EventLog(sinks)
         agent, self._model = request.agent, model
         self._state = StateStore()
-        tools = [tool for plugin in agent.plugins for tool in self._state.install(plugin).tools]
-        self._toolbox = agent.toolbox.extended(tools)
+        registrars = [self._state.install(plugin) for plugin in agent.plugins]
+        self._hooks = HookTable(registrars)
+        self._toolbox = agent.toolbox.extended([tool for registrar in registrars for tool in registrar.tools])
         self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
+        self._thread: ThreadRecord | None = None
 
     async def execute(self, thread: ThreadRecord | None = None) -> RunResult:
         """Run to the end, continuing the thread where there is one."""
         request, history = self.request, ()
+        self._thread = thread
         if thread is not None:
             history = thread.messages
             self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
@@ -45,6 +51,7 @@ class LocalRun:
             state=self._state,
             journal=self.journal,
             log=self.log,
+            hooks=self._hooks,
             budget=Budget(request.limits, self.journal.now()),
             cancellation=request.cancellation,
             history=history,
@@ -52,13 +59,23 @@ class LocalRun:
         )
         return await execute_run(self.scope, request.messages)
 
+    def match(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+        """The decisions that are new, by call id; raises where one does not fit."""
+        assert self.scope is not None
+        return match_decisions(self.scope, decisions)
+
+    async def resume(self, decisions: Mapping[str, Decision]) -> RunResult:
+        """Go on with decisions that `match` has passed."""
+        assert self.scope is not None
+        return await resume_run(self.scope, decisions)
+
     def abandon(self) -> RunResult | None:
         """Give up on a run that does not stop; None where it had not begun."""
         return None if self.scope is None else abandon_run(self.scope)
 
-    def thread_after(self, before: ThreadRecord | None) -> ThreadRecord:
+    def thread_after(self) -> ThreadRecord:
         """The thread as this run leaves it."""
-        identity = self.request.identity
+        identity, before = self.request.identity, self._thread
         history = before.messages if before else ()
         kept = dict(before.state.extensions) if before else {}
         state = self._state.export_scope("thread")

@@ -64,11 +64,11 @@ class CancellationToken:
                 return
         callback()
 
-    def child(self) -> CancellationToken:
-        """A token that is set with this one, and can be set alone."""
-        token = CancellationToken()
-        self.on_set(lambda: token.set(self.reason or "cancelled"))
-        return token
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
 
     async def wait(self) -> None:
         """Return when the stop is asked for."""
@@ -83,7 +83,10 @@ class CancellationToken:
             loop.call_soon_threadsafe(wake)
 
         self.on_set(wake_from_anywhere)
-        await done
+        try:
+            await done
+        finally:
+            self.forget(wake_from_anywhere)
 
 
 class ToolContext:

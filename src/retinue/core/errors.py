@@ -15,14 +15,21 @@
     │   ├── RevisionConflict      the batch was made against an older revision
     │   ├── WriteConflict         two parallel calls wrote one exclusive key
     │   ├── ReducerFailed
+    │   ├── UnknownAction         a command asks for something nobody registered to carry out
     │   ├── MissingValue          read before written, and the type has no default
     │   ├── KeyEncodeError
     │   └── KeyDecodeError
     ├── ToolError                 ends one tool call; the run goes on
     │   ├── InvalidArguments, ExecutionFailed, Denied, NotFound
     │   └── InternalError, ToolTimeout, ToolCancelled
+    ├── HookFailed                a plugin's hook raised; the run fails with its name
+    ├── RunawayActions            actions kept scheduling actions
+    ├── DecisionRefused           a decision does not fit what the run waits for
     ├── ModelError                the model could not answer
-    ├── FilesystemError           a path or file the workspace refuses
+    ├── FilesystemError           the workspace refused something
+    │   └── PathError             a path cannot be used as asked
+    │       ├── FileMissing       nothing is there
+    │       └── PathDenied        it leads out, through a link, to a special file, or permission is missing
     └── Escape                    passes through the loop to the caller of run()
         └── JournalMismatch       a replayed run asked for something that was not recorded
 
@@ -269,12 +276,76 @@ class ToolCancelled(ToolError):
     kind = "cancelled"
 
 
+class HookFailed(RetinueError):
+    """A plugin's hook raised; the run fails with its name."""
+
+    def __init__(self, hook: str, phase: str, reason: str) -> None:
+        super().__init__(hook, phase, reason)
+        self.hook, self.phase, self.reason = hook, phase, reason
+
+    def __str__(self) -> str:
+        return f"{self.hook} failed in {self.phase}: {self.reason}"
+
+
+class UnknownAction(StateError):
+    """A command asks for an action or effect that no plugin carries out; nothing of it was applied."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(what, name)
+        self.what, self.name = what, name
+
+    def __str__(self) -> str:
+        return (
+            f"nobody carries out the {self.what} {self.name!r}: register a handler with r.{self.what}({self.name}, …)"
+        )
+
+
+class RunawayActions(RetinueError):
+    """Actions kept scheduling actions."""
+
+    def __init__(self, phase: str, rounds: int) -> None:
+        super().__init__(phase, rounds)
+        self.phase, self.rounds = phase, rounds
+
+    def __str__(self) -> str:
+        return f"actions scheduled in {self.phase} were still scheduling others after {self.rounds} rounds"
+
+
+class DecisionRefused(RetinueError):
+    """A decision does not fit what the run waits for; nothing was changed."""
+
+
 class ModelError(RetinueError):
     """The model could not answer; the run fails with this text."""
 
 
 class FilesystemError(RetinueError):
-    """The workspace refused a path or a file."""
+    """The workspace refused something."""
+
+
+class PathError(FilesystemError):
+    """A path cannot be used as asked; `problem` says why."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.path)}: {self.problem}"
+
+
+def shown_path(path: str) -> str:
+    """A path as it can stand in a message: never empty, endless or with control characters."""
+    text = path if len(path) <= 200 else path[:200] + "…"
+    return text if text.isprintable() and text else repr(text) if text else "."
+
+
+class FileMissing(PathError):
+    """Nothing is at that path."""
+
+
+class PathDenied(PathError):
+    """The path may not be used, whatever is there."""
 
 
 class Escape(RetinueError):

@@ -1,18 +1,126 @@
-"""Plugins: what an agent is extended with."""
+"""Plugins: what an agent is extended with, and the hooks, actions and effects they bring."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .errors import KeyAlreadyRegistered
-from .state import StateKey
+from msgspec import Struct
+
+from .decisions import Decision
+from .errors import ConfigurationError, KeyAlreadyRegistered
+from .messages import Message, ToolCall
+from .results import SuspendTicket, ToolResult
+from .runs import RunIdentity
+from .state import Snapshot, StateCommand, StateKey
 
 if TYPE_CHECKING:
+    from .agents import Agent
+    from .model import ModelRequest
     from .tools import Tool
+
+Phase = Literal[
+    "run_start",
+    "step_start",
+    "before_inference",
+    "after_inference",
+    "before_tool",
+    "after_tool",
+    "step_end",
+    "run_end",
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Block(Struct, frozen=True):
+    """The call is not made: it fails with the reason, and the run goes on or, where asked, ends."""
+
+    reason: str
+    end_run: bool = False
+
+
+class Suspend(Struct, frozen=True):
+    """The call waits for a human."""
+
+    ticket: SuspendTicket
+
+
+class SetResult(Struct, frozen=True):
+    """The call is not made: this is its result."""
+
+    result: ToolResult
+
+
+Intercept = Block | Suspend | SetResult
+
+
+class HookContext(Struct, frozen=True, kw_only=True):
+    """What a hook sees: the state when its phase began, and of the rest what its phase has."""
+
+    phase: Phase
+    run: RunIdentity
+    agent: Agent
+    snapshot: Snapshot
+    messages: tuple[Message, ...] = ()
+    request: ModelRequest | None = None
+    call: ToolCall | None = None
+    result: ToolResult | None = None
+    decision: Decision | None = None
+    """What a human decided, where the call was suspended before."""
+
+    def state(self, key: StateKey[Any, Any]) -> Any:
+        """The value of a key when the phase began, or its default."""
+        return self.snapshot[key]
+
+
+HookReturn = StateCommand | Intercept | None
+HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
+Handler = Callable[[Any, HookContext], StateCommand | None | Awaitable[StateCommand | None]]
+
+
+class Hook(Struct, frozen=True):
+    """A function registered for a phase. An optional one may fail without failing the run."""
+
+    phase: Phase
+    function: HookFunction
+    plugin: str
+    priority: int = 100
+    optional: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"hook {getattr(self.function, '__name__', 'hook')!r} of plugin {self.plugin!r}"
+
+
+class AddContextMessage(Struct, frozen=True):
+    """Action: the model reads this message in the next request only."""
+
+    text: str
+
+
+class ExcludeTools(Struct, frozen=True):
+    """Action: the next request does not offer these tools."""
+
+    names: tuple[str, ...]
+
+
+class IncludeTools(Struct, frozen=True):
+    """Action: the next request offers only these tools."""
+
+    names: tuple[str, ...]
+
+
+class OverrideSettings(Struct, frozen=True):
+    """Action: model settings for the next request, over the agent's."""
+
+    settings: dict[str, Any]
+
+
+StepAction = AddContextMessage | ExcludeTools | IncludeTools | OverrideSettings
 
 
 class Plugin:
-    """Subclass it, give it a `name`, and register keys and tools in `register`."""
+    """Subclass it, give it a `name`, and register keys, tools and hooks in `register`."""
 
     name: str = ""
 
@@ -22,18 +130,21 @@ class Plugin:
             cls.name = cls.__name__
 
     def register(self, r: Registrar) -> None:
-        """Called once for each store the plugin is installed in."""
+        """Called once for each run the plugin takes part in."""
 
 
 class Registrar:
     """Collects what a plugin registers, so that it can be installed whole."""
 
-    __slots__ = ("keys", "plugin", "tools")
+    __slots__ = ("actions", "effects", "hooks", "keys", "plugin", "tools")
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
         self.keys: list[StateKey[Any, Any]] = []
         self.tools: list[Tool] = []
+        self.hooks: list[Hook] = []
+        self.actions: dict[type, Handler] = {}
+        self.effects: dict[type, Handler] = {}
 
     def key(self, key: StateKey[Any, Any]) -> None:
         """Make a state key known to the agent."""
@@ -44,3 +155,19 @@ class Registrar:
     def tool(self, tool: Tool) -> None:
         """Give the agent a tool."""
         self.tools.append(tool)
+
+    def hook(self, phase: Phase, function: HookFunction, *, priority: int = 100, optional: bool = False) -> None:
+        """Call `function` in a phase. Lower priorities come first, equal ones in order of registration."""
+        if phase not in PHASES:
+            raise ConfigurationError(
+                f"plugin {self.plugin.name!r}: there is no phase {phase!r}; phases are {', '.join(PHASES)}"
+            )
+        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional))
+
+    def action(self, kind: type, handler: Handler) -> None:
+        """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""
+        self.actions[kind] = handler
+
+    def effect(self, kind: type, handler: Handler) -> None:
+        """Let `handler` carry out effects of a type, after the commit of the command that asked for them."""
+        self.effects[kind] = handler

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from .codec import to_json_text, to_json_value
 from .state import StateCommand, StateKey
@@ -74,6 +74,10 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     def suspended(cls, message: str, ticket: SuspendTicket | None = None) -> ToolResult:
         """It waits for a human."""
         return cls(status=ToolStatus.PENDING, message=message, suspension=ticket)
+
+    def with_ticket(self, ticket: SuspendTicket) -> ToolResult:
+        """The same, waiting for this."""
+        return replace(self, suspension=ticket)
 
     def is_success(self) -> bool:
         return self.status is ToolStatus.SUCCESS

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from .lifecycle import RunStatus
 from .messages import Message
+from .results import SuspendTicket
 from .state import PersistedState
 
 
@@ -86,3 +87,5 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """natural, max_steps, limit:<name>, blocked, cancelled, suspended, timeout or error."""
     messages: tuple[Message, ...] = ()
     """What this run said, its input first, without the system message."""
+    suspended: dict[str, SuspendTicket] = {}
+    """What a suspended run waits for: a ticket by the id of its call."""

@@ -108,6 +108,12 @@ class StateStore:
             self._notify(commit)
         return commit
 
+    def check(self, batch: MutationBatch | StateCommand) -> None:
+        """Raise what `commit` would raise, without changing anything."""
+        patch = batch.patch if isinstance(batch, StateCommand) else batch
+        with self._lock:
+            self._reduced(patch)
+
     def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
         keys = self._keys
         for key, _ in patch.updates:

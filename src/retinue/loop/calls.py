@@ -4,140 +4,190 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from ..core.agents import BoundTool
-from ..core.codec import to_json_value
-from ..core.context import ToolContext
-from ..core.errors import (
-    Escape,
-    ExecutionFailed,
-    InternalError,
-    InvalidArguments,
-    NotFound,
-    StateError,
-    ToolCancelled,
-    ToolError,
-    ToolTimeout,
-    WriteConflict,
-)
-from ..core.events import Custom, StateDelta, ToolCallFinished, ToolCallReady
+from ..core.decisions import Decision
+from ..core.errors import Escape, ExecutionFailed, InvalidArguments, NotFound, StateError, ToolError, WriteConflict
+from ..core.events import ToolCallFinished, ToolCallReady, ToolCallResumed
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Role, TextPart, ToolCall
-from ..core.results import ToolOutput, ToolResult, ToolStatus
+from ..core.plugins import Block, Intercept, SetResult, Suspend
+from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
-from .scope import RunScope
+from .execute import execute, internal_error
+from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
+from .phases import HookRound, apply, carry_out
+from .scope import OpenCall, RunScope
 
 _log = logging.getLogger(__name__)
 
-_STATUS = {
-    ToolStatus.SUCCESS: ToolCallStatus.SUCCEEDED,
-    ToolStatus.ERROR: ToolCallStatus.FAILED,
-    ToolStatus.PENDING: ToolCallStatus.SUSPENDED,
-}
-_NEVER_RETRIED = (InvalidArguments, ToolCancelled)
-
-
-class CallOutcome(Struct, frozen=True, gc=False):
-    """How a call went, before its state is committed."""
-
-    status: ToolCallStatus
-    result: ToolResult
-    command: StateCommand | None = None
+_STRENGTH: dict[type[Any], int] = {Block: 3, Suspend: 2, SetResult: 1}
 
 
 class CallGroup:
     """The calls of one step: they see one snapshot, and are told when they write the same key."""
 
-    __slots__ = ("run", "snapshot", "writers")
+    __slots__ = ("calls", "messages", "run", "snapshot", "writers")
 
-    def __init__(self, run: RunScope) -> None:
-        self.run = run
+    def __init__(self, run: RunScope, calls: tuple[ToolCall, ...]) -> None:
+        self.run, self.calls = run, calls
         self.snapshot: Snapshot = run.state.snapshot()
         self.writers: dict[str, str] = {}
+        self.messages: dict[str, Message] = {}
+        for call in calls:
+            run.open_calls[call.id] = OpenCall(call, run.next_message_id())
+
+    async def run_all(self, calls: tuple[ToolCall, ...], decisions: Mapping[str, Decision]) -> None:
+        """Run calls side by side, and join the conversation when none is left open."""
+        try:
+            if len(calls) == 1:
+                await _run_call(self, calls[0], decisions.get(calls[0].id))
+            else:
+                await self._run_together(calls, decisions)
+        except BaseException:
+            # Also when cancelled: the conversation must hold a result for every call it holds.
+            if not self.run.sealed:
+                self.close()
+            raise
+        if not self.run.open_calls:
+            self.join()
+
+    async def _run_together(self, calls: tuple[ToolCall, ...], decisions: Mapping[str, Decision]) -> None:
+        slots = asyncio.Semaphore(self.run.budget.limits.parallel)
+
+        async def one(call: ToolCall) -> None:
+            async with slots:
+                await _run_call(self, call, decisions.get(call.id))
+
+        tasks = [asyncio.ensure_future(one(call)) for call in calls]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    def close(self) -> None:
+        """Close whatever is open, as cancelled."""
+        for still_open in tuple(self.run.open_calls.values()):
+            if still_open.status is ToolCallStatus.NEW:
+                still_open.move(ToolCallStatus.RUNNING)
+            _end(self, still_open, cancelled(still_open.call, "the call was cancelled before it finished"))
+        self.join()
+
+    def join(self) -> None:
+        """The results join the conversation in call order."""
+        self.run.conversation.extend([self.messages[call.id] for call in self.calls])
+        self.run.group = None
 
 
-async def run_calls(run: RunScope, calls: tuple[ToolCall, ...]) -> list[CallOutcome]:
-    """Run the calls of one step side by side; their messages join the conversation in call order."""
-    group = CallGroup(run)
-    done: dict[str, tuple[CallOutcome, Message]] = {}
-    for call in calls:
-        run.open_call(call)
-    try:
-        if len(calls) == 1:
-            done[calls[0].id] = await _run_call(group, calls[0])
-        else:
-            await _run_together(group, calls, done)
-    finally:
-        # Also when cancelled: the conversation must hold a result for every call it holds.
-        if not run.sealed:
-            for call in calls:
-                if call.id not in done:
-                    done[call.id] = _cancelled(run, call)
-            run.conversation.extend([done[call.id][1] for call in calls])
-    return [done[call.id][0] for call in calls]
+async def run_calls(run: RunScope, calls: tuple[ToolCall, ...]) -> None:
+    """Run the calls of one step. Those that wait for a human are still open afterwards."""
+    run.group = group = CallGroup(run, calls)
+    await group.run_all(calls, {})
 
 
-async def _run_together(
-    group: CallGroup, calls: tuple[ToolCall, ...], done: dict[str, tuple[CallOutcome, Message]]
-) -> None:
-    slots = asyncio.Semaphore(group.run.budget.limits.parallel)
-
-    async def one(call: ToolCall) -> None:
-        async with slots:
-            done[call.id] = await _run_call(group, call)
-
-    tasks = [asyncio.ensure_future(one(call)) for call in calls]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-async def _run_call(group: CallGroup, call: ToolCall) -> tuple[CallOutcome, Message]:
-    run = group.run
-    _start(run, call)
-    try:
-        bound = prepare(run, call)
-    except ToolError as exc:
-        outcome = failed(call, exc)
-    else:
-
-        async def work() -> CallOutcome:
-            return await execute(group, bound, call)
-
-        outcome = await run.journal.record("tool", f"tool:{call.id}", (call.name, call.args), work)
-        if run.sealed:  # the run was given up on while this went on
-            raise asyncio.CancelledError
-    return finalize(group, call, outcome)
+async def resume_calls(run: RunScope, decisions: Mapping[str, Decision]) -> None:
+    """Go on with the suspended calls that were decided on."""
+    group = run.group
+    assert group is not None
+    group.snapshot = run.state.snapshot()
+    await group.run_all(tuple([call for call in group.calls if call.id in decisions]), decisions)
 
 
 def refuse_calls(run: RunScope, calls: tuple[ToolCall, ...], limit: str) -> None:
     """Answer every call with the limit that stands in its way."""
-    group = CallGroup(run)
+    group = CallGroup(run, calls)
+    text = f"the limit on {limit} is reached: no further calls are made, answer with what you have"
     for call in calls:
-        run.open_call(call)
-        _start(run, call)
-        text = f"the limit on {limit} is reached: no further calls are made, answer with what you have"
-        refusal = ToolResult.error(text, code=f"limit:{limit}")
-        run.conversation.append(finalize(group, call, _outcome(call, refusal, None))[1])
+        _start(run, call, None)
+        refusal = outcome_of(call, ToolResult.error(text, code=f"limit:{limit}"))
+        _end(group, run.open_calls[call.id], refusal)
+    group.join()
 
 
-def _start(run: RunScope, call: ToolCall) -> None:
-    run.open_calls[call.id].move(ToolCallStatus.RUNNING)
-    run.emit(ToolCallReady(call_id=call.id, tool_name=call.name, args=call.args))
+async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None) -> None:
+    """One call from its start to its end, or to where it waits."""
+    run = group.run
+    open_call = run.open_calls[call.id]
+    _start(run, call, decision)
+    if decision is not None:
+        if decision.action == "cancel":
+            _end(group, open_call, cancelled(call, decision.reason or "the human said no"))
+            return
+        call = _decided(open_call, decision)
+    try:
+        bound = prepare(run, call)
+    except ToolError as exc:
+        _finalize(group, open_call, failed(call, exc))
+        return
+    intercept, command = await _before_tool(group, call, decision)
+    match intercept:
+        case Block():
+            outcome = failed(call, intercept)
+            if intercept.end_run:
+                run.blocked = intercept.reason
+        case Suspend():
+            outcome = outcome_of(call, ToolResult.suspended(intercept.ticket.message, intercept.ticket))
+        case SetResult():
+            outcome = outcome_of(call, intercept.result)
+        case None:
+            outcome = await _perform(group, bound, open_call, call, decision)
+    if command is not None:
+        outcome = outcome.with_command_before(command)
+    if intercept is None or isinstance(intercept, SetResult):
+        await _finalize_with_hooks(group, open_call, call, outcome)
+    else:
+        _finalize(group, open_call, outcome)
 
 
-def close_calls(run: RunScope) -> None:
-    """Close whatever is open, as cancelled."""
-    for still_open in tuple(run.open_calls.values()):
-        run.conversation.append(_cancelled(run, still_open.call)[1])
+async def _perform(
+    group: CallGroup, bound: BoundTool, open_call: OpenCall, call: ToolCall, decision: Decision | None
+) -> CallOutcome:
+    """Have the work done, once: what is recorded is not done again."""
+    run = group.run
+    if (
+        decision is not None
+        and open_call.ticket is not None
+        and open_call.ticket.resume_mode is ResumeMode.USE_DECISION
+    ):
+        return outcome_of(call, ToolResult.success(decision.payload))
+    key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
+    resume_input = None if decision is None else decision.payload
+
+    async def work() -> CallOutcome:
+        return await execute(run, bound, call, group.snapshot, resume_input)
+
+    outcome = await run.journal.record("tool", key, (call.name, call.args), work)
+    if run.sealed:  # the run was given up on while this went on
+        raise asyncio.CancelledError
+    return outcome
+
+
+def _start(run: RunScope, call: ToolCall, decision: Decision | None) -> None:
+    open_call = run.open_calls[call.id]
+    if decision is None:
+        open_call.move(ToolCallStatus.RUNNING)
+        run.emit(ToolCallReady(call_id=call.id, tool_name=call.name, args=call.args))
+        return
+    open_call.move(ToolCallStatus.RESUMING)
+    open_call.resumes += 1
+    run.emit(ToolCallResumed(call_id=call.id, tool_name=call.name, decision=decision))
+    if decision.action == "resume":
+        open_call.move(ToolCallStatus.RUNNING)
+
+
+def _decided(open_call: OpenCall, decision: Decision) -> ToolCall:
+    """The call as it is to run: with the decision as its arguments where the ticket says so."""
+    call, ticket = open_call.call, open_call.ticket
+    if ticket is None or ticket.resume_mode is not ResumeMode.PASS_DECISION:
+        return call
+    if isinstance(decision.payload, dict):
+        return ToolCall(call.id, call.name, decision.payload)
+    return ToolCall(call.id, call.name, {}, repr(decision.payload))
 
 
 def prepare(run: RunScope, call: ToolCall) -> BoundTool:
@@ -153,101 +203,57 @@ def prepare(run: RunScope, call: ToolCall) -> BoundTool:
     except (ToolError, Escape):
         raise
     except Exception as exc:
-        raise _internal(call, exc) from exc
+        raise internal_error(call, exc) from exc
     return bound
 
 
-async def execute(group: CallGroup, bound: BoundTool, call: ToolCall) -> CallOutcome:
-    """Run the tool, again where it may be retried, and make one outcome of whatever happens."""
-    tool, attempt = bound.tool, 0
-    # One turn is one attempt.
-    while True:
-        try:
-            returned = await _attempt(group, bound, call)
-            return _outcome_of(call, returned)
-        except ToolError as exc:
-            error = exc
-        except Escape:
-            raise
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            error = InternalError("the tool cancelled itself")
-        except (Exception, SystemExit) as exc:
-            error = _internal(call, exc)
-        if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
-            return failed(call, error)
-        await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
-        attempt += 1
-
-
-async def _attempt(group: CallGroup, bound: BoundTool, call: ToolCall) -> Any:
-    run, tool = group.run, bound.tool
-    timeout, deadline = tool.timeout, run.budget.deadline
-    cancellation = run.cancellation if timeout is None else run.cancellation.child()
-    if timeout is not None:
-        deadline = min(time.time() + timeout, deadline or float("inf"))
-    ctx = ToolContext(
-        call_id=call.id,
-        tool_name=call.name,
-        run=run.identity,
-        agent=run.agent,
-        snapshot=group.snapshot,
-        emit=run.report,
-        cancellation=cancellation,
-        resolver=run.resolver,
-        deadline=deadline,
-        context=run.context,
-    )
-    if timeout is None:
-        return await tool.execute(dict(call.args), ctx)
-    timer = asyncio.timeout(timeout)
-    try:
-        async with timer:
-            return await tool.execute(dict(call.args), ctx)
-    except TimeoutError:
-        if not timer.expired():
-            raise
-        cancellation.set("timeout")
-        raise ToolTimeout(f"no result after {timeout:g} s") from None
-
-
-def _outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
-    """What a tool returned, as an outcome; raises InternalError for a value that has no JSON form."""
-    command = None
-    if isinstance(returned, ToolOutput):
-        command, returned = returned.command, returned.result
-    result = returned if isinstance(returned, ToolResult) else ToolResult(call.name, data=returned)
-    return _outcome(call, result, command)
-
-
-def _outcome(call: ToolCall, result: ToolResult, command: StateCommand | None) -> CallOutcome:
-    data: Any = result.data
-    if type(data) is not str:
-        try:
-            data = to_json_value(data)
-        except (TypeError, ValueError) as exc:
-            raise InternalError(f"tool {call.name!r} returned a value that cannot be written as JSON: {exc}") from exc
-    named = ToolResult(call.name, result.status, data, result.message, result.suspension, result.metadata)
-    return CallOutcome(_STATUS[result.status], named, command)
-
-
-def failed(call: ToolCall, error: ToolError) -> CallOutcome:
-    """The outcome of a call that ended by an error: the model reads kind and message, its state is dropped."""
-    data = {"error": {"kind": error.kind, "message": error.message}}
-    return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, str(error)))
-
-
-def finalize(group: CallGroup, call: ToolCall, outcome: CallOutcome) -> tuple[CallOutcome, Message]:
-    """Commit the call's state, tell the log, and make the message the model reads."""
+async def _before_tool(
+    group: CallGroup, call: ToolCall, decision: Decision | None
+) -> tuple[Intercept | None, StateCommand | None]:
+    """What the hooks say before a call: the strongest intercept, and the state they change with it."""
     run = group.run
+    if "before_tool" not in run.hooks.by_phase:
+        return None, None
+    at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
+    chosen: Intercept | None = None
+    for hook, intercept in await at_work.run_hooks():
+        strength = _STRENGTH[type(intercept)]
+        if chosen is None or strength > _STRENGTH[type(chosen)]:
+            chosen = intercept
+        elif strength == _STRENGTH[type(chosen)]:
+            _log.warning("%s also returned %s for call %s; the first is kept", hook.label, intercept, call.id)
+            run.tell(f"{hook.label} also asked for {type(intercept).__name__}; the first is kept", "intercept_tie")
+    await at_work.finish(call.id)
+    return chosen, at_work.command
+
+
+async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: ToolCall, outcome: CallOutcome) -> None:
+    """As `_finalize`, after the hooks have seen the result; what they change is part of the one commit."""
+    run = group.run
+    if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
+        _finalize(group, open_call, outcome)
+        command, at_work = outcome.command, None
+    else:
+        at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
+        if outcome.command is not None:
+            at_work.merge(outcome.command)
+        await at_work.run_hooks()
+        command = at_work.command
+        _finalize(group, open_call, outcome.with_command(command))
+        await at_work.finish(call.id)
+    if command is not None and (command.actions or command.effects):
+        await carry_out(run, command, "after_tool")
+
+
+def _finalize(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
+    """Commit the call's state, or fail the call where it cannot be, and end it."""
+    call = open_call.call
     if outcome.command:
         try:
             _commit(group, call, outcome.command)
         except StateError as exc:
             outcome = failed(call, ExecutionFailed(f"call {call.id!r} could not commit its state: {exc}"))
-    return outcome, _close(run, call, outcome)
+    _end(group, open_call, outcome)
 
 
 def _commit(group: CallGroup, call: ToolCall, command: StateCommand) -> None:
@@ -257,21 +263,16 @@ def _commit(group: CallGroup, call: ToolCall, command: StateCommand) -> None:
         for name in exclusive:
             if writers.get(name, call.id) != call.id:
                 raise WriteConflict(name, writers[name], call.id)
-    commit = run.state.apply(command)
+    run.hooks.check(command)
+    apply(run, command, call.id)
     for name in exclusive:
         writers[name] = call.id
-    if commit.changes:
-        run.emit(StateDelta(revision=commit.revision, changes=commit.changes, call_id=call.id))
-    for data in command.events:
-        run.emit(Custom(data=data, call_id=call.id))
 
 
-def _close(run: RunScope, call: ToolCall, outcome: CallOutcome) -> Message:
-    """The last event of a call, and its message."""
-    open_call = run.open_calls[call.id]
+def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
+    """The last event of a call and its message, or the news that it waits."""
+    run, call = group.run, open_call.call
     open_call.move(outcome.status)
-    if outcome.status is not ToolCallStatus.SUSPENDED:
-        del run.open_calls[call.id]
     bound = run.toolbox.get(call.name)
     limit = run.agent.result_limit if bound is None or bound.tool.result_limit is None else bound.tool.result_limit
     text = cut(outcome.result.text, limit)
@@ -282,38 +283,17 @@ def _close(run: RunScope, call: ToolCall, outcome: CallOutcome) -> Message:
         name=call.name,
         id=open_call.message_id,
     )
+    result = outcome.result
+    if outcome.status is ToolCallStatus.SUSPENDED:
+        open_call.ticket = ticket = result.suspension or _default_ticket(call, text)
+        result = result.with_ticket(ticket)
+    else:
+        del run.open_calls[call.id]
+        group.messages[call.id] = message
     run.emit(
-        ToolCallFinished(
-            call_id=call.id,
-            tool_name=call.name,
-            status=outcome.status,
-            result=outcome.result,
-            message=message,
-        )
+        ToolCallFinished(call_id=call.id, tool_name=call.name, status=outcome.status, result=result, message=message)
     )
-    return message
 
 
-def _cancelled(run: RunScope, call: ToolCall) -> tuple[CallOutcome, Message]:
-    """Close a call that was stopped, or never came to its turn."""
-    if run.open_calls[call.id].status is ToolCallStatus.NEW:
-        run.open_calls[call.id].move(ToolCallStatus.RUNNING)
-    error = ToolCancelled("the call was cancelled before it finished")
-    result = ToolResult(call.name, ToolStatus.ERROR, {"error": {"kind": error.kind}}, str(error))
-    outcome = CallOutcome(ToolCallStatus.CANCELLED, result)
-    return outcome, _close(run, call, outcome)
-
-
-def cut(text: str, limit: int) -> str:
-    """Text within the limit: the beginning and the end, with a line between that says what is missing."""
-    if len(text) <= limit:
-        return text
-    head = limit * 3 // 4
-    tail = limit - head
-    missing = len(text) - head - tail
-    return f"{text[:head]}\n[… {missing:,} of {len(text):,} characters left out here …]\n{text[len(text) - tail :]}"
-
-
-def _internal(call: ToolCall, exc: BaseException) -> InternalError:
-    _log.error("tool %r failed in call %s", call.name, call.id, exc_info=exc)
-    return InternalError(str(exc) or type(exc).__name__)
+def _default_ticket(call: ToolCall, message: str) -> SuspendTicket:
+    return SuspendTicket(f"ticket_{call.id}", f"tool:{call.name}", message, call.args)

@@ -41,6 +41,10 @@ class EventLog:
         self.closed = True
         self._wake()
 
+    def reopen(self) -> None:
+        """More will come after all."""
+        self.closed = False
+
     async def follow(self, after: int = 0, until: Callable[[Event], bool] | None = None) -> AsyncIterator[Event]:
         """Every event after number `after`, as it comes, until the log closes or `until` says so."""
         place, events = after, self.events

@@ -4,86 +4,134 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Mapping
 
 from msgspec.structs import replace
 
+from ..core.decisions import Decision
 from ..core.errors import Escape
-from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot, StepStarted
-from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
+from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunResult
-from .calls import close_calls, refuse_calls, run_calls
-from .scope import RunScope
+from .calls import refuse_calls, resume_calls, run_calls
+from .phases import run_phase
+from .scope import Ending, RunScope
 from .turn import ask_model
 
 _log = logging.getLogger(__name__)
 
 
-async def run_loop(run: RunScope) -> RunResult:
-    """One agent run, from its input to its result."""
+async def run_loop(run: RunScope) -> Ending:
+    """One agent run, from its input to its end."""
     # Each turn of this loop is one step: a model call and the tool calls it asked for.
     while run.step < run.agent.max_steps:
         run.stop_if_cancelled()
         if run.step == 0 and (limit := run.budget.exhausted(run.journal)):
-            return run.finish(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
-        run.step += 1
-        run.step_is_open = True
-        run.emit(StepStarted(step=run.step))
+            return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
+        run.open_step(run.step + 1)
+        if run.hooks:
+            await run_phase(run, "step_start", messages=run.own_messages)
 
         answer = await ask_model(run)
         if not answer.tool_calls:
-            return run.finish(RunStatus.COMPLETED, "natural")
+            if run.hooks:
+                await run_phase(run, "step_end", messages=run.own_messages)
+            return Ending(RunStatus.COMPLETED, "natural")
 
         if limit := run.budget.exhausted(run.journal):
             # The model gets one more turn to answer with what it has; asking again ends the run.
             refuse_calls(run, answer.tool_calls, limit)
             if run.refused_limit is not None:
-                return run.finish(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} was reached")
+                return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} was reached")
             run.refused_limit = limit
         else:
-            outcomes = await run_calls(run, answer.tool_calls)
-            if any(outcome.status is ToolCallStatus.SUSPENDED for outcome in outcomes):
-                return run.finish(RunStatus.SUSPENDED, "suspended")
-        run.close_step()
+            await run_calls(run, answer.tool_calls)
+        if (ending := await _end_step(run)) is not None:
+            return ending
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"
-    return run.finish(RunStatus.FAILED, "max_steps", error)
+    return Ending(RunStatus.FAILED, "max_steps", error)
+
+
+async def resume_loop(run: RunScope, decisions: Mapping[str, Decision]) -> Ending:
+    """Go on where calls waited: with those that were decided on, and then with the loop."""
+    run.open_step(run.step)
+    await resume_calls(run, decisions)
+    ending = await _end_step(run)
+    return ending if ending is not None else await run_loop(run)
+
+
+async def _end_step(run: RunScope) -> Ending | None:
+    """What follows the calls of a step: the end of the run, or None for the next step."""
+    if run.open_calls:
+        return Ending(RunStatus.SUSPENDED, "suspended")
+    if run.hooks:
+        await run_phase(run, "step_end", messages=run.own_messages)
+    if run.blocked is not None:
+        return Ending(RunStatus.FAILED, "blocked", run.blocked)
+    run.close_step()
+    return None
 
 
 async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult:
     """Run the loop and make a result of whatever happens; only an Escape comes out as an exception."""
-    _begin(run, messages)
-    try:
-        return await run_loop(run)
-    except asyncio.CancelledError:
-        if run.sealed:  # given up on: its end has been told
-            raise
-        return run.finish(RunStatus.CANCELLED, "cancelled", run.cancellation.reason)
-    except Escape as exc:
-        run.finish(RunStatus.FAILED, "error", str(exc))
-        raise
-    except Exception as exc:
-        _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
-        return run.finish(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}")
-
-
-def abandon_run(run: RunScope) -> RunResult:
-    """End a cancelled run whose tools or model do not stop; what they still do is not listened to."""
-    close_calls(run)
-    return run.finish(RunStatus.CANCELLED, "cancelled", run.cancellation.reason)
-
-
-def _begin(run: RunScope, messages: tuple[Message, ...]) -> None:
     given = tuple([message if message.id else replace(message, id=run.next_message_id()) for message in messages])
     run.conversation.extend(given)
-    run.emit(
-        RunStarted(
-            thread_id=run.identity.thread_id,
-            parent_tool_call_id=run.identity.parent_tool_call_id,
-            messages=given,
-        )
-    )
+    _tell_start(run, given)
     if run.history:
         run.emit(MessagesSnapshot(messages=run.history))
     state = run.state.export_persisted()
     if state.extensions:
         run.emit(StateSnapshot(revision=state.revision, state=state.extensions))
+
+    async def first_leg() -> Ending:
+        if run.hooks:
+            await run_phase(run, "run_start", messages=run.own_messages)
+        return await run_loop(run)
+
+    return await _to_the_end(run, first_leg())
+
+
+async def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> RunResult:
+    """As `execute_run`, for a run that was suspended."""
+    run.reopen()
+    _tell_start(run, ())
+    return await _to_the_end(run, resume_loop(run, decisions))
+
+
+def abandon_run(run: RunScope) -> RunResult:
+    """End a run that waits, or whose tools or model do not stop; what they still do is not listened to."""
+    if run.sealed:
+        run.reopen()
+        _tell_start(run, ())
+    if run.group is not None:
+        run.group.close()
+    return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
+
+
+async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
+    try:
+        ending = await work
+        if run.hooks and ending.status is not RunStatus.SUSPENDED:
+            await run_phase(run, "run_end", messages=run.own_messages)
+        return run.finish(ending)
+    except asyncio.CancelledError:
+        if run.sealed:  # given up on: its end has been told
+            raise
+        return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
+    except Escape as exc:
+        run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
+        raise
+    except Exception as exc:
+        _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
+        return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+
+
+def _tell_start(run: RunScope, messages: tuple[Message, ...]) -> None:
+    run.emit(
+        RunStarted(
+            thread_id=run.identity.thread_id,
+            parent_tool_call_id=run.identity.parent_tool_call_id,
+            messages=messages,
+        )
+    )

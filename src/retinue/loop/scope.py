@@ -7,33 +7,50 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import force_setattr
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.context import CancellationToken
 from ..core.errors import IllegalMove
-from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished
+from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished, StepStarted
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall
 from ..core.model import Model
+from ..core.plugins import StepAction
+from ..core.results import SuspendTicket
 from ..core.runs import RunIdentity, RunResult, Usage
 from ..core.statestore import StateStore
 from .limits import Budget
 from .log import EventLog
+from .phases import HookTable
+
+if TYPE_CHECKING:
+    from .calls import CallGroup
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
+
+
+class Ending(Struct, frozen=True):
+    """How a run ends, or why it waits."""
+
+    status: RunStatus
+    termination: str
+    error: str | None = None
 
 
 class OpenCall:
     """A call that has not ended. Its message has an id from the start, so that ids do not depend on who is first."""
 
-    __slots__ = ("call", "message_id", "status")
+    __slots__ = ("call", "message_id", "resumes", "status", "ticket")
 
     def __init__(self, call: ToolCall, message_id: str) -> None:
         self.call, self.message_id, self.status = call, message_id, ToolCallStatus.NEW
+        self.ticket: SuspendTicket | None = None
+        self.resumes = 0
 
     def move(self, wanted: ToolCallStatus) -> None:
         if wanted not in CALL_MOVES[self.status]:
@@ -55,6 +72,7 @@ class RunScope:
         journal: Journal,
         log: EventLog,
         budget: Budget,
+        hooks: HookTable,
         cancellation: CancellationToken,
         history: tuple[Message, ...] = (),
         ns: Namespace = (),
@@ -63,6 +81,7 @@ class RunScope:
     ) -> None:
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
+        self.hooks = hooks
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
         self.descriptors = tuple([bound.descriptor for bound in toolbox.values()])
@@ -73,6 +92,16 @@ class RunScope:
         """Where this run's own messages begin in the conversation."""
         self.used_call_ids = {call.id for message in history for call in message.tool_calls}
         self.open_calls: dict[str, OpenCall] = {}
+        self.group: CallGroup | None = None
+        """The calls of the step in progress."""
+        self.decided: set[str] = set()
+        """The ids of the decisions that were taken in."""
+        self.blocked: str | None = None
+        """Why a hook wants the run to end."""
+        self.step_actions: list[StepAction] = []
+        """What hooks asked for, for the next request."""
+        self.dead_letters: list[Any] = []
+        """Actions and effects that failed."""
         self.partial_text: list[str] = []
         """What the model has said in a turn that is not finished."""
         self.status = RunStatus.RUNNING
@@ -82,23 +111,27 @@ class RunScope:
         self.refused_limit: str | None = None
         """The limit for which calls were refused once; the next time ends the run."""
         self.sealed = False
+        self._own_messages: tuple[Message, ...] = ()
         self._message_count = self._made_call_ids = 0
         self._thread = threading.get_ident()
         self._event_loop = asyncio.get_running_loop()
 
     def emit(self, event: Event) -> None:
-        """Put a fresh event at the end of the log as this run's. After `run_finished` nothing is put there any more."""
+        """Put an event at the end of the log as this run's. After `run_finished` nothing is put there any more."""
         if self.sealed:
             return
         log = self.log
-        # In place: nobody else has the event yet, and a copy would cost as much as making it.
-        force_setattr(event, "seq", len(log.events) + 1)
-        force_setattr(event, "at", time.time())
-        force_setattr(event, "run_id", self.run_id)
-        force_setattr(event, "parent_run_id", self.parent_run_id)
-        force_setattr(event, "agent", self.agent.name)
-        force_setattr(event, "ns", self.ns)
-        log.append(event)
+        log.append(
+            replace(
+                event,
+                seq=len(log.events) + 1,
+                at=time.time(),
+                run_id=self.run_id,
+                parent_run_id=self.parent_run_id,
+                agent=self.agent.name,
+                ns=self.ns,
+            )
+        )
 
     def report(self, event: Event) -> None:
         """As `emit`, from any thread."""
@@ -106,6 +139,10 @@ class RunScope:
             self.emit(event)
         else:
             self._event_loop.call_soon_threadsafe(self.emit, event)
+
+    def tell(self, message: str, code: str) -> None:
+        """An error event for something that does not end the run."""
+        self.emit(ErrorRaised(message=message, code=code))
 
     def stop_if_cancelled(self) -> None:
         """A tool may have swallowed the cancellation; the loop does not."""
@@ -125,12 +162,12 @@ class RunScope:
         self.used_call_ids.add(call_id)
         return call_id
 
-    def open_call(self, call: ToolCall) -> None:
-        self.open_calls[call.id] = OpenCall(call, self.next_message_id())
-
     @property
     def own_messages(self) -> tuple[Message, ...]:
-        return tuple(self.conversation[self.own_from :])
+        """This run's part of the conversation; made anew only when it has grown, because hooks ask often."""
+        if len(self._own_messages) != len(self.conversation) - self.own_from:
+            self._own_messages = tuple(self.conversation[self.own_from :])
+        return self._own_messages
 
     @property
     def response(self) -> str | None:
@@ -140,46 +177,60 @@ class RunScope:
                 return text
         return None
 
+    def open_step(self, number: int) -> None:
+        self.step, self.step_is_open = number, True
+        self.emit(StepStarted(step=number))
+
     def close_step(self) -> None:
         if self.step_is_open:
             self.step_is_open = False
             self.emit(StepFinished(step=self.step))
 
-    def finish(self, status: RunStatus, termination: str, error: str | None = None, output: Any = None) -> RunResult:
-        """End the run: its last events, and its result."""
+    def _move(self, status: RunStatus) -> None:
         if status not in RUN_MOVES[self.status]:
             raise IllegalMove(f"run {self.run_id!r}", self.status, status)
         self.status = status
+
+    def reopen(self) -> None:
+        """Go on with a run that was suspended."""
+        self._move(RunStatus.RUNNING)
+        self.sealed = False
+
+    def finish(self, ending: Ending) -> RunResult:
+        """End the run, or this leg of it: its last events, and its result."""
+        self._move(ending.status)
         if self.partial_text:
             said = Message.assistant("".join(self.partial_text), id=self.next_message_id())
             self.conversation.append(said)
             self.partial_text = []
         self.close_step()
-        if status is RunStatus.FAILED:
-            self.emit(ErrorRaised(message=error or termination, code=termination, fatal=True))
+        if ending.status is RunStatus.FAILED:
+            self.emit(ErrorRaised(message=ending.error or ending.termination, code=ending.termination, fatal=True))
         result = RunResult(
-            status=status,
+            status=ending.status,
             run_id=self.run_id,
             thread_id=self.identity.thread_id,
             response=self.response,
-            output=output,
             steps=self.step,
             state=self.state.export_persisted(),
             usage=self.usage,
-            error=error,
-            termination=termination,
+            error=ending.error,
+            termination=ending.termination,
             messages=self.own_messages,
+            suspended=self._tickets(),
         )
         self.emit(
             RunFinished(
-                status=status,
-                termination=termination,
+                status=ending.status,
+                termination=ending.termination,
                 response=result.response,
-                error=error,
+                error=ending.error,
                 steps=self.step,
                 usage=self.usage,
-                output=output,
             )
         )
         self.sealed = True
         return result
+
+    def _tickets(self) -> dict[str, SuspendTicket]:
+        return {call_id: call.ticket for call_id, call in self.open_calls.items() if call.ticket is not None}

@@ -8,8 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from ..core.events import InferenceFinished, ReasoningDelta, TextDelta, ToolCallArgsDelta, ToolCallStarted
-from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings, StepAction
+from .phases import run_phase
 from .scope import RunScope
 
 _decode = msgspec.json.decode
@@ -92,6 +94,11 @@ class _CallDraft:
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
     request = ModelRequest(messages=tuple(run.conversation), tools=run.descriptors, settings=run.agent.settings)
+    if run.hooks:
+        await run_phase(run, "before_inference", request=request, messages=run.own_messages)
+    if run.step_actions:
+        request = _with_actions(request, run.step_actions)
+        run.step_actions = []
     message_id = run.next_message_id()
     about = (len(request.messages), request.messages[-1].id if request.messages else None)
 
@@ -113,7 +120,25 @@ async def ask_model(run: RunScope) -> Message:
             usage=usage,
         )
     )
+    if run.hooks:
+        await run_phase(run, "after_inference", request=request, messages=run.own_messages)
     return message
+
+
+def _with_actions(request: ModelRequest, actions: list[StepAction]) -> ModelRequest:
+    """The request as hooks want it this once."""
+    messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
+    included = [name for action in actions if isinstance(action, IncludeTools) for name in action.names]
+    excluded = {name for action in actions if isinstance(action, ExcludeTools) for name in action.names}
+    for action in actions:
+        if isinstance(action, AddContextMessage):
+            messages.append(Message.user(action.text, visibility=Visibility.INTERNAL))
+        elif isinstance(action, OverrideSettings):
+            settings.update(action.settings)
+    if included:
+        tools = [tool for tool in tools if tool.name in included]
+    tools = [tool for tool in tools if tool.name not in excluded]
+    return ModelRequest(messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
 async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:

@@ -1,0 +1,94 @@
+"""Execution of one call: attempts, time limits, and whatever a tool may raise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import Any
+
+from ..core.agents import BoundTool
+from ..core.context import CancellationToken, ToolContext
+from ..core.errors import Escape, InternalError, InvalidArguments, ToolCancelled, ToolError, ToolTimeout
+from ..core.messages import ToolCall
+from ..core.state import Snapshot
+from .outcomes import CallOutcome, failed, outcome_of
+from .scope import RunScope
+
+_log = logging.getLogger(__name__)
+
+_NEVER_RETRIED = (InvalidArguments, ToolCancelled)
+
+
+async def execute(
+    run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Snapshot, resume_input: Any = None
+) -> CallOutcome:
+    """Run the tool, again where it may be retried, and make one outcome of whatever happens."""
+    tool, attempt = bound.tool, 0
+    # One turn is one attempt.
+    while True:
+        try:
+            return outcome_of(call, await _attempt(run, bound, call, snapshot, resume_input))
+        except ToolError as exc:
+            error = exc
+        except Escape:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error = InternalError("the tool cancelled itself")
+        except (Exception, SystemExit) as exc:
+            error = internal_error(call, exc)
+        if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
+            return failed(call, error)
+        await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
+        attempt += 1
+
+
+async def _attempt(run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Snapshot, resume_input: Any) -> Any:
+    tool = bound.tool
+    timeout, deadline = tool.timeout, run.budget.deadline
+    cancellation = run.cancellation
+    if timeout is not None:
+        cancellation = CancellationToken()  # its own: a timeout stops this attempt, not the run
+        deadline = min(time.time() + timeout, deadline or float("inf"))
+    ctx = ToolContext(
+        call_id=call.id,
+        tool_name=call.name,
+        run=run.identity,
+        agent=run.agent,
+        snapshot=snapshot,
+        emit=run.report,
+        cancellation=cancellation,
+        resolver=run.resolver,
+        resume_input=resume_input,
+        deadline=deadline,
+        context=run.context,
+    )
+    if timeout is None:
+        return await tool.execute(dict(call.args), ctx)
+    timer = asyncio.timeout(timeout)
+    pass_on = partial(_pass_on, run.cancellation, cancellation)
+    run.cancellation.on_set(pass_on)
+    try:
+        async with timer:
+            return await tool.execute(dict(call.args), ctx)
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        cancellation.set("timeout")
+        raise ToolTimeout(f"no result after {timeout:g} s") from None
+    finally:
+        run.cancellation.forget(pass_on)
+
+
+def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
+    target.set(source.reason or "cancelled")
+
+
+def internal_error(call: ToolCall, exc: BaseException) -> InternalError:
+    """What the model may know of an unexpected exception; the traceback goes to the log."""
+    _log.error("tool %r failed in call %s", call.name, call.id, exc_info=exc)
+    return InternalError(str(exc) or type(exc).__name__)

@@ -1,0 +1,197 @@
+"""Phases: when hooks run, and how what they ask for is carried out.
+
+The hooks of one phase see one snapshot. Their commands become one commit; a hook that wrote an exclusive key another
+had written already is run again on the state as it is then. Actions are carried out at the end of the phase that
+scheduled them, effects after the commit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import Escape, HookFailed, RunawayActions, StateError, UnknownAction
+from ..core.events import Custom, ErrorRaised, StateDelta
+from ..core.plugins import (
+    AddContextMessage,
+    ExcludeTools,
+    Handler,
+    Hook,
+    HookContext,
+    HookReturn,
+    IncludeTools,
+    OverrideSettings,
+    Phase,
+    Registrar,
+)
+from ..core.state import Snapshot, StateCommand
+
+if TYPE_CHECKING:
+    from .scope import RunScope
+
+_log = logging.getLogger(__name__)
+
+MAX_ACTION_ROUNDS = 16
+
+_STEP_ACTIONS = (AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings)
+
+
+class HookTable:
+    """The hooks and handlers of an agent's plugins. It is false where there are none, and then costs nothing."""
+
+    __slots__ = ("actions", "by_phase", "effects")
+
+    def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
+        self.by_phase: dict[Phase, list[Hook]] = {}
+        self.actions: dict[type, Handler] = {}
+        self.effects: dict[type, Handler] = {}
+        for registrar in registrars:
+            for hook in registrar.hooks:
+                self.by_phase.setdefault(hook.phase, []).append(hook)
+            self.actions.update(registrar.actions)
+            self.effects.update(registrar.effects)
+        for hooks in self.by_phase.values():
+            hooks.sort(key=lambda hook: hook.priority)
+
+    def __bool__(self) -> bool:
+        return bool(self.by_phase)
+
+    def check(self, command: StateCommand) -> None:
+        """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
+        for action in command.actions:
+            if not isinstance(action, _STEP_ACTIONS) and type(action) not in self.actions:
+                raise UnknownAction("action", type(action).__name__)
+        for effect in command.effects:
+            if type(effect) not in self.effects:
+                raise UnknownAction("effect", type(effect).__name__)
+
+
+class HookRound:
+    """One phase at work: it merges commands and sets aside the hooks whose writes clash."""
+
+    def __init__(self, run: RunScope, phase: Phase, snapshot: Snapshot, **seen: Any) -> None:
+        self.run, self.phase, self.snapshot, self.seen = run, phase, snapshot, seen
+        self.command = StateCommand()
+        self.deferred: list[Hook] = []
+        self._written: set[str] = set()
+
+    def merge(self, command: StateCommand) -> None:
+        self.command.extend(command)
+        self._written.update(_exclusive(command))
+
+    async def call(self, hook: Hook, snapshot: Snapshot | None = None) -> HookReturn:
+        """What a hook returns; None where an optional one failed."""
+        run = self.run
+        context = HookContext(
+            phase=self.phase, run=run.identity, agent=run.agent, snapshot=snapshot or self.snapshot, **self.seen
+        )
+        try:
+            returned = hook.function(context)
+            returned = await returned if inspect.isawaitable(returned) else returned
+            if isinstance(returned, StateCommand):
+                run.hooks.check(returned)
+                run.state.check(returned)
+            return returned
+        except Escape:
+            raise
+        except Exception as exc:
+            if not hook.optional:
+                raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc
+            _log.warning("optional %s failed in %s", hook.label, self.phase, exc_info=exc)
+            run.emit(ErrorRaised(message=f"optional {hook.label} failed: {exc}", code="hook_failed"))
+            return None
+
+    async def run_hooks(self) -> list[Any]:
+        """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
+        others: list[Any] = []
+        for hook in self.run.hooks.by_phase.get(self.phase, ()):
+            returned = await self.call(hook)
+            if isinstance(returned, StateCommand):
+                if self._written.isdisjoint(_exclusive(returned)):
+                    self.merge(returned)
+                else:
+                    self.deferred.append(hook)
+            elif returned is not None:
+                others.append((hook, returned))
+        return others
+
+    async def finish(self, call_id: str | None = None) -> None:
+        """Run the hooks that were set aside, each on fresh state with a commit of its own."""
+        for hook in self.deferred:
+            returned = await self.call(hook, self.run.state.snapshot())
+            if isinstance(returned, StateCommand):
+                await commit(self.run, returned, self.phase, call_id)
+
+
+async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
+    """Run the hooks of a phase and commit what they ask for. Nothing happens where there are none."""
+    if phase not in run.hooks.by_phase:
+        return
+    at_work = HookRound(run, phase, run.state.snapshot(), **seen)
+    for hook, intercept in await at_work.run_hooks():
+        raise HookFailed(hook.label, phase, f"returned {type(intercept).__name__}, which only before_tool may")
+    await commit(run, at_work.command, phase)
+    await at_work.finish()
+
+
+async def commit(run: RunScope, command: StateCommand, phase: Phase, call_id: str | None = None) -> None:
+    """Commit a command, tell the log, and carry out what it asked for."""
+    apply(run, command, call_id)
+    if command.effects or command.actions:
+        await carry_out(run, command, phase)
+
+
+def apply(run: RunScope, command: StateCommand, call_id: str | None = None) -> None:
+    """The commit itself: state, and the events that come with it."""
+    changed = run.state.apply(command)
+    if changed.changes:
+        run.emit(StateDelta(revision=changed.revision, changes=changed.changes, call_id=call_id))
+    for data in command.events:
+        run.emit(Custom(data=data, call_id=call_id))
+
+
+async def carry_out(run: RunScope, command: StateCommand, phase: Phase) -> None:
+    """Effects once, actions until no new ones come. One that fails is a dead letter; the run goes on."""
+    pending = [command]
+    for _ in range(MAX_ACTION_ROUNDS):
+        asked: list[StateCommand] = []
+        for current in pending:
+            for effect in current.effects:
+                await _handle(run, run.hooks.effects[type(effect)], effect, phase, "effect")
+            for action in current.actions:
+                if isinstance(action, _STEP_ACTIONS):
+                    run.step_actions.append(action)
+                    continue
+                returned = await _handle(run, run.hooks.actions[type(action)], action, phase, "action")
+                if returned:
+                    asked.append(returned)
+        if not asked:
+            return
+        pending = asked
+    raise RunawayActions(phase, MAX_ACTION_ROUNDS)
+
+
+async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, what: str) -> StateCommand | None:
+    """Carry out one action or effect and commit what it returns."""
+    name = type(given).__name__
+    context = HookContext(phase=phase, run=run.identity, agent=run.agent, snapshot=run.state.snapshot())
+    try:
+        returned = handler(given, context)
+        returned = await returned if inspect.isawaitable(returned) else returned
+        if returned is not None:
+            run.hooks.check(returned)
+            apply(run, returned)
+        return returned
+    except Escape:
+        raise
+    except (Exception, StateError) as exc:
+        _log.warning("%s %s failed in %s", what, name, phase, exc_info=exc)
+        run.dead_letters.append(given)
+        run.emit(ErrorRaised(message=f"{what} {name} failed: {exc}", code="dead_letter"))
+        return None
+
+
+def _exclusive(command: StateCommand) -> set[str]:
+    return {key.name for key, _ in command.patch.updates if key.merge == "exclusive"}

@@ -1,0 +1,235 @@
+"""A folder of this machine as an agent's filesystem."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from typing import BinaryIO, TypeVar
+
+from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
+from ..core.filesystem import FileEntry
+from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
+from .paths import TEMPORARY, join_path, name_problem, split_path
+from .refusals import LINK, refusal_of
+from .tree import walk_files
+
+T = TypeVar("T")
+
+READ_LIMIT = 10_000_000
+
+
+class LocalFilesystem:
+    """The files below `root`. Making one looks at no file; a missing root is made by the first write.
+
+    Nothing outside is read, listed or changed, whatever a path says and whatever changes on disk meanwhile. The one
+    rule for it: no symbolic link below the root is followed, not even one that stays inside. Links, special files
+    (pipes, devices, sockets) and names that `split_path` refuses are left out of listings and refused when named.
+    A hard link is a file like any other to read; a write replaces the name and leaves the other file alone.
+
+    Where the system cannot open files relative to a folder (Windows), paths are resolved and compared before use.
+    A link made by another process in between is then followed: give such a workspace to nobody else.
+    """
+
+    _folder_type: type[Folder] = AnchoredFolder if CAN_ANCHOR else ResolvedFolder
+
+    def __init__(self, root: str | os.PathLike[str], *, read_limit: int = READ_LIMIT, fsync: bool = False) -> None:
+        given = os.fspath(root)
+        if not given or "\0" in given:
+            raise ConfigurationError(f"not a folder to work in: {given!r}")
+        self.root = os.path.abspath(given)
+        self.read_limit, self.fsync = read_limit, fsync
+
+    def __repr__(self) -> str:
+        return f"LocalFilesystem({self.root!r})"
+
+    def read(self, path: str) -> bytes:
+        """The whole file; one over `read_limit` bytes is refused, `open` reads it in parts."""
+        with self.open(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            # Read past the limit by one: a file may grow, or be of a kind that does not tell its size.
+            data = stream.read(self.read_limit + 1) if size <= self.read_limit else b""
+        if max(size, len(data)) > self.read_limit:
+            raise PathError(
+                path,
+                f"it has {max(size, len(data)):,} bytes, over the limit of {self.read_limit:,} for reading it whole; "
+                "read it in parts, with an offset and a limit",
+            )
+        return data
+
+    def open(self, path: str) -> BinaryIO:
+        parents, name = _leaf(path)
+        with self._folder(parents) as folder:
+            return os.fdopen(_open_file(folder, name, path, os.O_RDONLY)[0], "rb")
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace the file or make it. Its mode is kept; one without write permission is refused."""
+        parents, name = _leaf(path)
+        if path.endswith("/"):
+            raise PathError(path, "it names a folder, not a file")
+        with self._folder(parents, create=True) as folder:
+            mode = _mode_of_existing(folder, name, path)
+            temporary = TEMPORARY + token_hex(8)
+            try:
+                self._write_new(folder, temporary, data, mode)
+                folder.replace(temporary, name)
+                if self.fsync:
+                    folder.sync()
+            except BaseException as error:
+                with suppress(OSError):
+                    folder.unlink(temporary)
+                if isinstance(error, OSError):
+                    raise refusal_of(error, path) from error
+                raise
+
+    def list(self, path: str = "") -> list[FileEntry]:
+        names = split_path(path)
+        with self._folder(names) as folder:
+            found = _asking(folder.scan, path)
+        entries = [entry for name, status in found if (entry := _entry((*names, name), status)) is not None]
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def walk(self, path: str = "") -> list[FileEntry]:
+        return list(walk_files(self.list, path, True, lambda above, _: above))
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there that can be used."""
+        names = split_path(path)
+        try:
+            with self._folder(names[:-1]) as folder:
+                return not names or _entry(names, folder.stat(names[-1])) is not None
+        except FileMissing:
+            return False
+        except PathError as error:
+            if error.path == self.root:
+                raise
+            return False
+        except OSError:
+            return False
+
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with nothing in it."""
+        parents, name = _leaf(path)
+        with self._folder(parents) as folder:
+            status = _asking(lambda: folder.stat(name), path)
+            if is_link(status):
+                raise PathDenied(path, LINK)
+            remove = folder.rmdir if stat.S_ISDIR(status.st_mode) else folder.unlink
+            _asking(lambda: remove(name), path)
+
+    @contextmanager
+    def _folder(self, names: tuple[str, ...], *, create: bool = False) -> Generator[Folder, None, None]:
+        folder = self._open_root(create=create)
+        try:
+            for depth, name in enumerate(names, 1):
+                inner = _enter(folder, name, join_path(names[:depth]), create=create)
+                folder.close()
+                folder = inner
+            yield folder
+        finally:
+            folder.close()
+
+    def _open_root(self, *, create: bool) -> Folder:
+        try:
+            if create:
+                os.makedirs(self.root, exist_ok=True)
+            return self._folder_type.at(self.root)
+        except FileNotFoundError as error:
+            problem = "the root folder of this workspace does not exist; create it, or write a file to have it made"
+            raise FileMissing(self.root, problem) from error
+        except (NotADirectoryError, FileExistsError) as error:
+            problem = "the root of this workspace is a file, or below one; give it a folder"
+            raise PathError(self.root, problem) from error
+        except OSError as error:
+            raise refusal_of(error, self.root) from error
+
+    def _write_new(self, folder: Folder, name: str, data: bytes, mode: int | None) -> None:
+        fd = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+            if mode is not None and sys.platform != "win32":
+                os.fchmod(fd, mode)
+            if self.fsync:
+                stream.flush()
+                os.fsync(fd)
+
+
+def _leaf(path: str) -> tuple[tuple[str, ...], str]:
+    """The folders above and the name; the root has none."""
+    names = split_path(path)
+    if not names:
+        raise PathError(path, "it is the root folder of this workspace, not a file")
+    return names[:-1], names[-1]
+
+
+def _enter(folder: Folder, name: str, path: str, *, create: bool) -> Folder:
+    try:
+        status = folder.stat(name)
+    except FileNotFoundError as error:
+        if not create:
+            raise refusal_of(error, path) from error
+        _asking(lambda: _make(folder, name), path)
+    except OSError as error:
+        raise refusal_of(error, path) from error
+    else:
+        # Only to say it well: what is entered is decided by `enter`, which follows no link.
+        if is_link(status):
+            raise PathDenied(path, LINK)
+        if not stat.S_ISDIR(status.st_mode):
+            raise PathError(path, "it is a file, not a folder")
+    return _asking(lambda: folder.enter(name), path)
+
+
+def _make(folder: Folder, name: str) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(name)
+
+
+def _open_file(folder: Folder, name: str, path: str, flags: int) -> tuple[int, os.stat_result]:
+    """A descriptor of an ordinary file. Looked at before, as opening a device can do things, and after, to be sure."""
+    _refuse_unless_file(_asking(lambda: folder.stat(name), path), path)
+    fd = _asking(lambda: folder.open(name, flags), path)
+    try:
+        status = os.fstat(fd)
+        _refuse_unless_file(status, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
+def _refuse_unless_file(status: os.stat_result, path: str) -> None:
+    if is_link(status):
+        raise PathDenied(path, LINK)
+    if stat.S_ISDIR(status.st_mode):
+        raise PathError(path, "it is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise PathDenied(path, "it is a pipe, a device or a socket, not a file")
+
+
+def _mode_of_existing(folder: Folder, name: str, path: str) -> int | None:
+    try:
+        fd, status = _open_file(folder, name, path, os.O_WRONLY)
+    except FileMissing:
+        return None
+    os.close(fd)
+    return stat.S_IMODE(status.st_mode) & 0o777
+
+
+def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
+    """What a listing shows; None for what cannot be used."""
+    if is_link(status) or name_problem(names[-1]):
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return FileEntry(join_path(names), True)
+    return FileEntry(join_path(names), False, status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+
+def _asking(question: Callable[[], T], path: str) -> T:
+    try:
+        return question()
+    except OSError as error:
+        raise refusal_of(error, path) from error

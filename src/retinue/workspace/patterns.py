@@ -1,0 +1,78 @@
+"""Glob patterns: `*`, `?` and `[…]` within a name, `**` for any number of folders, `{a,b}` for either."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ..core.errors import InvalidArguments
+from ..core.filesystem import FileEntry
+from .paths import split_path
+
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_MOST_ALTERNATIVES = 64
+
+Places: TypeAlias = frozenset[tuple[int, int]]
+"""How far the alternatives of a pattern have matched: (alternative, segment)."""
+
+
+class GlobPattern:
+    """A pattern that is matched folder by folder, so that no folder is opened where nothing can match."""
+
+    def __init__(self, pattern: str) -> None:
+        self._alternatives = [_segments(split_path(text)) for text in _spelled_out(pattern)]
+        if not all(self._alternatives):
+            raise InvalidArguments(f"the pattern {pattern!r} names no file; give one such as '**/*.py'")
+        self.start = self._with_skips({(index, 0) for index in range(len(self._alternatives))})
+
+    def step(self, places: Places, entry: FileEntry) -> Places | None:
+        """Where the pattern is after one more name; None if the entry cannot match or hold a match."""
+        name = entry.path.rpartition("/")[2]
+        after: set[tuple[int, int]] = set()
+        for alternative, index in places:
+            segments = self._alternatives[alternative]
+            if index == len(segments):
+                continue
+            if (matches := segments[index]) is None:
+                after.add((alternative, index))
+            elif matches(name):
+                after.add((alternative, index + 1))
+        reached = self._with_skips(after)
+        return reached if reached and (entry.is_dir or self._is_match(reached)) else None
+
+    def _is_match(self, places: Places) -> bool:
+        return any(index == len(self._alternatives[alternative]) for alternative, index in places)
+
+    def _with_skips(self, places: set[tuple[int, int]]) -> Places:
+        """`**` also stands for no folder at all."""
+        reached = set(places)
+        for alternative, start in places:
+            segments, index = self._alternatives[alternative], start
+            while index < len(segments) and segments[index] is None:
+                index += 1
+                reached.add((alternative, index))
+        return frozenset(reached)
+
+
+def _segments(names: tuple[str, ...]) -> list[Callable[[str], object] | None]:
+    """What matches each name; None for `**`, which at the end stands for every file below."""
+    if names and names[-1] == "**":
+        names = (*names, "*")
+    return [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in names]
+
+
+def _spelled_out(pattern: str) -> list[str]:
+    done: list[str] = []
+    waiting = [pattern]
+    while waiting:
+        text = waiting.pop()
+        braces = _BRACES.search(text)
+        if braces is None:
+            done.append(text)
+        else:
+            waiting += [text[: braces.start()] + part + text[braces.end() :] for part in braces[1].split(",")]
+        if len(done) + len(waiting) > _MOST_ALTERNATIVES:
+            raise InvalidArguments(f"the pattern {pattern!r} has more than {_MOST_ALTERNATIVES} alternatives")
+    return done

@@ -1,0 +1,101 @@
+"""Files as lines of text: read a part of a large one, tell text from binary."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+LINE_BYTES = 10_000
+"""What is kept of one line."""
+WINDOW_CHARS = 64_000
+"""What one reading shows at most; an agent cuts results that are longer."""
+_COUNTED_BYTES = 100_000_000
+_CHUNK = 1 << 20
+
+
+class Line(NamedTuple):
+    """One line without its end, and how many bytes of it were left out."""
+
+    data: bytes
+    cut: int
+
+    def text(self, *, lossy: bool = True) -> str:
+        """Decoded; bytes that are not UTF-8 become U+FFFD where that is allowed."""
+        return codecs.utf_8_decode(self.data, "replace" if lossy else "strict", not self.cut)[0]
+
+
+class Window(NamedTuple):
+    """Some lines of a file, and what is known of the whole."""
+
+    lines: list[str]
+    """Each with its number."""
+    next: int
+    """How many lines come before the first one that is not in it."""
+    total: int
+    counted: bool
+    """Whether `total` is all; else there are more."""
+    lossy: bool
+
+
+def is_binary(stream: BinaryIO) -> bool:
+    """Whether a file holds something else than text. The stream is back at its beginning afterwards."""
+    head = stream.read(8192)
+    stream.seek(0)
+    return b"\0" in head
+
+
+def read_lines(stream: BinaryIO, width: int = LINE_BYTES) -> Iterator[Line]:
+    """Line by line, never holding more than `width` bytes of one. A byte order mark is left out."""
+    if stream.read(3) != codecs.BOM_UTF8:
+        stream.seek(0)
+    while raw := stream.readline(width + 1):
+        cut = 0
+        if len(raw) > width and not raw.endswith(b"\n"):
+            raw, cut = raw[:width], 1 + _skip_line(stream)
+        yield Line(raw.removesuffix(b"\n").removesuffix(b"\r"), cut)
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    skipped = 0
+    while rest := stream.readline(_CHUNK):
+        skipped += len(rest)
+        if rest.endswith(b"\n"):
+            return skipped - 1
+    return skipped
+
+
+def read_window(stream: BinaryIO, offset: int, limit: int) -> Window:
+    """`limit` lines after the first `offset`, fewer where they are long."""
+    lines = read_lines(stream)
+    position = 0
+    for _ in zip(range(offset), lines, strict=False):
+        position += 1
+    shown: list[str] = []
+    chars, lossy = 0, False
+    for _, line in zip(range(limit), lines, strict=False):
+        position += 1
+        text, broken = _decode(line)
+        note = f" … [{line.cut:,} more bytes in this line]" if line.cut else ""
+        shown.append(f"{position:>6}\t{text}{note}")
+        chars, lossy = chars + len(shown[-1]) + 1, lossy or broken
+        if chars >= WINDOW_CHARS:
+            break
+    rest, counted = _count_lines(stream)
+    return Window(shown, position, position + rest, counted, lossy)
+
+
+def _decode(line: Line) -> tuple[str, bool]:
+    try:
+        return line.text(lossy=False), False
+    except UnicodeDecodeError:
+        return line.text(), True
+
+
+def _count_lines(stream: BinaryIO) -> tuple[int, bool]:
+    count, read, last = 0, 0, b"\n"
+    while chunk := stream.read(_CHUNK):
+        count, read, last = count + chunk.count(b"\n"), read + len(chunk), chunk
+        if read >= _COUNTED_BYTES:
+            return count, False
+    return count + (not last.endswith(b"\n")), True

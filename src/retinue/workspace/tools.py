@@ -1,0 +1,281 @@
+"""The six file tools of an agent. The docstrings of their methods are what the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
+from threading import Lock
+
+from ..core.context import CancellationToken, ToolContext
+from ..core.errors import (
+    Denied,
+    ExecutionFailed,
+    FileMissing,
+    FilesystemError,
+    InvalidArguments,
+    NotFound,
+    PathDenied,
+    shown_path,
+)
+from ..core.filesystem import FileEntry, Filesystem
+from ..core.functions import FunctionTool
+from ..core.tools import Tool
+from .edits import nearly_at, replace_text
+from .grep import grep
+from .paths import join_path, normal_path, split_path
+from .patterns import GlobPattern
+from .searcher import searching
+from .text import Window, is_binary, read_window
+from .tree import walk_files
+
+READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
+"""The tools that change nothing."""
+MOST_ENTRIES = 1000
+"""How many files a listing shows."""
+
+
+def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
+    """The tools with which a model reads and changes the files of a filesystem."""
+    files = _FileTools(filesystem)
+    functions = (
+        files.read_file,
+        files.write_file,
+        files.edit_file,
+        files.list_files,
+        files.glob_files,
+        files.grep_files,
+    )
+    return tuple(
+        FunctionTool(function, category="files", idempotent=function.__name__ in READ_ONLY_TOOLS)
+        for function in functions
+    )
+
+
+class _FileTools:
+    def __init__(self, filesystem: Filesystem) -> None:
+        self._filesystem = filesystem
+        # Two edits of one file at once would each write back a file without the other's.
+        self._changing = Lock()
+
+    def read_file(self, path: str, offset: int = 0, limit: int = 2000) -> str:
+        """Read a text file.
+
+        Each line comes as its number, a tab and its text. Numbers begin at 1 and are not part of the file.
+        If there is more than fits, the last line says so and with which offset to read on.
+        Use grep_files to find a place in a large file first.
+
+        Args:
+            path: The file, relative to the workspace, such as "notes/plan.md".
+            offset: How many lines to skip. 0 begins at line 1, 2000 at line 2001.
+            limit: How many lines to read at most.
+        """
+        if offset < 0:
+            raise InvalidArguments(f"offset must be 0 or more, got {offset}")
+        if limit < 1:
+            raise InvalidArguments(f"limit must be 1 or more, got {limit}")
+        with self._refusing(path), self._filesystem.open(path) as stream:
+            if is_binary(stream):
+                raise ExecutionFailed(f"{normal_path(path)}: it is a binary file; only text can be read")
+            return _render(read_window(stream, offset, limit), normal_path(path), offset)
+
+    def write_file(self, path: str, content: str) -> str:
+        """Write a text file: make it, or replace all that is in it. Folders that are missing are made.
+
+        To change part of a file that exists, use edit_file.
+
+        Args:
+            path: The file, relative to the workspace, such as "notes/plan.md".
+            content: The whole text of the file.
+        """
+        data = _encoded("content", content)
+        with self._refusing(path), self._changing:
+            self._filesystem.write(path, data)
+        lines = content.count("\n") + (content != "" and not content.endswith("\n"))
+        return f"wrote {_count(lines, 'line')} ({_count(len(data), 'byte')}) to {normal_path(path)}"
+
+    def edit_file(self, path: str, old: str, new: str, replace_all: bool = False) -> str:
+        """Replace a piece of text in a file; everything else stays as it is.
+
+        The old text must be exactly as in the file, with its white space but without the line numbers that
+        read_file shows, and must occur once: add lines around it until it does, or set replace_all.
+
+        Args:
+            path: The file, relative to the workspace.
+            old: The text to replace. It may go over several lines.
+            new: The text to put there. Empty deletes the old text.
+            replace_all: Replace the text wherever it occurs, instead of failing if it occurs more than once.
+        """
+        if not old:
+            raise InvalidArguments("old must not be empty; use write_file to make a file or to replace all of it")
+        old_data, new_data = _encoded("old", old), _encoded("new", new)
+        with self._refusing(path), self._changing:
+            data = self._filesystem.read(path)
+            edit = replace_text(data, old_data, new_data)
+            if not edit.lines:
+                raise ExecutionFailed(_not_found(normal_path(path), data, old_data))
+            if len(edit.lines) > 1 and not replace_all:
+                raise ExecutionFailed(
+                    f"{normal_path(path)}: the old text occurs {len(edit.lines)} times, at {_lines(edit.lines)}; "
+                    "add lines around it to say which one, or set replace_all"
+                )
+            if edit.data == data:
+                raise InvalidArguments("old and new are the same; nothing was changed")
+            self._filesystem.write(path, edit.data)
+        return f"replaced {_count(len(edit.lines), 'occurrence')} in {normal_path(path)}, at {_lines(edit.lines)}"
+
+    def list_files(self, path: str = "") -> str:
+        """List what is in a folder, one entry a line: folders with "/" at the end, files with their size.
+
+        Only the folder itself is listed; use glob_files to look below it. Paths are relative to the workspace and
+        can be given to the other tools as they are. Links are not shown.
+
+        Args:
+            path: The folder, relative to the workspace. Empty is the workspace itself.
+        """
+        with self._refusing(path):
+            entries = self._filesystem.list(path)
+        if not entries:
+            return f"{shown_path(normal_path(path))} is empty"
+        return _capped([_entry_line(entry) for entry in entries], "entries", "use glob_files with a narrower pattern")
+
+    def glob_files(self, pattern: str, path: str = "", ctx: ToolContext | None = None) -> str:
+        """Find files by name, one path a line.
+
+        In a pattern, "*" stands for any part of a name, "?" for one character, "[ab]" for one of these, "{a,b}" for
+        either and "**" for any number of folders: "*.md" finds files in the folder itself, "**/*.md" also in those
+        below. Case matters. Folders and links are not found.
+
+        Args:
+            pattern: What the path must look like, relative to the folder searched, such as "src/**/*.py".
+            path: The folder to search, relative to the workspace. Empty is the workspace itself.
+        """
+        cancellation = _cancellation(ctx)
+        with self._refusing(path):
+            glob = GlobPattern(pattern)
+            found: list[str] = []
+            for entry in walk_files(self._listing(cancellation), normal_path(path), glob.start, glob.step):
+                found.append(entry.path)
+                if len(found) > MOST_ENTRIES:
+                    break
+        if not found:
+            deeper = "" if "/" in pattern or "**" in pattern else f"; '**/{pattern}' also searches the folders below"
+            return f"no file in {shown_path(normal_path(path))} matches {pattern!r}{deeper}"
+        return _capped(found, "files", "narrow the pattern or the path")
+
+    def grep_files(self, pattern: str, path: str = "", ctx: ToolContext | None = None) -> str:
+        """Search the text of files, line by line, for a regular expression.
+
+        Each match comes as "path:line: text". If there are too many, the last line says so. Binary files and links are
+        left out. To read around a match, give read_file an offset a little below its line number.
+
+        Args:
+            pattern: A regular expression in Python's syntax. Put "(?i)" first to ignore case, and a backslash
+                before . * + ? ( ) [ ] { } ^ $ | to search for the character itself.
+            path: The folder or file to search, relative to the workspace. Empty is the whole workspace.
+        """
+        if not pattern:
+            raise InvalidArguments("pattern must not be empty")
+        cancellation = _cancellation(ctx)
+        with self._refusing(path), searching(pattern, cancellation) as search:
+            found = grep(self._filesystem, self._files(path, cancellation), search, cancellation.raise_if_set)
+        lines = found.lines or [f"no line in {shown_path(normal_path(path))} matches {pattern!r}"]
+        return "\n".join([*lines, *found.notes()])
+
+    def _files(self, path: str, cancellation: CancellationToken) -> Iterator[FileEntry]:
+        """The file itself, or those below the folder."""
+        try:
+            return walk_files(self._listing(cancellation), normal_path(path), True, lambda above, _: above)
+        except FilesystemError:
+            self._filesystem.open(path).close()
+            return iter([FileEntry(normal_path(path), False)])
+
+    def _listing(self, cancellation: CancellationToken) -> Callable[[str], list[FileEntry]]:
+        """Lists folders as long as the call is wanted."""
+
+        def listing(path: str) -> list[FileEntry]:
+            cancellation.raise_if_set()
+            return self._filesystem.list(path)
+
+        return listing
+
+    @contextmanager
+    def _refusing(self, path: str) -> Generator[None, None, None]:
+        """Turns what a filesystem refuses into the error of a call."""
+        try:
+            yield
+        except FileMissing as error:
+            similar = _similar(self._filesystem, path)
+            raise NotFound(f"{error}; did you mean {' or '.join(similar)}?" if similar else str(error)) from error
+        except PathDenied as error:
+            raise Denied(str(error)) from error
+        except FilesystemError as error:
+            raise ExecutionFailed(str(error)) from error
+        except OSError as error:
+            raise ExecutionFailed(f"{shown(path)}: {error.strerror or error}") from error
+
+
+def _cancellation(ctx: ToolContext | None) -> CancellationToken:
+    return CancellationToken() if ctx is None else ctx.cancellation
+
+
+def _similar(filesystem: Filesystem, path: str) -> list[str]:
+    """Paths like the first part of this one that is not there."""
+    parents: tuple[str, ...] = ()
+    try:
+        for name in split_path(path):
+            names = {entry.path.rpartition("/")[2] for entry in filesystem.list(join_path(parents))}
+            if name not in names:
+                lowered = {known.lower(): known for known in islice(sorted(names), MOST_ENTRIES)}
+                return [join_path((*parents, lowered[near])) for near in get_close_matches(name.lower(), lowered)]
+            parents = (*parents, name)
+    except FilesystemError:
+        pass
+    return []
+
+
+def _render(window: Window, path: str, offset: int) -> str:
+    if not window.lines:
+        if offset == 0:
+            return f"{path} is empty"
+        raise InvalidArguments(f"offset {offset} is past the end: {path} has {_count(window.total, 'line')}")
+    notes: list[str] = []
+    if window.lossy:
+        notes.append("[the file is not all UTF-8: what could not be decoded shows as \ufffd]")
+    if window.next < window.total or not window.counted:
+        total = f"{window.total}" if window.counted else f"more than {window.total}"
+        notes.append(f"[lines {offset + 1}-{window.next} of {total}; read on with offset={window.next}]")
+    return "\n".join([*window.lines, *notes])
+
+
+def _not_found(path: str, data: bytes, old: bytes) -> str:
+    near = nearly_at(data, old)
+    hint = "read the file again" if near is None else f"line {near} differs in white space or in what follows it"
+    return f"{path}: the old text does not occur; it must match exactly, with its white space: {hint}"
+
+
+def _entry_line(entry: FileEntry) -> str:
+    return f"{entry.path}/" if entry.is_dir else f"{entry.path} ({_count(entry.size, 'byte')})"
+
+
+def _capped(lines: list[str], what: str, advice: str) -> str:
+    if len(lines) <= MOST_ENTRIES:
+        return "\n".join(lines)
+    return "\n".join([*lines[:MOST_ENTRIES], f"[only the first {MOST_ENTRIES} {what} are shown: {advice}]"])
+
+
+def _encoded(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArguments(f"{name} has a character that is not text, at position {error.start}") from error
+
+
+def _lines(numbers: list[int]) -> str:
+    listed = ", ".join(str(number) for number in numbers[:20])
+    return f"line{'s' * (len(numbers) > 1)} {listed}{', …' * (len(numbers) > 20)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,85 @@
+"""A workspace with something secret next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.core.agents import Agent
+from retinue.core.context import CancellationToken, ToolContext
+from retinue.core.runs import RunIdentity
+from retinue.core.state import Snapshot
+from retinue.workspace import LocalFilesystem, file_tools
+from retinue.workspace.folders import ResolvedFolder
+from tests.workspace.capabilities import bound_by_permissions
+
+
+@pytest.fixture
+def permissions(tmp_path: Path) -> Iterator[None]:
+    """Permissions count in this test, also for the superuser."""
+    with bound_by_permissions():
+        (tmp_path / "probe").touch(0)
+        with pytest.raises(PermissionError):
+            (tmp_path / "probe").open()
+        yield
+
+
+class ResolvingFilesystem(LocalFilesystem):
+    """As on a system that cannot open files relative to a folder."""
+
+    _folder_type = ResolvedFolder
+
+
+@pytest.fixture(params=[LocalFilesystem, ResolvingFilesystem], ids=["anchored", "resolved"])
+def kind(request: pytest.FixtureRequest) -> type[LocalFilesystem]:
+    return request.param
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "secret.txt").write_text("TOP-SECRET\n")
+    (folder / "inner" / "secret.txt").write_text("TOP-SECRET\n")
+    return folder
+
+
+@pytest.fixture
+def files(root: Path) -> LocalFilesystem:
+    return LocalFilesystem(root)
+
+
+Call = Callable[..., Awaitable[Any]]
+
+
+def context(cancellation: CancellationToken | None = None) -> ToolContext:
+    return ToolContext(
+        call_id="call_1",
+        tool_name="files",
+        run=RunIdentity(run_id="r", thread_id="t", agent="a"),
+        agent=Agent("a"),
+        snapshot=Snapshot({}, {}, 0),
+        emit=lambda _: None,
+        cancellation=cancellation or CancellationToken(),
+    )
+
+
+@pytest.fixture
+def call(files: LocalFilesystem) -> Call:
+    """Call a tool as an agent would, arguments checked against its schema."""
+    toolbox = Agent("a", tools=file_tools(files)).toolbox
+
+    async def call(name: str, cancellation: CancellationToken | None = None, /, **args: Any) -> Any:
+        toolbox[name].check(args)
+        return await toolbox[name].tool.execute(args, context(cancellation))
+
+    return call
