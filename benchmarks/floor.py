@@ -129,6 +129,6 @@ async def build_and_run(rounds: int) -> float:
     """Seconds of CPU to make an agent with five tools and run it once."""
     began = time.process_time()
     for _ in range(rounds):
-        tools = {name: lookup for name in ("lookup", "add", "weather", "search", "save")}
+        tools: dict[str, Any] = dict.fromkeys(("lookup", "add", "weather", "search", "save"), lookup)
         await FloorRun(FloorModel(), tools, list[Any]().append).run("go")
     return (time.process_time() - began) / rounds

@@ -45,6 +45,7 @@ from .core.errors import (
 )
 from .core.events import Event, Sink, UnknownEvent, event_from_json, event_to_json
 from .core.filesystem import FileEntry, Filesystem
+from .core.frontend import FrontEndTool
 from .core.functions import FunctionTool, tool
 from .core.journal import Journal
 from .core.lifecycle import RunStatus, ToolCallStatus
@@ -53,13 +54,16 @@ from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChu
 from .core.plugins import (
     AddContextMessage,
     Block,
+    Compact,
     ExcludeTools,
+    HandOff,
     HookContext,
     IncludeTools,
     OverrideSettings,
     Plugin,
     Registrar,
     SetResult,
+    StopRun,
     Suspend,
 )
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
@@ -69,6 +73,16 @@ from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, S
 from .core.statestore import Commit, StateStore
 from .core.stores import RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
+from .plugins import (
+    Compaction,
+    Permissions,
+    ResultFiles,
+    StopAfterSeconds,
+    StopAfterSteps,
+    StopAfterTokens,
+    StopOnRepeat,
+    StopOnTool,
+)
 from .runtime import Run, Runtime
 from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
@@ -85,6 +99,8 @@ __all__ = [
     "CallChunk",
     "CancellationToken",
     "Commit",
+    "Compact",
+    "Compaction",
     "ConfigurationError",
     "ConsumerTooSlow",
     "Decision",
@@ -100,7 +116,9 @@ __all__ = [
     "FilePart",
     "Filesystem",
     "FilesystemError",
+    "FrontEndTool",
     "FunctionTool",
+    "HandOff",
     "HookContext",
     "HookFailed",
     "IllegalMove",
@@ -130,6 +148,7 @@ __all__ = [
     "Part",
     "PathDenied",
     "PathError",
+    "Permissions",
     "PersistedState",
     "Plugin",
     "PluginAlreadyInstalled",
@@ -140,6 +159,7 @@ __all__ = [
     "ReducerFailed",
     "Registrar",
     "ReplayJournal",
+    "ResultFiles",
     "ResumeMode",
     "RetinueError",
     "RevisionConflict",
@@ -159,6 +179,12 @@ __all__ = [
     "StateError",
     "StateKey",
     "StateStore",
+    "StopAfterSeconds",
+    "StopAfterSteps",
+    "StopAfterTokens",
+    "StopOnRepeat",
+    "StopOnTool",
+    "StopRun",
     "Store",
     "Suspend",
     "SuspendTicket",

@@ -34,6 +34,43 @@ KEPT_RUNS = 1_000
 RunInput = str | Message | Iterable[Message]
 
 
+class AgentRegistry:
+    """The agents of a runtime, with those they name as objects, and their models."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, Agent] = {}
+
+    def take(self, agent: Any) -> None:
+        """Add an agent; two of one name are an error."""
+        if not isinstance(agent, Agent):
+            raise ConfigurationError(f"not an agent: {agent!r}")
+        if agent.name in self.agents:
+            raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
+        self.agents[agent.name] = agent
+        self._take_linked(agent)
+
+    def _take_linked(self, agent: Agent) -> None:
+        for target in agent.handoffs:
+            if isinstance(target, Agent) and self.agents.get(target.name) is not target:
+                self.take(target)
+
+    def resolve(self, agent: str | Agent) -> Agent:
+        """The agent of that name; one given as an object need not be known."""
+        if isinstance(agent, str):
+            return self.agent(agent)
+        if self.agents.get(agent.name) is not agent:
+            self._take_linked(agent)
+        return agent
+
+    def agent(self, name: str) -> Agent:
+        if name not in self.agents:
+            raise UnknownAgent(name, tuple(self.agents))
+        return self.agents[name]
+
+    def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
+        return resolve_model(agent.model if override is None else override, f"agent {agent.name!r}")
+
+
 class Run:
     """A run in progress. Iterate it for events; leaving the iteration does not stop it."""
 
@@ -169,23 +206,16 @@ class Runtime:
         sinks: Iterable[Sink] = (),
         make_journal: Callable[[], Journal] = MemoryJournal,
     ) -> None:
-        self._agents: dict[str, Agent] = {}
+        self._registry = AgentRegistry()
         for agent in agents:
-            self._take(agent)
+            self._registry.take(agent)
         self._store: Store = store if store is not None else MemoryStore()
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
-        self._backend = LocalBackend(_model_of, make_journal)
+        self._backend = LocalBackend(self._registry, make_journal)
         self._runs: dict[str, Run] = {}
         self._busy: dict[str, Run] = {}
         self._closed = False
-
-    def _take(self, agent: Any) -> None:
-        if not isinstance(agent, Agent):
-            raise ConfigurationError(f"not an agent: {agent!r}")
-        if agent.name in self._agents:
-            raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
-        self._agents[agent.name] = agent
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -195,7 +225,7 @@ class Runtime:
 
     @property
     def agents(self) -> Mapping[str, Agent]:
-        return self._agents
+        return self._registry.agents
 
     def stream(
         self,
@@ -213,7 +243,7 @@ class Runtime:
         """Start a run and return its handle at once. Whatever is wrong with the request raises here."""
         if self._closed:
             raise ConfigurationError("this runtime is closed")
-        spec = self._resolve(agent)
+        spec = self._registry.resolve(agent)
         journal = self._make_journal()
         run_id = journal.new_id("run")
         identity = RunIdentity(
@@ -297,13 +327,6 @@ class Runtime:
             raise UnknownRun(run_id)
         return self._runs[run_id]
 
-    def _resolve(self, agent: str | Agent) -> Agent:
-        if isinstance(agent, Agent):
-            return agent
-        if agent not in self._agents:
-            raise UnknownAgent(agent, tuple(self._agents))
-        return self._agents[agent]
-
     def _run_ended(self, run: Run) -> None:
         if self._busy.get(run.thread_id) is run and not run.waits:
             del self._busy[run.thread_id]
@@ -312,8 +335,3 @@ class Runtime:
             if oldest is None:
                 return
             del self._runs[oldest]
-
-
-def _model_of(request: RunRequest) -> Model:
-    agent = request.agent
-    return resolve_model(request.model if request.model is not None else agent.model, f"agent {agent.name!r}")

@@ -62,7 +62,7 @@ async def test_every_event_of_a_run_survives_json_and_pickling() -> None:
         assert event_from_json(json.loads(json.dumps(data))) == event
         assert pickle.loads(pickle.dumps(event)) == event
         with pytest.raises(AttributeError):
-            event.seq = 0  # pyright: ignore
+            event.seq = 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_an_unknown_kind_is_kept_as_it_was() -> None:
@@ -76,7 +76,8 @@ def test_messages() -> None:
     parts = [TextPart("a"), ReasoningPart("no"), ImagePart(url="u"), FilePart(data="ZA==", name="f"), TextPart("b")]
     message = Message.user(parts)
     assert message.text == "ab"
-    assert message.role == "user" and message.role is Role.USER
+    assert message.role == "user"
+    assert message.role is Role.USER
     assert "ab" in str(message)
     assert Message.assistant("").parts == ()
     assert Message.tool("x", tool_call_id="c", name="t").tool_call_id == "c"

@@ -192,7 +192,7 @@ def test_signatures_that_cannot_be_called_by_name_are_refused() -> None:
     with pytest.raises(ValueError, match="tool 'h': a type hint cannot be resolved"):
 
         @tool
-        def h(x: Nowhere) -> None: ...  # pyright: ignore  # noqa: F821
+        def h(x: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
 
 class threading_lock:

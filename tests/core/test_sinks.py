@@ -48,8 +48,12 @@ async def test_a_reader_that_falls_behind_is_told_where_to_read_on_and_nobody_el
         fan_out(event)
     fan_out.close()
     got: list[int] = []
-    with pytest.raises(ConsumerTooSlow, match="after=2") as told:
+
+    async def read() -> None:
         async for event in slow:
             got.append(event.seq)
+
+    with pytest.raises(ConsumerTooSlow, match="after=2") as told:
+        await read()
     assert (got, told.value.last_seq) == ([1, 2], 2)
     assert [e.seq async for e in fast] == [1, 2, 3, 4, 5]

@@ -125,9 +125,9 @@ def test_nothing_is_applied_when_anything_is_wrong() -> None:
     with pytest.raises(ReducerFailed, match="'broken' failed: ZeroDivisionError"):
         s.commit(MutationBatch().update(count, 1).update(broken, 0))
     with pytest.raises(KeyEncodeError, match=r"research\.findings"):
-        s.commit(MutationBatch().update(count, 1).update(findings, "not findings"))  # pyright: ignore
+        s.commit(MutationBatch().update(count, 1).update(findings, "not findings"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(KeyEncodeError, match="'name'.*expected str, got int"):
-        s.commit(MutationBatch().update(count, 1).update(name, 5))  # pyright: ignore
+        s.commit(MutationBatch().update(count, 1).update(name, 5))
     assert (s.revision, s.snapshot()[count]) == (1, 1)
 
 
@@ -298,9 +298,9 @@ def test_many_threads_commit_one_after_the_other() -> None:
 
 def test_wrong_declarations_raise_at_once() -> None:
     with pytest.raises(ValueError, match="merge is"):
-        StateKey("k", int, merge="sometimes")  # pyright: ignore
+        StateKey("k", int, merge="sometimes")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="scope is"):
-        StateKey("k", int, scope="galaxy")  # pyright: ignore
+        StateKey("k", int, scope="galaxy")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="needs a name"):
         StateKey("", int)
 

@@ -135,7 +135,7 @@ def test_result_constructors(result: ToolResult, status: ToolStatus, data: Any, 
 
 
 def test_a_ticket_takes_the_mode_as_a_word() -> None:
-    ticket = SuspendTicket("t1", "approve", "Delete it?", {"path": "x"}, resume_mode="use_decision")  # pyright: ignore
+    ticket = SuspendTicket("t1", "approve", "Delete it?", {"path": "x"}, resume_mode="use_decision")  # pyright: ignore[reportArgumentType]
     assert ticket.resume_mode is ResumeMode.USE_DECISION
     assert ToolResult.suspended("wait", ticket=ticket).to_json()["suspension"]["resume_mode"] == "use_decision"
 
@@ -295,10 +295,10 @@ async def test_what_is_sent_to_the_sink_is_the_calls_own_and_nothing_else_passes
     sink = RecordingSink()
     out = await run_one([send], call("send", id="c1"), sink=sink)
     (delta,) = sink.of("tool_call_stream_delta")
-    assert (delta.call_id, delta.delta, delta.run_id) == ("c1", "x", out.run_id)  # pyright: ignore
+    assert (delta.call_id, delta.delta, delta.run_id) == ("c1", "x", out.run_id)
     assert sink.of("custom") == []
     assert sink.kinds.count("run_finished") == 1
-    assert [e.delta for e in sink.of("text_delta")] == ["done"]  # pyright: ignore
+    assert [e.delta for e in sink.of("text_delta")] == ["done"]
 
 
 async def test_retries_try_again_but_not_after_wrong_arguments() -> None:
@@ -366,7 +366,7 @@ async def test_a_huge_result_is_cut_where_it_shows_and_the_event_keeps_it_whole(
     assert len(message.text) < 81_000
     assert "[… 49,920,000 of 50,000,000 characters left out here …]" in message.text
     (finished,) = sink.of("tool_call_finished")
-    assert len(finished.result.data) == 50_000_000  # pyright: ignore
+    assert len(finished.result.data) == 50_000_000
 
 
 async def test_only_so_many_calls_run_at_once() -> None:
@@ -396,7 +396,7 @@ def test_misuse_raises_at_once_and_says_where() -> None:
     with pytest.raises(ValueError, match=r"give an instance of the tool class Greet: Greet\(\)"):
         Agent("a", tools=[Greet])
     with pytest.raises(ValueError, match="not a tool: 5"):
-        Agent("a", tools=[5])  # pyright: ignore
+        Agent("a", tools=[5])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="agent name '1x'"):
         Agent("1x")
     with pytest.raises(ValueError, match="max_steps must be at least 1"):
@@ -421,4 +421,5 @@ async def test_an_unknown_tool_names_those_there_are() -> None:
     assert await read([Greet()], call("grete", {"name": "x"})) == [
         "not_found: there is no tool named 'grete'; available: greet"
     ]
-    assert issubclass(NotFound, ToolError) and issubclass(InternalError, ToolError)
+    assert issubclass(NotFound, ToolError)
+    assert issubclass(InternalError, ToolError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from retinue import Agent, Limits, RunResult, RunStatus, Runtime, Usage, tool
@@ -17,7 +19,7 @@ async def work() -> str:
 
 
 async def run_with(limits: Limits, *turns: object) -> tuple[RunResult, ScriptedModel]:
-    model = ScriptedModel(turns)  # pyright: ignore
+    model = ScriptedModel(cast(Any, turns))
     return await Runtime([Agent("a", model, tools=[work], limits=limits)]).run("a", "go"), model
 
 

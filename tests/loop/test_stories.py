@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -145,7 +145,7 @@ async def test_cancel_during_a_stream() -> None:
             finally:
                 closed.set()
 
-    run = Runtime([Agent("a", Slow())]).stream("a", "go")  # pyright: ignore
+    run = Runtime([Agent("a", cast(Any, Slow()))]).stream("a", "go")
     await begun.wait()
     result = await run.cancel()
     assert closed.is_set()

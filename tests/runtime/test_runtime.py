@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -82,7 +82,7 @@ async def test_a_thread_keeps_the_conversation_and_its_state() -> None:
     assert [m.text for m in model.requests[2].messages] == ["first", "", "ok", "one", "second"]
     assert [m.text for m in second.messages] == ["second", "", "ok", "two"]
     ids = [m.tool_calls[0].id for m in model.requests[3].messages if m.tool_calls]
-    assert len(set(ids)) == 2 and ids[0] == "same"
+    assert (len(set(ids)), ids[0]) == (2, "same")
 
 
 async def test_requests_never_change_afterwards() -> None:
@@ -98,9 +98,9 @@ async def test_call_ids_that_would_break_a_namespace_are_replaced_once(bad: str)
     result = await Runtime([Agent("a", model)]).run("a", "go", sinks=[sink])
     (asked,) = [m for m in result.messages if m.tool_calls]
     ids = [c.id for c in asked.tool_calls]
-    assert len(set(ids)) == 3 and ids[1] == "ok"
+    assert (len(set(ids)), ids[1]) == (3, "ok")
     assert all(not set(i) & set(":|~\0 \n\t") and 0 < len(i) <= 256 for i in ids)
-    assert [e.call_id for e in sink.of("tool_call_started")] == ids  # pyright: ignore
+    assert [e.call_id for e in sink.of("tool_call_started")] == ids
     assert [m.tool_call_id for m in result.messages if m.role == "tool"] == ids
 
 
@@ -161,7 +161,7 @@ async def test_readers_go_at_their_own_pace_and_may_leave() -> None:
                 yield TextChunk(str(i))
                 await asyncio.sleep(0)
 
-    run = Runtime([Agent("a", Fast())]).stream("a", "go")  # pyright: ignore
+    run = Runtime([Agent("a", cast(Any, Fast()))]).stream("a", "go")
 
     async def read(pause: float) -> list[Event]:
         found: list[Event] = []
@@ -351,5 +351,6 @@ async def test_a_command_that_cannot_be_committed_fails_its_call_only() -> None:
     agent = Agent("a", ScriptedModel([call("write", id="c1"), say("ok")]), tools=[write])
     result = await Runtime([agent]).run("a", "go")
     (text,) = [m.text for m in result.messages if m.role == "tool"]
-    assert "'c1'" in text and "'nowhere' is not registered" in text
+    assert "'c1'" in text
+    assert "'nowhere' is not registered" in text
     assert result.response == "ok"

@@ -102,14 +102,13 @@ async def test_limits_are_decided_on_recorded_time() -> None:
 
 async def test_a_different_question_is_noticed() -> None:
     journal, _, _ = await record([call("work", {"name": "a"}, id="c1"), say("done")])
+    agent = Agent("a", ScriptedModel([]), "Be brief.", [make([])], [Order()])
     with pytest.raises(JournalMismatch, match="replay diverged at model:1"):
-        agent = Agent("a", ScriptedModel([]), "Be brief.", [make([])], [Order()])
-        retold = journal.replay()
-        await Runtime([agent], make_journal=lambda: retold).run("a", ["not", "messages"][:0])
-    with pytest.raises(JournalMismatch, match="replay diverged"):
-        agent = Agent("a", ScriptedModel([]), "Be brief.", [make([])], [Order()], max_steps=1)
-        retold = journal.replay()
-        await Runtime([agent], make_journal=lambda: retold).run("a", "go")
+        await Runtime([agent], make_journal=journal.replay).run("a", [])
+    impatient = Agent("a", ScriptedModel([]), "Be brief.", [make([])], [Order()], max_steps=1)
+    retold = journal.replay()
+    await Runtime([impatient], make_journal=lambda: retold).run("a", "go")
+    with pytest.raises(JournalMismatch, match="replay diverged at model:2"):
         retold.assert_told()
 
 

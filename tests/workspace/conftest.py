@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def files(root: Path) -> LocalFilesystem:
     return LocalFilesystem(root)
 
 
-Call = Callable[..., Awaitable[Any]]
+Call = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def context(cancellation: CancellationToken | None = None) -> ToolContext:

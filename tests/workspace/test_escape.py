@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -87,7 +88,7 @@ def snapshot(base: Path, root: Path) -> dict[str, str]:
 def everything_said(root: Path, kind: type[LocalFilesystem], path: str, other: str) -> Iterator[object]:
     """The answers of every operation and tool to a path."""
     files = kind(root)
-    tools = {tool.name: tool for tool in file_tools(files)}
+    tools: dict[str, Any] = {tool.name: tool for tool in file_tools(files)}
     calls: list[Callable[[], object]] = [
         lambda: files.exists(path),
         lambda: files.read(path),
@@ -135,9 +136,11 @@ def test_no_path_shows_or_changes_what_is_outside(
 @given(paths)
 def test_a_path_has_one_normal_form_and_it_stays_below(path: str) -> None:
     try:
-        normal = normal_path(path)
+        normal, refusal = normal_path(path), None
     except FilesystemError as refused:
-        assert str(refused).isprintable()
+        normal, refusal = "", refused
+    if refusal is not None:
+        assert str(refusal).isprintable()
         return
     assert normal_path(normal) == normal
     assert normal == "" or ".." not in normal.split("/")
@@ -195,7 +198,7 @@ def test_a_folder_swapped_for_a_link_leads_nowhere(root: Path, outside: Path, de
         (place / "secret.txt").write_text("ours")
     (outside / HIDDEN).write_text("TOP-SECRET\n")
     files, path = LocalFilesystem(root), "/".join(["x"] * depth)
-    tools = {tool.name: tool for tool in file_tools(files)}
+    tools: dict[str, Any] = {tool.name: tool for tool in file_tools(files)}
     before = snapshot(root.parent, root)
     operations: list[Callable[[], object]] = [
         lambda: files.read(f"{path}/secret.txt"),

@@ -243,8 +243,10 @@ async def test_edit_replaces_all_when_asked(call: Call, files: LocalFilesystem) 
             "two",
             "x",
             ExecutionFailed,
-            "a.txt: the old text occurs 2 times, at lines 2, 3; "
-            "add lines around it to say which one, or set replace_all",
+            (
+                "a.txt: the old text occurs 2 times, at lines 2, 3; "
+                "add lines around it to say which one, or set replace_all"
+            ),
         ),
         (
             "four",
@@ -256,8 +258,10 @@ async def test_edit_replaces_all_when_asked(call: Call, files: LocalFilesystem) 
             "  one",
             "x",
             ExecutionFailed,
-            "a.txt: the old text does not occur; it must match exactly, with its white space: "
-            "line 1 differs in white space or in what follows it",
+            (
+                "a.txt: the old text does not occur; it must match exactly, with its white space: "
+                "line 1 differs in white space or in what follows it"
+            ),
         ),
     ],
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ..core.backend import BackendProfile, RunRequest
+from ..core.agents import Agent
+from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.decisions import Decision
 from ..core.events import Sink
 from ..core.journal import Journal
@@ -14,6 +15,7 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..loop.decide import match_decisions
+from ..loop.handoff import Equipment
 from ..loop.limits import Budget
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
@@ -24,16 +26,30 @@ from ..loop.scope import RunScope
 class LocalRun:
     """A run that is set up: whatever is wrong with the request has been found by now, and no event exists yet."""
 
-    def __init__(self, request: RunRequest, model: Model, journal: Journal, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(
+        self,
+        request: RunRequest,
+        journal: Journal,
+        resolver: Resolver,
+        sinks: Iterable[Sink] = (),
+    ) -> None:
         self.request, self.journal, self.log = request, journal, EventLog(sinks)
-        agent, self._model = request.agent, model
+        self._resolver = resolver
         self._state = StateStore()
-        registrars = [self._state.install(plugin) for plugin in agent.plugins]
-        self._hooks = HookTable(registrars)
-        self._toolbox = agent.toolbox.extended([tool for registrar in registrars for tool in registrar.tools])
+        self._equipment = self._equip(request.agent, request.model)
         self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
         self._thread: ThreadRecord | None = None
+
+    def _equip(self, agent: Agent, override: str | Model | None = None) -> Equipment:
+        """What an agent brings to this run; plugins that are already in it keep their state."""
+        model = self._resolver.model_of(agent, override)
+        registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
+        tools = [tool for registrar in registrars for tool in registrar.tools]
+        return Equipment(agent, model, agent.toolbox.extended(tools), HookTable(registrars))
+
+    def _equip_by_name(self, name: str) -> Equipment:
+        return self._equip(self._resolver.agent(name))
 
     async def execute(self, thread: ThreadRecord | None = None) -> RunResult:
         """Run to the end, continuing the thread where there is one."""
@@ -46,12 +62,13 @@ class LocalRun:
         self.scope = RunScope(
             agent=request.agent,
             identity=request.identity,
-            model=self._model,
-            toolbox=self._toolbox,
+            model=self._equipment.model,
+            toolbox=self._equipment.toolbox,
             state=self._state,
             journal=self.journal,
             log=self.log,
-            hooks=self._hooks,
+            hooks=self._equipment.hooks,
+            equip=self._equip_by_name,
             budget=Budget(request.limits, self.journal.now()),
             cancellation=request.cancellation,
             history=history,
@@ -89,8 +106,8 @@ class LocalRun:
 class LocalBackend:
     """The backend for agents that run here. Models and journals come from outside."""
 
-    def __init__(self, resolve_model: Callable[[RunRequest], Model], make_journal: Callable[[], Journal]) -> None:
-        self._resolve_model, self.make_journal = resolve_model, make_journal
+    def __init__(self, resolver: Resolver, make_journal: Callable[[], Journal]) -> None:
+        self._resolver, self.make_journal = resolver, make_journal
         self._running: dict[str, RunRequest] = {}
 
     def profile(self) -> BackendProfile:
@@ -98,7 +115,7 @@ class LocalBackend:
 
     def open(self, request: RunRequest, journal: Journal, sinks: Iterable[Sink] = ()) -> LocalRun:
         """Set a run up without starting it; raises where it cannot be."""
-        return LocalRun(request, self._resolve_model(request), journal, sinks)
+        return LocalRun(request, journal, self._resolver, sinks)
 
     async def run(self, request: RunRequest) -> RunResult:
         opened = self.open(request, self.make_journal())

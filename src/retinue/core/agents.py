@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .context import ToolContext
 from .errors import ConfigurationError
 from .functions import as_tool
 from .model import Model
-from .plugins import Plugin
+from .output import OutputFormat
+from .plugins import HandOff, Plugin
+from .results import ToolOutput, ToolResult
 from .runs import Limits
 from .schema import ArgumentCheck
+from .state import StateCommand
 from .tools import Tool, ToolDescriptor
 
 Conflicts = Literal["error", "last_wins"]
@@ -32,15 +36,20 @@ class Agent:
     instructions: str = ""
     tools: Iterable[Tool | Callable[..., Any]] = ()
     plugins: Iterable[Plugin] = ()
+    handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
+    """Who may go on with a run of this agent; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
     limits: Limits = field(default=Limits(), kw_only=True)
+    output: Any = field(default=None, kw_only=True)
+    """The type of the final answer: a dataclass, a pydantic model, a TypedDict, any type with a JSON form."""
     conflicts: Conflicts = field(default="error", kw_only=True)
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
     """Characters of one tool result the model reads; the rest is cut where it shows."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     """Given to the model with every request: temperature and the like."""
     toolbox: Toolbox = field(init=False, repr=False)
+    output_format: OutputFormat | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _AGENT_NAME.fullmatch(str(self.name)):
@@ -48,16 +57,41 @@ class Agent:
                 f"agent name {self.name!r}: use a letter, then up to 63 letters, digits, '_' or '-'"
             )
         owner = f"agent {self.name!r}"
-        if self.model is not None and not isinstance(self.model, str | Model):
-            raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model, not {self.model!r}")
+        model: Any = self.model
+        if model is not None and not isinstance(model, str | Model):
+            raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model, not {model!r}")
         if self.max_steps < 1:
             raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
         if self.conflicts not in ("error", "last_wins"):
             raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {self.conflicts!r}")
-        tools = tuple([as_tool(candidate) for candidate in self.tools])
+        targets = [target if isinstance(target, str) else target.name for target in self.handoffs]
+        tools = (*[as_tool(candidate) for candidate in self.tools], *map(HandOffTool, targets))
         object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "plugins", tuple(self.plugins))
+        object.__setattr__(self, "handoffs", tuple(self.handoffs))
+        object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))
         object.__setattr__(self, "toolbox", Toolbox(tools, owner))
+
+
+class HandOffTool(Tool):
+    """Gives the run to another agent, after this step."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.descriptor = ToolDescriptor(
+            f"transfer_to_{target}",
+            f"transfer_to_{target}",
+            f"Hand the conversation over to {target}, who goes on from here.",
+            {
+                "type": "object",
+                "properties": {"reason": {"type": "string", "description": "Why, in a few words."}},
+                "additionalProperties": False,
+            },
+        )
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
+        command = StateCommand().schedule(HandOff(self.target, args.get("reason", "")))
+        return ToolOutput.with_command(ToolResult.success(f"{self.target} goes on from here."), command)
 
 
 class Toolbox(dict[str, "BoundTool"]):

@@ -72,6 +72,14 @@ class RunRequest(Struct, kw_only=True):
     """Instead of the agent's own."""
 
 
+class Resolver(Protocol):
+    """Knows agents by name and models by what agents say of them. Errors name what is missing."""
+
+    def agent(self, name: str) -> Agent: ...
+
+    def model_of(self, agent: Agent, override: str | Model | None = None) -> Model: ...
+
+
 class Backend(Protocol):
     """Contract: `run` returns every terminal or waiting status as a result and raises only when the run
     could not be set up or dispatched; then no event of it exists."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Protocol, cast, get_args, get_origin
 
 import msgspec
@@ -69,7 +70,7 @@ class PlainCodec:
         return encoded
 
     def decode(self, value: Any) -> Any:
-        return msgspec.convert(value, self._kind, dec_hook=_decode_foreign, str_keys=True)
+        return _with_defaults(msgspec.convert(value, self._kind, dec_hook=_decode_foreign, str_keys=True))
 
     def schema(self) -> dict[str, Any]:
         return self._schema
@@ -206,6 +207,23 @@ def default_of(kind: Any) -> Any:
     if not callable(origin):
         raise TypeError(f"{kind!r} has no default")
     return origin()
+
+
+def _with_defaults(value: Any) -> Any:
+    """The same, with the defaults of dataclasses written into them: msgspec leaves them to the class, and would
+    then leave them out when it writes the value."""
+    kind = cast("Any", type(value))
+    if kind in (list, tuple, set, frozenset):
+        for item in value:
+            _with_defaults(item)
+    elif kind is dict:
+        for item in value.values():
+            _with_defaults(item)
+    elif is_dataclass(kind) and hasattr(value, "__dict__"):
+        for field in fields(kind):
+            value.__dict__.setdefault(field.name, getattr(value, field.name))
+            _with_defaults(value.__dict__[field.name])
+    return value
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})

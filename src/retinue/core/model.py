@@ -19,6 +19,8 @@ class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
     """The conversation, the system message first where the agent has instructions."""
     tools: tuple[ToolDescriptor, ...] = ()
     settings: Mapping[str, Any] = {}
+    output_schema: dict[str, Any] | None = None
+    """The JSON Schema of the answer, where the agent has an output type; providers that can, enforce it."""
 
 
 class TextChunk(Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from .decisions import Decision
 from .errors import ConfigurationError, KeyAlreadyRegistered
 from .messages import Message, ToolCall
 from .results import SuspendTicket, ToolResult
-from .runs import RunIdentity
+from .runs import RunIdentity, Usage
 from .state import Snapshot, StateCommand, StateKey
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ class HookContext(Struct, frozen=True, kw_only=True):
     result: ToolResult | None = None
     decision: Decision | None = None
     """What a human decided, where the call was suspended before."""
+    step: int = 0
+    usage: Usage = Usage()
+    compacted: int = 0
+    """How many messages of the conversation the model reads as a summary."""
+    elapsed: Callable[[], float] = float
+    """Seconds since the run began, by the run's own clock."""
 
     def state(self, key: StateKey[Any, Any]) -> Any:
         """The value of a key when the phase began, or its default."""
@@ -75,6 +81,9 @@ class HookContext(Struct, frozen=True, kw_only=True):
 
 HookReturn = StateCommand | Intercept | None
 HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
+ResultKeeper = Callable[[ToolCall, str], str]
+"""Takes a call and the whole text of its result, beside the event loop; returns what the model is told of it."""
+
 Handler = Callable[[Any, HookContext], StateCommand | None | Awaitable[StateCommand | None]]
 
 
@@ -119,6 +128,33 @@ class OverrideSettings(Struct, frozen=True):
 StepAction = AddContextMessage | ExcludeTools | IncludeTools | OverrideSettings
 
 
+class HandOff(Struct, frozen=True):
+    """Action: after this step another agent goes on with the run."""
+
+    to: str
+    reason: str = ""
+
+
+class StopRun(Struct, frozen=True):
+    """Action: the run ends with this step, completed or failed, as `limit:<name>`."""
+
+    name: str
+    reason: str
+    completed: bool = False
+
+
+class Compact(Struct, frozen=True):
+    """Action: from now on the model reads `summary` in place of the first `count` messages of the conversation.
+
+    The conversation itself stays whole."""
+
+    count: int
+    summary: str
+
+
+RunAction = HandOff | StopRun | Compact
+
+
 class Plugin:
     """Subclass it, give it a `name`, and register keys, tools and hooks in `register`."""
 
@@ -136,7 +172,7 @@ class Plugin:
 class Registrar:
     """Collects what a plugin registers, so that it can be installed whole."""
 
-    __slots__ = ("actions", "effects", "hooks", "keys", "plugin", "tools")
+    __slots__ = ("actions", "effects", "hooks", "keeper", "keys", "plugin", "tools")
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -145,6 +181,7 @@ class Registrar:
         self.hooks: list[Hook] = []
         self.actions: dict[type, Handler] = {}
         self.effects: dict[type, Handler] = {}
+        self.keeper: ResultKeeper | None = None
 
     def key(self, key: StateKey[Any, Any]) -> None:
         """Make a state key known to the agent."""
@@ -167,6 +204,10 @@ class Registrar:
     def action(self, kind: type, handler: Handler) -> None:
         """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""
         self.actions[kind] = handler
+
+    def results(self, keeper: ResultKeeper) -> None:
+        """Let `keeper` put results that are too long for the model somewhere, and say in words where."""
+        self.keeper = keeper
 
     def effect(self, kind: type, handler: Handler) -> None:
         """Let `handler` carry out effects of a type, after the commit of the command that asked for them."""

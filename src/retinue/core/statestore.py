@@ -68,6 +68,14 @@ class StateStore:
             self._owners.update({key.name: plugin.name for key in registrar.keys})
         return registrar
 
+    def install_once(self, plugin: Plugin) -> Registrar:
+        """As `install`; a plugin that is there already is only asked what it registers."""
+        if plugin.name not in self._plugins:
+            return self.install(plugin)
+        registrar = Registrar(plugin)
+        plugin.register(registrar)
+        return registrar
+
     def uninstall(self, name: str) -> int:
         """Remove a plugin with its keys and their values; returns the revision."""
         with self._lock:

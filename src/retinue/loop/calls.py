@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..core.agents import BoundTool
 from ..core.decisions import Decision
 from ..core.errors import Escape, ExecutionFailed, InvalidArguments, NotFound, StateError, ToolError, WriteConflict
 from ..core.events import ToolCallFinished, ToolCallReady, ToolCallResumed
+from ..core.functions import in_thread
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Role, TextPart, ToolCall
 from ..core.plugins import Block, Intercept, SetResult, Suspend
@@ -61,7 +62,7 @@ class CallGroup:
             async with slots:
                 await _run_call(self, call, decisions.get(call.id))
 
-        tasks = [asyncio.ensure_future(one(call)) for call in calls]
+        tasks = [asyncio.create_task(one(call)) for call in calls]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -98,13 +99,12 @@ async def resume_calls(run: RunScope, decisions: Mapping[str, Decision]) -> None
     await group.run_all(tuple([call for call in group.calls if call.id in decisions]), decisions)
 
 
-def refuse_calls(run: RunScope, calls: tuple[ToolCall, ...], limit: str) -> None:
-    """Answer every call with the limit that stands in its way."""
+def refuse_calls(run: RunScope, calls: tuple[ToolCall, ...], code: str, reason: str) -> None:
+    """Answer every call with what stands in its way."""
     group = CallGroup(run, calls)
-    text = f"the limit on {limit} is reached: no further calls are made, answer with what you have"
     for call in calls:
         _start(run, call, None)
-        refusal = outcome_of(call, ToolResult.error(text, code=f"limit:{limit}"))
+        refusal = outcome_of(call, ToolResult.error(reason, code=code))
         _end(group, run.open_calls[call.id], refusal)
     group.join()
 
@@ -185,9 +185,10 @@ def _decided(open_call: OpenCall, decision: Decision) -> ToolCall:
     call, ticket = open_call.call, open_call.ticket
     if ticket is None or ticket.resume_mode is not ResumeMode.PASS_DECISION:
         return call
-    if isinstance(decision.payload, dict):
-        return ToolCall(call.id, call.name, decision.payload)
-    return ToolCall(call.id, call.name, {}, repr(decision.payload))
+    payload: Any = decision.payload
+    if isinstance(payload, dict):
+        return ToolCall(call.id, call.name, cast("dict[str, Any]", payload))
+    return ToolCall(call.id, call.name, {}, repr(payload))
 
 
 def prepare(run: RunScope, call: ToolCall) -> BoundTool:
@@ -230,6 +231,8 @@ async def _before_tool(
 async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: ToolCall, outcome: CallOutcome) -> None:
     """As `_finalize`, after the hooks have seen the result; what they change is part of the one commit."""
     run = group.run
+    if run.hooks.keeper is not None and len(text := outcome.result.text) > _limit(run, call):
+        open_call.kept = await in_thread(run.hooks.keeper, {"call": call, "text": text})
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
         _finalize(group, open_call, outcome)
         command, at_work = outcome.command, None
@@ -273,9 +276,7 @@ def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
     """The last event of a call and its message, or the news that it waits."""
     run, call = group.run, open_call.call
     open_call.move(outcome.status)
-    bound = run.toolbox.get(call.name)
-    limit = run.agent.result_limit if bound is None or bound.tool.result_limit is None else bound.tool.result_limit
-    text = cut(outcome.result.text, limit)
+    text = cut(outcome.result.text, _limit(run, call), open_call.kept)
     message = Message(
         role=Role.TOOL,
         parts=(TextPart(text),) if text else (),
@@ -293,6 +294,12 @@ def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
     run.emit(
         ToolCallFinished(call_id=call.id, tool_name=call.name, status=outcome.status, result=result, message=message)
     )
+
+
+def _limit(run: RunScope, call: ToolCall) -> int:
+    bound = run.toolbox.get(call.name)
+    own = None if bound is None else bound.tool.result_limit
+    return run.agent.result_limit if own is None else own
 
 
 def _default_ticket(call: ToolCall, message: str) -> SuspendTicket:

@@ -9,10 +9,10 @@ from ..core.runs import Limits, Usage
 class Budget:
     """Counts what was used against the limits."""
 
-    __slots__ = ("cost", "deadline", "limits", "steps", "tokens")
+    __slots__ = ("cost", "deadline", "limits", "started_at", "steps", "tokens")
 
     def __init__(self, limits: Limits, started_at: float) -> None:
-        self.limits = limits
+        self.limits, self.started_at = limits, started_at
         self.steps = self.tokens = 0
         self.cost = 0.0
         self.deadline = None if limits.seconds is None else started_at + limits.seconds

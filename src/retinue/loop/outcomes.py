@@ -71,11 +71,12 @@ def cancelled(call: ToolCall, reason: str) -> CallOutcome:
     return CallOutcome(ToolCallStatus.CANCELLED, ToolResult(call.name, ToolStatus.ERROR, data, str(error)))
 
 
-def cut(text: str, limit: int) -> str:
-    """Text within the limit: the beginning and the end, with a line between that says what is missing."""
+def cut(text: str, limit: int, kept: str = "") -> str:
+    """Text within the limit: the beginning and the end, with a line between that says what is missing, and where it is."""
     if len(text) <= limit:
         return text
     head = limit * 3 // 4
     tail = limit - head
     missing = len(text) - head - tail
-    return f"{text[:head]}\n[… {missing:,} of {len(text):,} characters left out here …]\n{text[len(text) - tail :]}"
+    note = f"{missing:,} of {len(text):,} characters left out here{'; ' + kept if kept else ''}"
+    return f"{text[:head]}\n[… {note} …]\n{text[len(text) - tail :]}"

@@ -16,15 +16,18 @@ from ..core.errors import Escape, HookFailed, RunawayActions, StateError, Unknow
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     AddContextMessage,
+    Compact,
     ExcludeTools,
     Handler,
+    HandOff,
     Hook,
-    HookContext,
     HookReturn,
     IncludeTools,
     OverrideSettings,
     Phase,
     Registrar,
+    ResultKeeper,
+    StopRun,
 )
 from ..core.state import Snapshot, StateCommand
 
@@ -36,22 +39,26 @@ _log = logging.getLogger(__name__)
 MAX_ACTION_ROUNDS = 16
 
 _STEP_ACTIONS = (AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings)
+_RUN_ACTIONS = (HandOff, StopRun, Compact)
+_BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
 
 
 class HookTable:
     """The hooks and handlers of an agent's plugins. It is false where there are none, and then costs nothing."""
 
-    __slots__ = ("actions", "by_phase", "effects")
+    __slots__ = ("actions", "by_phase", "effects", "keeper")
 
     def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
         self.by_phase: dict[Phase, list[Hook]] = {}
         self.actions: dict[type, Handler] = {}
         self.effects: dict[type, Handler] = {}
+        self.keeper: ResultKeeper | None = None
         for registrar in registrars:
             for hook in registrar.hooks:
                 self.by_phase.setdefault(hook.phase, []).append(hook)
             self.actions.update(registrar.actions)
             self.effects.update(registrar.effects)
+            self.keeper = registrar.keeper or self.keeper
         for hooks in self.by_phase.values():
             hooks.sort(key=lambda hook: hook.priority)
 
@@ -61,7 +68,7 @@ class HookTable:
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
         for action in command.actions:
-            if not isinstance(action, _STEP_ACTIONS) and type(action) not in self.actions:
+            if not isinstance(action, _BUILT_IN) and type(action) not in self.actions:
                 raise UnknownAction("action", type(action).__name__)
         for effect in command.effects:
             if type(effect) not in self.effects:
@@ -72,7 +79,8 @@ class HookRound:
     """One phase at work: it merges commands and sets aside the hooks whose writes clash."""
 
     def __init__(self, run: RunScope, phase: Phase, snapshot: Snapshot, **seen: Any) -> None:
-        self.run, self.phase, self.snapshot, self.seen = run, phase, snapshot, seen
+        self.run, self.snapshot, self.seen = run, snapshot, seen
+        self.phase: Phase = phase
         self.command = StateCommand()
         self.deferred: list[Hook] = []
         self._written: set[str] = set()
@@ -84,9 +92,7 @@ class HookRound:
     async def call(self, hook: Hook, snapshot: Snapshot | None = None) -> HookReturn:
         """What a hook returns; None where an optional one failed."""
         run = self.run
-        context = HookContext(
-            phase=self.phase, run=run.identity, agent=run.agent, snapshot=snapshot or self.snapshot, **self.seen
-        )
+        context = run.hook_context(self.phase, snapshot or self.snapshot, **self.seen)
         try:
             returned = hook.function(context)
             returned = await returned if inspect.isawaitable(returned) else returned
@@ -164,6 +170,9 @@ async def carry_out(run: RunScope, command: StateCommand, phase: Phase) -> None:
                 if isinstance(action, _STEP_ACTIONS):
                     run.step_actions.append(action)
                     continue
+                if isinstance(action, _RUN_ACTIONS):
+                    run.take_action(action)
+                    continue
                 returned = await _handle(run, run.hooks.actions[type(action)], action, phase, "action")
                 if returned:
                     asked.append(returned)
@@ -176,7 +185,7 @@ async def carry_out(run: RunScope, command: StateCommand, phase: Phase) -> None:
 async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, what: str) -> StateCommand | None:
     """Carry out one action or effect and commit what it returns."""
     name = type(given).__name__
-    context = HookContext(phase=phase, run=run.identity, agent=run.agent, snapshot=run.state.snapshot())
+    context = run.hook_context(phase, run.state.snapshot())
     try:
         returned = handler(given, context)
         returned = await returned if inspect.isawaitable(returned) else returned

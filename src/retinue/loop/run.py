@@ -12,9 +12,11 @@ from ..core.decisions import Decision
 from ..core.errors import Escape
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
 from ..core.lifecycle import RunStatus
-from ..core.messages import Message
+from ..core.messages import Message, Visibility
+from ..core.output import OUTPUT_TRIES
 from ..core.runs import RunResult
 from .calls import refuse_calls, resume_calls, run_calls
+from .handoff import hand_over
 from .phases import run_phase
 from .scope import Ending, RunScope
 from .turn import ask_model
@@ -35,13 +37,18 @@ async def run_loop(run: RunScope) -> Ending:
 
         answer = await ask_model(run)
         if not answer.tool_calls:
-            if run.hooks:
-                await run_phase(run, "step_end", messages=run.own_messages)
-            return Ending(RunStatus.COMPLETED, "natural")
+            ending = await _end_step(run) or take_answer(run, answer)
+            if ending is not None:
+                return ending
+            run.close_step()
+            continue
 
-        if limit := run.budget.exhausted(run.journal):
+        if run.stopping is not None:
+            refuse_calls(run, answer.tool_calls, f"limit:{run.stopping.name}", run.stopping.reason)
+        elif limit := run.budget.exhausted(run.journal):
             # The model gets one more turn to answer with what it has; asking again ends the run.
-            refuse_calls(run, answer.tool_calls, limit)
+            reason = f"the limit on {limit} is reached: no further calls are made, answer with what you have"
+            refuse_calls(run, answer.tool_calls, f"limit:{limit}", reason)
             if run.refused_limit is not None:
                 return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} was reached")
             run.refused_limit = limit
@@ -49,6 +56,7 @@ async def run_loop(run: RunScope) -> Ending:
             await run_calls(run, answer.tool_calls)
         if (ending := await _end_step(run)) is not None:
             return ending
+        run.close_step()
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"
     return Ending(RunStatus.FAILED, "max_steps", error)
 
@@ -57,8 +65,10 @@ async def resume_loop(run: RunScope, decisions: Mapping[str, Decision]) -> Endin
     """Go on where calls waited: with those that were decided on, and then with the loop."""
     run.open_step(run.step)
     await resume_calls(run, decisions)
-    ending = await _end_step(run)
-    return ending if ending is not None else await run_loop(run)
+    if (ending := await _end_step(run)) is not None:
+        return ending
+    run.close_step()
+    return await run_loop(run)
 
 
 async def _end_step(run: RunScope) -> Ending | None:
@@ -69,8 +79,27 @@ async def _end_step(run: RunScope) -> Ending | None:
         await run_phase(run, "step_end", messages=run.own_messages)
     if run.blocked is not None:
         return Ending(RunStatus.FAILED, "blocked", run.blocked)
-    run.close_step()
+    if (stop := run.stopping) is not None:
+        return Ending(RunStatus.COMPLETED if stop.completed else RunStatus.FAILED, f"limit:{stop.name}", stop.reason)
+    hand_over(run)
     return None
+
+
+def take_answer(run: RunScope, answer: Message) -> Ending | None:
+    """The end of a run whose model has answered; None where the answer does not fit and it may try again."""
+    output_format = run.agent.output_format
+    if output_format is not None:
+        try:
+            run.output = output_format.read(answer.text)
+        except ValueError as exc:
+            run.output_tries += 1
+            if run.output_tries > OUTPUT_TRIES:
+                return Ending(RunStatus.FAILED, "error", f"the answer does not fit the output type: {exc}")
+            feedback = f"Your answer does not fit the required JSON: {exc}\nAnswer again, with JSON only."
+            run.conversation.append(Message.user(feedback, id=run.next_message_id(), visibility=Visibility.INTERNAL))
+            run.tell(f"the answer does not fit the output type: {exc}", "output_invalid")
+            return None
+    return Ending(RunStatus.COMPLETED, "natural")
 
 
 async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult:

@@ -18,11 +18,12 @@ from ..core.errors import IllegalMove
 from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished, StepStarted
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
-from ..core.messages import Message, Role, ToolCall
+from ..core.messages import Message, Role, ToolCall, Visibility
 from ..core.model import Model
-from ..core.plugins import StepAction
+from ..core.plugins import Compact, HandOff, HookContext, Phase, RunAction, StepAction, StopRun
 from ..core.results import SuspendTicket
 from ..core.runs import RunIdentity, RunResult, Usage
+from ..core.state import Snapshot
 from ..core.statestore import StateStore
 from .limits import Budget
 from .log import EventLog
@@ -30,6 +31,7 @@ from .phases import HookTable
 
 if TYPE_CHECKING:
     from .calls import CallGroup
+    from .handoff import Equip
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
 
@@ -45,17 +47,27 @@ class Ending(Struct, frozen=True):
 class OpenCall:
     """A call that has not ended. Its message has an id from the start, so that ids do not depend on who is first."""
 
-    __slots__ = ("call", "message_id", "resumes", "status", "ticket")
+    __slots__ = ("call", "kept", "message_id", "resumes", "status", "ticket")
 
     def __init__(self, call: ToolCall, message_id: str) -> None:
         self.call, self.message_id, self.status = call, message_id, ToolCallStatus.NEW
         self.ticket: SuspendTicket | None = None
         self.resumes = 0
+        self.kept = ""
+        """Where the whole result is, in words, where the model reads only a part."""
 
     def move(self, wanted: ToolCallStatus) -> None:
         if wanted not in CALL_MOVES[self.status]:
             raise IllegalMove(f"call {self.call.id!r}", self.status, wanted)
         self.status = wanted
+
+
+def system_message(agent: Agent) -> Message | None:
+    """An agent's instructions, with the shape of its answer where it has one."""
+    text = agent.instructions
+    if agent.output_format is not None:
+        text = f"{text}\n\n{agent.output_format.instructions}".strip()
+    return Message.system(text) if text else None
 
 
 class RunScope:
@@ -73,6 +85,7 @@ class RunScope:
         log: EventLog,
         budget: Budget,
         hooks: HookTable,
+        equip: Equip,
         cancellation: CancellationToken,
         history: tuple[Message, ...] = (),
         ns: Namespace = (),
@@ -81,14 +94,14 @@ class RunScope:
     ) -> None:
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
-        self.hooks = hooks
+        self.hooks, self.equip = hooks, equip
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
         self.descriptors = tuple([bound.descriptor for bound in toolbox.values()])
-        system = [Message.system(agent.instructions)] if agent.instructions else []
+        self.system = system_message(agent)
         self.history = history
-        self.conversation: list[Message] = [*system, *history]
-        self.own_from = len(self.conversation)
+        self.conversation: list[Message] = list(history)
+        self.own_from = len(history)
         """Where this run's own messages begin in the conversation."""
         self.used_call_ids = {call.id for message in history for call in message.tool_calls}
         self.open_calls: dict[str, OpenCall] = {}
@@ -100,6 +113,15 @@ class RunScope:
         """Why a hook wants the run to end."""
         self.step_actions: list[StepAction] = []
         """What hooks asked for, for the next request."""
+        self.next_agent: HandOff | None = None
+        """Who goes on after this step."""
+        self.handoffs: list[str] = []
+        self.stopping: StopRun | None = None
+        """Why a plugin wants the run to end."""
+        self.compacted: Compact | None = None
+        """What the model reads in place of the beginning of the conversation."""
+        self.output: Any = None
+        self.output_tries = 0
         self.dead_letters: list[Any] = []
         """Actions and effects that failed."""
         self.partial_text: list[str] = []
@@ -139,6 +161,39 @@ class RunScope:
             self.emit(event)
         else:
             self._event_loop.call_soon_threadsafe(self.emit, event)
+
+    def hook_context(self, phase: Phase, snapshot: Snapshot, **seen: Any) -> HookContext:
+        return HookContext(
+            phase=phase,
+            run=self.identity,
+            agent=self.agent,
+            snapshot=snapshot,
+            step=self.step,
+            usage=self.usage,
+            compacted=self.compacted.count if self.compacted else 0,
+            elapsed=self._elapsed,
+            **seen,
+        )
+
+    def _elapsed(self) -> float:
+        return self.journal.now() - self.budget.started_at
+
+    def take_action(self, action: RunAction) -> None:
+        """Remember what is to happen to the run itself; the first handoff and the first stop count."""
+        if isinstance(action, HandOff):
+            self.next_agent = self.next_agent or action
+        elif isinstance(action, StopRun):
+            self.stopping = self.stopping or action
+        else:
+            self.compacted = action
+
+    def model_messages(self) -> tuple[Message, ...]:
+        """What the model reads: the system message, a summary where there is one, and the conversation."""
+        system = () if self.system is None else (self.system,)
+        if self.compacted is None:
+            return (*system, *self.conversation)
+        summary = Message.user(self.compacted.summary, visibility=Visibility.INTERNAL)
+        return (*system, summary, *self.conversation[self.compacted.count :])
 
     def tell(self, message: str, code: str) -> None:
         """An error event for something that does not end the run."""
@@ -211,6 +266,7 @@ class RunScope:
             run_id=self.run_id,
             thread_id=self.identity.thread_id,
             response=self.response,
+            output=self.output,
             steps=self.step,
             state=self.state.export_persisted(),
             usage=self.usage,
@@ -227,6 +283,7 @@ class RunScope:
                 error=ending.error,
                 steps=self.step,
                 usage=self.usage,
+                output=None if self.agent.output_format is None else self.agent.output_format.encode(self.output),
             )
         )
         self.sealed = True

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.events import InferenceFinished, ReasoningDelta, TextDelta, ToolCallArgsDelta, ToolCallStarted
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall, Visibility
@@ -93,9 +94,12 @@ class _CallDraft:
 
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
-    request = ModelRequest(messages=tuple(run.conversation), tools=run.descriptors, settings=run.agent.settings)
+    request = _request(run)
     if run.hooks:
-        await run_phase(run, "before_inference", request=request, messages=run.own_messages)
+        compacted = run.compacted
+        await run_phase(run, "before_inference", request=request, messages=tuple(run.conversation))
+        if run.compacted is not compacted:
+            request = _request(run)
     if run.step_actions:
         request = _with_actions(request, run.step_actions)
         run.step_actions = []
@@ -125,6 +129,14 @@ async def ask_model(run: RunScope) -> Message:
     return message
 
 
+def _request(run: RunScope) -> ModelRequest:
+    agent = run.agent
+    schema = None if agent.output_format is None else agent.output_format.schema
+    return ModelRequest(
+        messages=run.model_messages(), tools=run.descriptors, settings=agent.settings, output_schema=schema
+    )
+
+
 def _with_actions(request: ModelRequest, actions: list[StepAction]) -> ModelRequest:
     """The request as hooks want it this once."""
     messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
@@ -138,7 +150,7 @@ def _with_actions(request: ModelRequest, actions: list[StepAction]) -> ModelRequ
     if included:
         tools = [tool for tool in tools if tool.name in included]
     tools = [tool for tool in tools if tool.name not in excluded]
-    return ModelRequest(messages=tuple(messages), tools=tuple(tools), settings=settings)
+    return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
 async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:

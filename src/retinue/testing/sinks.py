@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..core.events import Event
 
 
@@ -18,6 +20,6 @@ class RecordingSink:
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]
 
-    def of(self, *kinds: str) -> list[Event]:
+    def of(self, *kinds: str) -> list[Any]:
         """The events of some kinds."""
         return [event for event in self.events if event.kind in kinds]

@@ -213,7 +213,7 @@ class _FileTools:
         except FilesystemError as error:
             raise ExecutionFailed(str(error)) from error
         except OSError as error:
-            raise ExecutionFailed(f"{shown(path)}: {error.strerror or error}") from error
+            raise ExecutionFailed(f"{shown_path(path)}: {error.strerror or error}") from error
 
 
 def _cancellation(ctx: ToolContext | None) -> CancellationToken:

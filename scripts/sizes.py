@@ -1,0 +1,59 @@
+"""Fail on modules and functions that have grown too long.
+
+    python scripts/sizes.py
+
+Prints what is over its limit. Split it, or list it in EXCEPTIONS with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE_LINES = {"src": 500, "tests": 800, "benchmarks": 800}
+FUNCTION_LINES = {"src": 80}
+
+# "src/retinue/module.py" or "src/retinue/module.py:Class.function" -> why it may be longer
+EXCEPTIONS: dict[str, str] = {}
+
+
+def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Every function below a node with its qualified name and its lines, decorators not counted."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}{child.name}"
+            if not isinstance(child, ast.ClassDef):
+                yield name, (child.end_lineno or child.lineno) - child.lineno + 1
+            yield from functions(child, f"{name}.")
+        else:
+            yield from functions(child, prefix)
+
+
+def oversized() -> Iterator[tuple[str, str]]:
+    for folder, limit in MODULE_LINES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            text = path.read_text(encoding="utf-8")
+            lines = len(text.splitlines())
+            if lines > limit:
+                yield name, f"{lines} lines, limit {limit}"
+            if (longest := FUNCTION_LINES.get(folder)) is None:
+                continue
+            for function, length in functions(ast.parse(text, name)):
+                if length > longest:
+                    yield f"{name}:{function}", f"{length} lines, limit {longest}"
+
+
+def main() -> int:
+    found = dict(oversized())
+    problems = [f"{name}: {why}" for name, why in found.items() if name not in EXCEPTIONS]
+    problems += [f"{name}: no longer over its limit, drop the exception" for name in EXCEPTIONS if name not in found]
+    print("\n".join(problems) or "all within their limits")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Ctrl-C, and watching a run until it ends or is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Self
+
+from ..core.events import Event
+from ..core.runs import RunResult
+from ..runtime import Run
+from .exits import INTERRUPTED
+from .text import complain
+from .view import View
+
+_TICK = 0.08
+
+
+class Interrupt:
+    """The first Ctrl-C is something to wait for; the second ends the process at once, whatever it is doing.
+
+    It is entered before the event loop begins and left after it has ended: what does not let itself be cancelled
+    would hold up the end of the loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+        self._before: Any = None
+        self.happened = False
+        self.last_words: Callable[[], object] = lambda: None
+        """Called before the process is ended at once."""
+
+    def __enter__(self) -> Self:
+        with suppress(ValueError):  # not in the main thread: then Ctrl-C is somebody else's
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.happened:
+            with suppress(Exception):
+                self.last_words()
+            os._exit(INTERRUPTED)
+        self.happened = True
+        if self._loop is None:
+            self._event.set()
+        else:
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._event.wait()
+
+    async def sleep(self, seconds: float) -> None:
+        """As asyncio.sleep, but not after an interrupt."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.wait()
+
+
+async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Event], float] | None = None) -> RunResult:
+    """Show a run to its end. An interrupt cancels it; what it did until then is shown all the same.
+
+    `pace` gives the seconds to wait before an event is shown; the run itself does not wait.
+    """
+    interrupt.last_words = view.close
+    helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
+    try:
+        async for event in run:
+            if pace is not None and (seconds := pace(event)):
+                await interrupt.sleep(seconds)
+            view.show(event)
+        return await run.result()
+    finally:
+        for helper in helpers:
+            helper.cancel()
+
+
+async def _cancel_when(interrupt: Interrupt, run: Run) -> None:
+    await interrupt.wait()
+    if not run.ended:
+        complain("cancelling the run; press Ctrl-C again to leave at once")
+        await run.cancel("interrupted")
+
+
+async def _tick(view: View) -> None:
+    while True:
+        await asyncio.sleep(_TICK)
+        view.tick()

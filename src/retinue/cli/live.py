@@ -1,0 +1,210 @@
+"""The live view: a tree that moves while it is worked on, and stays as text when it is done.
+
+What is finished is printed once and scrolls away as ordinary output. Only the step in progress and the line of text in
+progress are drawn again and again, and they are cut to the height of the terminal, so that nothing is ever drawn twice.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from ..core.events import Event, RunFinished, RunStarted, StepFinished, TextDelta
+from ..core.lifecycle import RunStatus, ToolCallStatus
+from .text import clean, count, duration, one_line
+from .tree import CallNode, RunNode, RunTree, StepNode, summary
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_MARKS = {
+    ToolCallStatus.SUCCEEDED: ("✓", "green"),
+    ToolCallStatus.FAILED: ("✗", "red"),
+    ToolCallStatus.CANCELLED: ("⊘", "yellow"),
+    ToolCallStatus.SUSPENDED: ("⏸", "yellow"),
+}
+_STATUS_STYLE = {RunStatus.COMPLETED: "green", RunStatus.FAILED: "red"}
+_GUTTER = "│  "
+_CHILD_CALLS = 4
+"""How many calls of a running child are shown."""
+_LONG = 3.0
+"""Seconds after which a running call shows how long it has taken."""
+
+
+class LiveView:
+    """Draws with rich. Everything happens in the thread of the event loop, so nothing is drawn half-changed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
+        self._live: Live | None = None
+        self._tree = RunTree()
+        self._line = ""
+        """The line of text in progress."""
+        self._told: StepNode | None = None
+        """The step whose heading is printed."""
+        self._ended: StepNode | None = None
+        """The step that is printed whole."""
+        self._in_text = False
+
+    def __enter__(self) -> LiveView:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def show(self, event: Event) -> None:
+        if type(event) is RunStarted and not event.ns:
+            self._begin()
+        self._tree.take(event)
+        if event.ns:
+            return
+        run = self._tree.run_of(event)
+        match event:
+            case RunStarted():
+                self._print(Text.assemble((one_line(run.label), "bold"), f"  {one_line(run.task, 300)}"))
+            case TextDelta():
+                self._text(run, event.delta)
+            case StepFinished():
+                self._end_step(run)
+            case RunFinished():
+                self._finish(run)
+            case _:
+                pass
+
+    def tick(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+
+    def close(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = list(self._in_progress(console))
+        room = max(3, options.size.height - 2)
+        if len(lines) > room:
+            lines = [*lines[:1], _row(f"{_GUTTER}… {len(lines) - room + 2} lines above"), *lines[2 - room :]]
+        yield from lines
+
+    def _in_progress(self, console: Console) -> Iterator[Text]:
+        run = self._tree.root
+        if run is None or not run.steps or run.step is self._ended:
+            return
+        if self._in_text:
+            yield from Text(self._line).wrap(console, console.width)
+        if run.step.calls or not self._in_text:
+            yield from _step_lines(run.step, heading=run.step is not self._told)
+        if not run.step.calls and not self._in_text:
+            yield _row(f"{_GUTTER}{_spinner()}", "cyan")
+
+    def _begin(self) -> None:
+        self.close()
+        self._tree, self._line, self._told, self._ended, self._in_text = RunTree(), "", None, None, False
+        self._live = Live(
+            self,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=sys.stderr.isatty(),
+            vertical_overflow="crop",
+        )
+        self._live.start()
+
+    def _text(self, run: RunNode, delta: str) -> None:
+        if not self._in_text:
+            self._tell_heading(run.step)
+            self._print(Text())
+            self._in_text, delta = True, delta.lstrip("\n")
+        *whole, self._line = (self._line + clean(delta)).split("\n")
+        for line in whole:
+            self._print(Text(line))
+
+    def _end_text(self) -> None:
+        if self._in_text:
+            self._print(Text(self._line))
+            self._print(Text())
+            self._in_text, self._line = False, ""
+
+    def _tell_heading(self, step: StepNode) -> None:
+        if self._told is not step:
+            self._told = step
+            for line in _heading(step):
+                self._print(line)
+
+    def _end_step(self, run: RunNode) -> None:
+        self._end_text()
+        self._tell_heading(run.step)
+        for line in _step_lines(run.step, heading=False):
+            self._print(line)
+        self._ended = run.step
+
+    def _finish(self, run: RunNode) -> None:
+        self.close()
+        for note in run.notes:
+            self._print(Text(f"  {one_line(note, 300)}", style="yellow"))
+        self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, no_wrap=line.no_wrap, overflow=line.overflow)
+
+
+def _step_lines(step: StepNode, *, heading: bool, gutter: str = "", most: int | None = None) -> Iterator[Text]:
+    """A step with its calls and their children; only the last calls where there are more than `most`."""
+    if heading:
+        yield from _heading(step, gutter)
+    calls = list(step.calls.values())
+    if most is not None and len(calls) > most:
+        yield _row(f"{gutter}{_GUTTER}… {count(len(calls) - most, 'call')} before", "dim")
+        calls = calls[-most:]
+    for call in calls:
+        yield _call_line(call, gutter + _GUTTER)
+        for child in call.children:
+            yield from _child_lines(child, gutter + 2 * _GUTTER)
+
+
+def _child_lines(run: RunNode, gutter: str) -> Iterator[Text]:
+    """A child: where it is while it runs, how it went when it has ended."""
+    if run.ended is not None:
+        yield _row(f"{gutter}{one_line(run.label)}  {summary(run)}", "dim")
+        return
+    yield _row(f"{gutter}{one_line(run.label)}", "bold")
+    for step in run.steps[-1:]:
+        yield from _step_lines(step, heading=True, gutter=gutter, most=_CHILD_CALLS)
+    if run.tail:
+        yield _row(f"{gutter}{_GUTTER}{one_line(run.tail[-100:])}", "dim")
+
+
+def _heading(step: StepNode, gutter: str = "") -> Iterator[Text]:
+    yield _row(f"{gutter}├─ step {step.number}", "cyan")
+    if step.thought:
+        yield _row(f"{gutter}{_GUTTER}{one_line(step.thought, 300)}", "dim italic")
+
+
+def _call_line(call: CallNode, gutter: str) -> Text:
+    mark, style = _MARKS.get(call.status, (_spinner(), "cyan"))
+    seconds = (call.ended or time.time()) - call.started
+    took = duration(seconds) if call.ended is not None or seconds > _LONG else ""
+    result = call.result or one_line(call.output[-100:])
+    return Text.assemble(
+        gutter,
+        (mark, style),
+        f" {one_line(call.tool)}({'...' if call.status is ToolCallStatus.NEW else call.args})",
+        (f"  {took}  ", "dim"),
+        (result, "red" if call.status is ToolCallStatus.FAILED else "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _spinner() -> str:
+    return _SPINNER[int(time.monotonic() * 12) % len(_SPINNER)]
+
+
+def _row(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,70 @@
+"""Text on its way to a terminal: whoever wrote it, it can only be read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+# Control characters, those that turn the writing direction around, invisible ones, halves of surrogate pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def clean(text: str) -> str:
+    """Text without anything a terminal could obey; control characters show as their pictures."""
+    if text.isprintable():
+        return text
+    return _UNSAFE.sub(_picture, text.replace("\r", "").replace("\t", "    "))
+
+
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Clean text on one line, cut at a width."""
+    line = " ".join(clean(text[: 20 * width]).split())
+    return line if len(line) <= width and len(text) <= 20 * width else f"{line[: width - 3]}..."
+
+
+def arguments(args: Mapping[str, Any], width: int = 72) -> str:
+    """The arguments of a call, shortened."""
+    shown = [
+        f'{name}="{one_line(value, 48)}"' if isinstance(value, str) else f"{name}={value!r}"
+        for name, value in args.items()
+    ]
+    return one_line(", ".join(shown), width)
+
+
+def headline(text: str, width: int = 100) -> str:
+    """The first line of a result that says something, and how much more there is."""
+    lines = text.strip().splitlines()
+    if not lines:
+        return "(nothing)"
+    more = f" (+{len(lines) - 1:,} lines)" if len(lines) > 2 else " (+1 line)" if len(lines) == 2 else ""
+    first = next((line for line in lines if any(map(str.isalpha, line))), lines[0])
+    return one_line(first, width) + more
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def is_unicode(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+
+
+def complain(text: str) -> None:
+    """One line on stderr."""
+    print(f"retinue: {one_line(text, 2_000)}", file=sys.stderr, flush=True)

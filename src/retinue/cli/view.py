@@ -1,0 +1,169 @@
+"""Views: events come in, text goes out. A view shows the whole tree of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Protocol, Self, TextIO
+
+import msgspec
+
+from ..core.events import (
+    Event,
+    InferenceFinished,
+    RunFinished,
+    RunStarted,
+    StepStarted,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    event_to_json,
+)
+from ..core.lifecycle import ToolCallStatus
+from .text import clean, duration, is_unicode, one_line
+from .tree import RunNode, RunTree, summary
+
+_INDENT = 6
+"""Columns a child is further in than the run it belongs to."""
+
+
+class View(Protocol):
+    """Shows one run after another. `tick` comes several times a second, for what moves."""
+
+    def show(self, event: Event) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was; may come at any time and twice."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def make_view(*, as_json: bool = False) -> View:
+    """The view for where stdout goes."""
+    stream = sys.stdout
+    if as_json:
+        return JsonView(stream)
+    if is_interactive(stream):
+        try:
+            from .live import LiveView
+        except ModuleNotFoundError:  # rich is not installed
+            return PlainView(stream)
+        return LiveView(stream)
+    return PlainView(stream)
+
+
+def is_interactive(stream: TextIO) -> bool:
+    """Whether somebody watches, on a terminal that can be drawn on."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and stream.isatty() and is_unicode(stream)
+
+
+class _Quiet:
+    """A view that draws nothing by itself."""
+
+    def tick(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class JsonView(_Quiet):
+    """One event a line, as JSON in UTF-8 whatever the terminal's encoding."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, event: Event) -> None:
+        line = _encode(event) + b"\n"
+        binary = getattr(self._stream, "buffer", None)
+        if binary is None:
+            self._stream.write(line.decode())
+        else:
+            binary.write(line)
+        self._stream.flush()
+
+
+def _encode(event: Event) -> bytes:
+    try:
+        return msgspec.json.encode(event_to_json(event))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold but UTF-8 cannot
+        return json.dumps(msgspec.to_builtins(event, enc_hook=repr)).encode()
+
+
+class PlainView(_Quiet):
+    """Lines without colour, each written when what it tells is known. Of the text, only the root's is streamed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._tree = RunTree()
+        self._in_text = False
+
+    def show(self, event: Event) -> None:
+        if type(event) is RunStarted and not event.ns:
+            self._tree = RunTree()
+        self._tree.take(event)
+        run = self._tree.run_of(event)
+        match event:
+            case TextDelta():
+                self._tell_thought(run)
+                if not run.ns:
+                    self._text(event.delta)
+            case RunStarted():
+                self._line(run, -2, f"{run.label}: {one_line(run.task, 200)}")
+            case StepStarted():
+                self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
+            case ToolCallStarted() | InferenceFinished():
+                self._tell_thought(run)
+            case ToolCallFinished():
+                self._line(run, 2, f"{f'{run.label}: ' if run.ns else ''}{self._call(event)}")
+            case RunFinished():
+                self._finish(run)
+            case _:
+                pass
+
+    def _call(self, event: ToolCallFinished) -> str:
+        call = self._tree.call_of(event, event.call_id)
+        status = "ok" if call.status is ToolCallStatus.SUCCEEDED else call.status.value
+        took = duration((call.ended or call.started) - call.started)
+        return f"{status:<6} {one_line(call.tool)}({call.args})  {took}  {call.result}"
+
+    def _finish(self, run: RunNode) -> None:
+        for note in run.notes:
+            self._line(run, 0, f"note: {one_line(note, 200)}")
+        if run.ns:
+            self._line(run, 0, f"{run.label} {summary(run)}")
+        else:
+            self._line(run, -2, summary(run))
+
+    def _tell_thought(self, run: RunNode) -> None:
+        if run.step.thought:
+            self._line(run, 2, one_line(run.step.thought, 300))
+            run.step.thought = ""
+
+    def _text(self, delta: str) -> None:
+        text = clean(delta)
+        if not self._in_text:
+            text = "\n" + text.lstrip("\n")
+        self._in_text = True
+        self._stream.write(text)
+        self._stream.flush()
+
+    def _line(self, run: RunNode, indent: int, text: str) -> None:
+        if self._in_text:
+            self._stream.write("\n\n")
+            self._in_text = False
+        self._stream.write(f"{' ' * max(0, 2 + indent + _INDENT * len(run.ns))}{text}\n")
+        self._stream.flush()

@@ -1,0 +1,122 @@
+"""Permissions: rules on tools and their arguments that allow a call, ask a human, or deny it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from ..core.errors import ConfigurationError
+from ..core.messages import ToolCall
+from ..core.plugins import Block, ExcludeTools, HookContext, Plugin, Registrar, Suspend
+from ..core.results import SuspendTicket
+from ..core.state import StateCommand
+
+Verdict = Literal["allow", "ask", "deny"]
+
+_STRICTNESS: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
+_RULE = re.compile(r"([\w.*?\[\]-]+)(?:\((\w+)=(.*)\))?")
+_APPROVAL = {"type": "object", "properties": {"approved": {"type": "boolean"}}, "required": ["approved"]}
+
+
+class Rule(Struct, frozen=True):
+    """`tool` or `tool(argument=pattern)`, both with the wildcards * and ?."""
+
+    tool: str
+    argument: str | None = None
+    pattern: str = "*"
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        match = _RULE.fullmatch(text.strip())
+        if match is None:
+            raise ConfigurationError(f"not a permission rule: {text!r}; write tool or tool(argument=pattern)")
+        return cls(match[1], match[2], match[3] if match[2] else "*")
+
+    def fits(self, call: ToolCall) -> bool:
+        if not fnmatchcase(call.name, self.tool):
+            return False
+        return self.argument is None or (
+            self.argument in call.args and fnmatchcase(_text(call.args[self.argument]), self.pattern)
+        )
+
+
+class Permissions(Plugin):
+    """`deny` beats `ask` beats `allow`; what no rule names gets `default`.
+
+    A tool that is denied whatever its arguments is not shown to the model. Asking suspends the call with a ticket
+    that wants {"approved": true or false}.
+    """
+
+    name = "permissions"
+
+    def __init__(
+        self,
+        *,
+        allow: Iterable[str] = (),
+        ask: Iterable[str] = (),
+        deny: Iterable[str] = (),
+        default: Verdict = "allow",
+    ) -> None:
+        if default not in _STRICTNESS:
+            raise ConfigurationError(f"permissions: default is 'allow', 'ask' or 'deny', not {default!r}")
+        rules: dict[Verdict, Iterable[str]] = {"deny": deny, "ask": ask, "allow": allow}
+        self._rules: dict[Verdict, list[Rule]] = {
+            verdict: [Rule.parse(text) for text in texts] for verdict, texts in rules.items()
+        }
+        self._default: Verdict = default
+        self._outer: Permissions | None = None
+
+    def within(self, outer: Permissions) -> Permissions:
+        """These rules under those of a parent: whatever either denies or asks for is denied or asked for."""
+        made = Permissions(default=self._default)
+        made._rules, made._outer = self._rules, outer if self._outer is None else self._outer.within(outer)
+        return made
+
+    def verdict(self, call: ToolCall) -> Verdict:
+        """What happens to a call."""
+        fitting: list[Verdict] = [
+            verdict for verdict, rules in self._rules.items() if any(rule.fits(call) for rule in rules)
+        ]
+        own: Verdict = fitting[0] if fitting else self._default
+        if self._outer is None:
+            return own
+        outer = self._outer.verdict(call)
+        return own if _STRICTNESS[own] > _STRICTNESS[outer] else outer
+
+    def hides(self, tool_name: str) -> bool:
+        """Whether no call of a tool can be allowed."""
+        if any(rule.argument is None and fnmatchcase(tool_name, rule.tool) for rule in self._rules["deny"]):
+            return True
+        named = any(fnmatchcase(tool_name, rule.tool) for rule in (*self._rules["ask"], *self._rules["allow"]))
+        if self._default == "deny" and not named:
+            return True
+        return self._outer is not None and self._outer.hides(tool_name)
+
+    def register(self, r: Registrar) -> None:
+        r.hook("before_inference", self._hide, priority=10)
+        r.hook("before_tool", self._judge, priority=10)
+
+    def _hide(self, ctx: HookContext) -> StateCommand | None:
+        hidden = tuple([name for name in ctx.agent.toolbox if self.hides(name)])
+        return StateCommand().schedule(ExcludeTools(hidden)) if hidden else None
+
+    def _judge(self, ctx: HookContext) -> Block | Suspend | None:
+        call = ctx.call
+        assert call is not None
+        verdict = self.verdict(call)
+        if verdict == "allow":
+            return None
+        if verdict == "deny":
+            return Block(f"{call.name} is not permitted with these arguments")
+        if ctx.decision is None:
+            text = f"May {ctx.agent.name} call {call.name}?"
+            return Suspend(SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, _APPROVAL))
+        return None if ctx.decision.payload == {"approved": True} else Block("a human said no")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)

@@ -1,0 +1,24 @@
+"""Long results in the workspace: the model reads a part and a pointer to the rest."""
+
+from __future__ import annotations
+
+from ..core.filesystem import Filesystem
+from ..core.messages import ToolCall
+from ..core.plugins import Plugin, Registrar
+
+
+class ResultFiles(Plugin):
+    """Keeps results past the agent's `result_limit` whole, in a folder the agent can read with its file tools."""
+
+    name = "result_files"
+
+    def __init__(self, filesystem: Filesystem, folder: str = "tool_results") -> None:
+        self._filesystem, self._folder = filesystem, folder.strip("/")
+
+    def register(self, r: Registrar) -> None:
+        r.results(self._keep)
+
+    def _keep(self, call: ToolCall, text: str) -> str:
+        path = f"{self._folder}/{call.id}.txt"
+        self._filesystem.write(path, text.encode())
+        return f'the whole is in "{path}", read it with read_file(path, offset, limit)'

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from retinue.cli import main
+from retinue.models import registry
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = (
+    "import sys\n"
+    "from retinue.models import registry\n"
+    "registry._PROVIDERS['test'] = 'tests.cli.models'\n"
+    "from retinue.cli import main\n"
+    "sys.exit(main())\n"
+)
+"""The command line with the models of these tests, as a program."""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETINUE_MODEL", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setitem(registry._PROVIDERS, "test", "tests.cli.models")  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "lamp.md").write_text("# The lamp\n\nThe lamp burns paraffin.\n")
+    (tmp_path / "stores.md").write_text("Paraffin: three barrels.\n")
+    return tmp_path
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line in this process."""
+
+    def call(*args: str) -> Outcome:
+        code = main(list(args))
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+def started(*args: str, **options: Any) -> subprocess.Popen[Any]:
+    """The command line in a process of its own."""
+    environment = {**os.environ, **options.pop("env", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *args], cwd=ROOT, env=environment, **options)
+
+
+def finished(*args: str, **options: Any) -> Outcome:
+    process = started(*args, **options)
+    out, err = process.communicate(timeout=30)
+    return Outcome(process.returncode, out.decode(), err.decode())

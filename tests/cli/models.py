@@ -1,0 +1,80 @@
+"""Models for the command line's tests, as the provider "test"."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from retinue import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+
+RUDE = "\x1b[2J\x1b]0;pwned\x07[bold red]not bold[/] \u202eback\x9b31m"
+
+
+class Echo:
+    """Says its instructions."""
+
+    name = "test:echo"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        yield TextChunk(request.messages[0].text)
+        yield TurnEnd()
+
+
+class Rude:
+    """Thinks, calls and says what a terminal should never be told."""
+
+    name = "test:rude"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        yield ReasoningChunk(RUDE)
+        if not any(message.role == "tool" for message in request.messages):
+            yield CallChunk(0, None, "grep_files", '{"pattern": "."}')
+            yield CallChunk(1, None, "list_files", "{}")
+            yield CallChunk(2, None, "read_file", '{"path": "\\u001b[2Jx"}')
+            yield CallChunk(3, None, "\x1b]0;pwned\x07", "{}")
+        else:
+            yield TextChunk(RUDE)
+        yield TurnEnd()
+
+
+class Broken:
+    name = "test:broken"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        yield TextChunk("So far ")
+        raise RuntimeError("the line went \x1b[31mdead")
+
+
+class Slow:
+    """Lists the files, begins to speak, and then takes a minute."""
+
+    name = "test:slow"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        if not any(message.role == "tool" for message in request.messages):
+            yield CallChunk(0, None, "list_files", "{}")
+        else:
+            yield TextChunk("I begin. ")
+            await asyncio.sleep(60)
+        yield TurnEnd()
+
+
+class Stubborn:
+    """Does not let itself be cancelled."""
+
+    name = "test:stubborn"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        yield TextChunk("I begin. ")
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+
+MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn)}
+
+
+def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn:
+    return MODELS[name]()

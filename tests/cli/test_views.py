@@ -1,0 +1,182 @@
+"""Events to text: the tree, its nesting, and what is done to the text of others."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from retinue import Event, Message, RunStatus, ToolCallStatus, ToolResult
+from retinue.cli.text import arguments, clean, duration, headline, one_line
+from retinue.cli.tree import RunTree
+from retinue.cli.view import JsonView, PlainView
+from retinue.core.events import (
+    ErrorRaised,
+    Handoff,
+    Namespace,
+    ReasoningDelta,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallReady,
+    ToolCallStarted,
+    ToolCallStreamDelta,
+    UnknownEvent,
+)
+
+BOSS: Namespace = ()
+FIRST: Namespace = ("tools:c1",)
+SECOND: Namespace = ("tools:c1~2",)
+DEEP: Namespace = ("tools:c1", "tools:d1")
+AGENTS: dict[Namespace, str] = {BOSS: "boss", FIRST: "helper", SECOND: "helper", DEEP: "clerk"}
+
+
+def event(kind: type[Event], ns: Namespace = BOSS, **fields: Any) -> Event:
+    return kind(run_id=f"run{ns}", agent=AGENTS[ns], ns=ns, at=fields.pop("at", 1.0), **fields)
+
+
+def call(ns: Namespace, call_id: str, name: str, **args: Any) -> list[Event]:
+    started = event(ToolCallStarted, ns, call_id=call_id, tool_name=name)
+    return [started, event(ToolCallReady, ns, call_id=call_id, tool_name=name, args=args)]
+
+
+def result(ns: Namespace, call_id: str, name: str, text: str, status: str = "succeeded") -> Event:
+    message = Message.tool(text, tool_call_id=call_id)
+    fields = {"status": ToolCallStatus(status), "result": ToolResult(), "message": message, "at": 1.5}
+    return event(ToolCallFinished, ns, call_id=call_id, tool_name=name, **fields)
+
+
+def begin(ns: Namespace, task: str) -> list[Event]:
+    return [event(RunStarted, ns, thread_id="t", messages=(Message.user(task),)), event(StepStarted, ns, step=1)]
+
+
+def end(ns: Namespace, status: RunStatus = RunStatus.COMPLETED) -> list[Event]:
+    return [event(StepFinished, ns, step=1), event(RunFinished, ns, status=status, termination="natural", at=3.0)]
+
+
+FAMILY = [
+    *begin(BOSS, "Find out."),
+    event(ReasoningDelta, delta="Ask "),
+    event(ReasoningDelta, delta="two."),
+    event(TextDelta, delta="I ask.\n"),
+    *call(BOSS, "c1", "task", description="look"),
+    *begin(FIRST, "look left"),
+    *begin(SECOND, "look right"),
+    *call(FIRST, "d1", "grep_files", pattern="x"),
+    *begin(DEEP, "count"),
+    event(TextDelta, DEEP, delta="not streamed"),
+    *end(DEEP),
+    result(FIRST, "d1", "grep_files", "a.md:1: x\na.md:2: x"),
+    event(ErrorRaised, FIRST, message="a hiccup"),
+    *end(FIRST),
+    event(Handoff, SECOND, to_agent="clerk"),
+    *end(SECOND, RunStatus.FAILED),
+    result(BOSS, "c1", "task", "nothing", "failed"),
+    event(UnknownEvent, original={}),
+    *end(BOSS),
+]
+
+SHOWN = """\
+boss: Find out.
+  step 1
+    Ask two.
+
+I ask.
+
+
+      helper: look left
+        step 1 of helper
+      helper#2: look right
+        step 1 of helper#2
+            clerk: count
+              step 1 of clerk
+              clerk completed: 1 step, 0 calls, 0 tokens, 2.0 s
+          helper: ok     grep_files(pattern="x")  500 ms  a.md:1: x (+1 line)
+        note: a hiccup
+        helper completed: 1 step, 1 call, 0 tokens, 2.0 s
+        note: handed over to clerk
+        helper#2 failed: 1 step, 0 calls, 0 tokens, 2.0 s
+    failed task(description="look")  500 ms  nothing
+completed: 1 step, 2 calls, 0 tokens, 2.0 s
+"""
+
+
+def test_children_are_nested_by_ns() -> None:
+    tree = RunTree()
+    for one in FAMILY:
+        tree.take(one)
+    assert tree.root is not None
+    (task,) = tree.root.step.calls.values()
+    assert [child.label for child in task.children] == ["helper", "helper#2"]
+    (grep,) = task.children[0].step.calls.values()
+    assert [child.label for child in grep.children] == ["clerk"]
+    assert [one.tool for one in tree.root.calls()] == ["task", "grep_files"]
+
+
+def test_the_plain_view_shows_the_whole_tree() -> None:
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        for one in FAMILY:
+            view.show(one)
+    assert stream.getvalue() == SHOWN
+
+
+def test_the_live_view_shows_the_same_and_never_more_than_fits() -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    from retinue.cli.live import LiveView
+
+    stream = io.StringIO()
+    with LiveView(stream) as view:
+        for one in [*FAMILY[:11], *[other for number in range(60) for other in call(FIRST, f"e{number}", "x")]]:
+            view.show(one)
+            view.tick()
+        console = Console(width=60, height=10, file=io.StringIO())
+        drawn = list(view.__rich_console__(console, console.options))
+        assert 3 <= len(drawn) <= 8
+        for one in FAMILY[11:]:
+            view.show(one)
+    text = stream.getvalue()
+    assert "├─ step 1" in text
+    assert "✗ task(" in text
+    assert "helper#2  failed" in text
+    assert text.rstrip().splitlines()[-1].startswith("completed: 1 step")
+
+
+def test_events_without_a_beginning_are_shown_all_the_same() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.show(event(ToolCallStreamDelta, DEEP, call_id="z", tool_name="t", delta="out"))
+    view.show(result(DEEP, "z", "t", "done"))
+    assert "clerk: ok     t()" in stream.getvalue()
+
+
+def test_json_holds_what_utf8_cannot() -> None:
+    stream = io.StringIO()
+    JsonView(stream).show(event(TextDelta, delta="half \ud83d"))
+    assert r"half \ud83d" in stream.getvalue()
+
+
+def test_clean_text_obeys_nothing() -> None:
+    assert clean("a\x1b[31mb\x00\x7f\x9b\r\n\tc") == "a␛[31mb␀␡\ufffd\n    c"
+    assert clean("plain ünïcode 灯 👩‍🚀") == "plain ünïcode 灯 👩‍🚀"
+    assert clean("\u202eevil\ud800") == "\ufffdevil\ufffd"
+
+
+def test_lines_are_shortened() -> None:
+    assert one_line("a\n b\tc") == "a b c"
+    assert one_line("x" * 200, 10) == "xxxxxxx..."
+    assert one_line(" " * 5000 + "late", 10) == "..."
+    assert headline("") == "(nothing)"
+    assert headline("\n 1\t\n 2\ttext\n") == "2 text (+1 line)"
+    assert arguments({"path": "a\x1b", "limit": 3, "deep": {"k": ["v"]}}) == "path=\"a␛\", limit=3, deep={'k': ['v']}"
+    assert len(arguments({"a": "x" * 500, "b": "y" * 500})) <= 72
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (-1, 0.0123, 2.345, 125)] == ["0 ms", "12 ms", "2.3 s", "2 min 5 s"]

@@ -1,0 +1,43 @@
+"""Every example runs, and shows what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SHOWS = {
+    "approve.py": (["yes"], ["old.log is deleted", "notes.md is deleted", "I have done what you allowed."]),
+    "permissions.py": (
+        [],
+        [
+            "offered: read_file, write_file, list_files, glob_files, grep_files",
+            "asks: May writer call write_file?",
+            "blocked: write_file is not permitted with these arguments",
+            "wrote 1 line",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example(name: str) -> None:
+    arguments, lines = SHOWS[name]
+    out = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=50
+    )
+    assert out.returncode == 0, out.stderr
+    for line in lines:
+        assert line in out.stdout
+
+
+def test_a_human_may_refuse() -> None:
+    out = subprocess.run(
+        [sys.executable, EXAMPLES / "approve.py"], input="yes\nno\n", capture_output=True, text=True, timeout=50
+    )
+    assert "old.log is deleted" in out.stdout
+    assert "[refused] the human said no" in out.stdout
