@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from retinue import (
     Agent,
     CallChunk,
+    HookContext,
     ModelChunk,
     ModelRequest,
     Plugin,
@@ -58,10 +59,32 @@ async def lookup(q: str, limit: int = 3) -> ToolOutput:
     return ToolOutput(f"{limit} hits for {q}", update={calls_made: limit, last_query: q})
 
 
-async def steps(calls: int) -> list[float]:
+PHASES = "run_start step_start before_inference after_inference before_tool after_tool step_end run_end".split()
+
+
+class Watching(Plugin):
+    """A hook in every phase."""
+
+    def __init__(self, number: int) -> None:
+        self.name, self.seen = f"watching-{number}", 0
+
+    def register(self, r: Registrar) -> None:
+        for phase in PHASES:
+            r.hook(phase, self.watch)  # pyright: ignore[reportArgumentType]
+
+    def watch(self, ctx: HookContext) -> None:
+        self.seen += 1
+
+
+async def hooked_steps(calls: int) -> list[float]:
+    """As `steps`, with ten plugins that have a hook in every phase."""
+    return await steps(calls, [Watching(number) for number in range(10)])
+
+
+async def steps(calls: int, plugins: Sequence[Plugin] = ()) -> list[float]:
     """Seconds of CPU between model calls."""
     model = BenchModel(calls)
-    agent = Agent("bench", model, "Look things up.", [lookup], [Counting()], max_steps=calls + 1)
+    agent = Agent("bench", model, "Look things up.", [lookup], [Counting(), *plugins], max_steps=calls + 1)
     result = await Runtime([agent]).run("bench", "go")
     assert result.status == "completed", result.error
     return [b - a for a, b in itertools.pairwise(model.stamps)]

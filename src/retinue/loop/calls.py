@@ -95,7 +95,7 @@ async def resume_calls(run: RunScope, decisions: Mapping[str, Decision]) -> None
     """Go on with the suspended calls that were decided on."""
     group = run.group
     assert group is not None
-    group.snapshot = run.state.snapshot()
+    group.snapshot, group.writers = run.state.snapshot(), {}
     await group.run_all(tuple([call for call in group.calls if call.id in decisions]), decisions)
 
 
@@ -123,6 +123,10 @@ async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None)
         bound = prepare(run, call)
     except ToolError as exc:
         _finalize(group, open_call, failed(call, exc))
+        return
+    if not run.hooks:
+        outcome = await _perform(group, bound, open_call, call, decision)
+        await _carry_out(run, _finalize(group, open_call, outcome))
         return
     intercept, command = await _before_tool(group, call, decision)
     match intercept:
@@ -234,22 +238,25 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     if run.hooks.keeper is not None and len(text := outcome.result.text) > _limit(run, call):
         open_call.kept = await in_thread(run.hooks.keeper, {"call": call, "text": text})
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
-        _finalize(group, open_call, outcome)
-        command, at_work = outcome.command, None
-    else:
-        at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
-        if outcome.command is not None:
-            at_work.merge(outcome.command)
-        await at_work.run_hooks()
-        command = at_work.command
-        _finalize(group, open_call, outcome.with_command(command))
-        await at_work.finish(call.id)
+        await _carry_out(run, _finalize(group, open_call, outcome))
+        return
+    at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
+    if outcome.command is not None:
+        at_work.merge(outcome.command)
+    await at_work.run_hooks()
+    committed = _finalize(group, open_call, outcome.with_command(at_work.command))
+    await at_work.finish(call.id)
+    await _carry_out(run, committed)
+
+
+async def _carry_out(run: RunScope, command: StateCommand | None) -> None:
+    """Do what a call asked for beyond its state."""
     if command is not None and (command.actions or command.effects):
         await carry_out(run, command, "after_tool")
 
 
-def _finalize(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
-    """Commit the call's state, or fail the call where it cannot be, and end it."""
+def _finalize(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> StateCommand | None:
+    """Commit the call's state, or fail the call where it cannot be, and end it; returns what was committed."""
     call = open_call.call
     if outcome.command:
         try:
@@ -257,6 +264,7 @@ def _finalize(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> No
         except StateError as exc:
             outcome = failed(call, ExecutionFailed(f"call {call.id!r} could not commit its state: {exc}"))
     _end(group, open_call, outcome)
+    return outcome.command
 
 
 def _commit(group: CallGroup, call: ToolCall, command: StateCommand) -> None:

@@ -12,10 +12,13 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Escape, HookFailed, RunawayActions, StateError, UnknownAction
+from msgspec.structs import replace
+
+from ..core.errors import Escape, HookFailed, RunawayActions, UnknownAction
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     AddContextMessage,
+    Block,
     Compact,
     ExcludeTools,
     Handler,
@@ -27,7 +30,9 @@ from ..core.plugins import (
     Phase,
     Registrar,
     ResultKeeper,
+    SetResult,
     StopRun,
+    Suspend,
 )
 from ..core.state import Snapshot, StateCommand
 
@@ -63,7 +68,7 @@ class HookTable:
             hooks.sort(key=lambda hook: hook.priority)
 
     def __bool__(self) -> bool:
-        return bool(self.by_phase)
+        return bool(self.by_phase or self.keeper)
 
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
@@ -78,9 +83,12 @@ class HookTable:
 class HookRound:
     """One phase at work: it merges commands and sets aside the hooks whose writes clash."""
 
+    __slots__ = ("_written", "command", "context", "deferred", "phase", "run")
+
     def __init__(self, run: RunScope, phase: Phase, snapshot: Snapshot, **seen: Any) -> None:
-        self.run, self.snapshot, self.seen = run, snapshot, seen
+        self.run = run
         self.phase: Phase = phase
+        self.context = run.hook_context(phase, snapshot, **seen)
         self.command = StateCommand()
         self.deferred: list[Hook] = []
         self._written: set[str] = set()
@@ -89,31 +97,19 @@ class HookRound:
         self.command.extend(command)
         self._written.update(_exclusive(command))
 
-    async def call(self, hook: Hook, snapshot: Snapshot | None = None) -> HookReturn:
-        """What a hook returns; None where an optional one failed."""
-        run = self.run
-        context = run.hook_context(self.phase, snapshot or self.snapshot, **self.seen)
-        try:
-            returned = hook.function(context)
-            returned = await returned if inspect.isawaitable(returned) else returned
-            if isinstance(returned, StateCommand):
-                run.hooks.check(returned)
-                run.state.check(returned)
-            return returned
-        except Escape:
-            raise
-        except Exception as exc:
-            if not hook.optional:
-                raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc
-            _log.warning("optional %s failed in %s", hook.label, self.phase, exc_info=exc)
-            run.emit(ErrorRaised(message=f"optional {hook.label} failed: {exc}", code="hook_failed"))
-            return None
-
-    async def run_hooks(self) -> list[Any]:
+    async def run_hooks(self) -> list[tuple[Hook, Any]]:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
-        others: list[Any] = []
+        others: list[tuple[Hook, Any]] = []
         for hook in self.run.hooks.by_phase.get(self.phase, ()):
-            returned = await self.call(hook)
+            # Most hooks have nothing to say: that must cost next to nothing.
+            try:
+                returned = hook.function(self.context)
+                if returned is None:
+                    continue
+                returned = await self._checked(returned)
+            except Exception as exc:
+                self._failed(hook, exc)
+                continue
             if isinstance(returned, StateCommand):
                 if self._written.isdisjoint(_exclusive(returned)):
                     self.merge(returned)
@@ -126,9 +122,34 @@ class HookRound:
     async def finish(self, call_id: str | None = None) -> None:
         """Run the hooks that were set aside, each on fresh state with a commit of its own."""
         for hook in self.deferred:
-            returned = await self.call(hook, self.run.state.snapshot())
+            try:
+                context = replace(self.context, snapshot=self.run.state.snapshot())
+                returned = await self._checked(hook.function(context))
+            except Exception as exc:
+                self._failed(hook, exc)
+                continue
             if isinstance(returned, StateCommand):
                 await commit(self.run, returned, self.phase, call_id)
+
+    async def _checked(self, returned: Any) -> HookReturn:
+        """What a hook returned, awaited, and known to be something that can be committed."""
+        if inspect.isawaitable(returned):
+            returned = await returned
+        if isinstance(returned, StateCommand):
+            self.run.hooks.check(returned)
+            self.run.state.check(returned)
+        elif returned is not None and not isinstance(returned, Block | Suspend | SetResult):
+            raise TypeError(f"returned {type(returned).__name__}, not None, a StateCommand or an intercept")
+        return returned
+
+    def _failed(self, hook: Hook, exc: Exception) -> None:
+        """The end of the run, or of an optional hook."""
+        if isinstance(exc, Escape):
+            raise exc
+        if not hook.optional:
+            raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc
+        _log.warning("optional %s failed in %s", hook.label, self.phase, exc_info=exc)
+        self.run.tell(f"optional {hook.label} failed: {exc}", "hook_failed")
 
 
 async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
@@ -138,8 +159,10 @@ async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
     at_work = HookRound(run, phase, run.state.snapshot(), **seen)
     for hook, intercept in await at_work.run_hooks():
         raise HookFailed(hook.label, phase, f"returned {type(intercept).__name__}, which only before_tool may")
-    await commit(run, at_work.command, phase)
-    await at_work.finish()
+    if at_work.command:
+        await commit(run, at_work.command, phase)
+    if at_work.deferred:
+        await at_work.finish()
 
 
 async def commit(run: RunScope, command: StateCommand, phase: Phase, call_id: str | None = None) -> None:
@@ -195,7 +218,7 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
         return returned
     except Escape:
         raise
-    except (Exception, StateError) as exc:
+    except Exception as exc:
         _log.warning("%s %s failed in %s", what, name, phase, exc_info=exc)
         run.dead_letters.append(given)
         run.emit(ErrorRaised(message=f"{what} {name} failed: {exc}", code="dead_letter"))
