@@ -1,15 +1,18 @@
 """Retinue: a runtime for agents that delegate to sub-agents."""
 
 from .core.agents import Agent
-from .core.backend import Backend, BackendProfile, RunRequest
+from .core.backend import Backend, BackendProfile, ExecutionPlan, Resolver, RunRequest
+from .core.children import Child, ChildErrorForwarding, ParentContext
 from .core.context import CancellationToken, ProgressStatus, ToolContext
 from .core.decisions import Decision
 from .core.errors import (
+    ChildAgentError,
     ConfigurationError,
     ConsumerTooSlow,
     DecisionRefused,
     Denied,
     Escape,
+    ExecutionBackendError,
     ExecutionFailed,
     FileMissing,
     FilesystemError,
@@ -21,6 +24,7 @@ from .core.errors import (
     KeyAlreadyRegistered,
     KeyDecodeError,
     KeyEncodeError,
+    LimitReached,
     MissingValue,
     ModelError,
     NotFound,
@@ -86,6 +90,8 @@ from .plugins import (
 from .runtime import Run, Runtime
 from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
+from .subagents.child import run_child_agent, run_child_agent_checked
+from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
 from .workspace import LocalFilesystem, file_tools
 
 __version__ = "0.1.0"
@@ -98,6 +104,9 @@ __all__ = [
     "Block",
     "CallChunk",
     "CancellationToken",
+    "Child",
+    "ChildAgentError",
+    "ChildErrorForwarding",
     "Commit",
     "Compact",
     "Compaction",
@@ -109,7 +118,9 @@ __all__ = [
     "Escape",
     "Event",
     "ExcludeTools",
+    "ExecutionBackendError",
     "ExecutionFailed",
+    "ExecutionPlan",
     "FanOut",
     "FileEntry",
     "FileMissing",
@@ -131,6 +142,7 @@ __all__ = [
     "KeyAlreadyRegistered",
     "KeyDecodeError",
     "KeyEncodeError",
+    "LimitReached",
     "Limits",
     "LocalFilesystem",
     "MemoryJournal",
@@ -145,6 +157,7 @@ __all__ = [
     "NotFound",
     "NullSink",
     "OverrideSettings",
+    "ParentContext",
     "Part",
     "PathDenied",
     "PathError",
@@ -159,6 +172,7 @@ __all__ = [
     "ReducerFailed",
     "Registrar",
     "ReplayJournal",
+    "Resolver",
     "ResultFiles",
     "ResumeMode",
     "RetinueError",
@@ -186,6 +200,8 @@ __all__ = [
     "StopOnTool",
     "StopRun",
     "Store",
+    "StreamedChild",
+    "StreamingPassthroughSink",
     "Suspend",
     "SuspendTicket",
     "TextChunk",
@@ -217,5 +233,8 @@ __all__ = [
     "event_from_json",
     "event_to_json",
     "file_tools",
+    "run_child_agent",
+    "run_child_agent_checked",
+    "run_streaming_subagent",
     "tool",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .backends.local import LocalBackend, LocalRun
 from .core.agents import Agent
-from .core.backend import RunRequest
-from .core.context import CancellationToken
+from .core.backend import Backend, ExecutionPlan, RunRequest
+from .core.children import Child, ParentContext
+from .core.context import CancellationToken, ToolContext
 from .core.decisions import Decision
 from .core.errors import ConfigurationError, ThreadBusy, UnknownAgent, UnknownRun
 from .core.events import Event, RunFinished, Sink
@@ -17,12 +18,14 @@ from .core.journal import Journal
 from .core.lifecycle import RunStatus
 from .core.messages import Message, as_messages
 from .core.model import Model
-from .core.runs import Limits, RunIdentity, RunResult
-from .core.state import Seed, as_persisted
+from .core.runs import Limits, RunIdentity, RunResult, Usage
+from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import RunRecord, Store
+from .loop.handles import ChildHandle, children_of
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
 from .storage.memory import MemoryStore
+from .subagents.child import run_child_agent, run_children
 from .wire.parts import Mode, PartsProjection, StreamPart
 
 GRACE = 5.0
@@ -33,34 +36,58 @@ KEPT_RUNS = 1_000
 
 RunInput = str | Message | Iterable[Message]
 
+Price = Callable[[str, Usage], float]
+"""What a call of the model of that name costs; lets `Limits(cost=…)` count where the provider does not tell."""
+
 
 class AgentRegistry:
-    """The agents of a runtime, with those they name as objects, and their models."""
+    """The agents of a runtime, with those they name as objects, their models, and how they are run as children."""
 
-    def __init__(self) -> None:
+    def __init__(self, price: Price | None) -> None:
         self.agents: dict[str, Agent] = {}
+        self._price = price
+        self.backend: Backend | None = None
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
         if not isinstance(agent, Agent):
             raise ConfigurationError(f"not an agent: {agent!r}")
+        if self.agents.get(agent.name) is agent:
+            return
         if agent.name in self.agents:
             raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
         self.agents[agent.name] = agent
         self._take_linked(agent)
 
     def _take_linked(self, agent: Agent) -> None:
-        for target in agent.handoffs:
-            if isinstance(target, Agent) and self.agents.get(target.name) is not target:
+        for target in agent.linked():
+            if self.agents.get(target.name) is not target:
                 self.take(target)
 
-    def resolve(self, agent: str | Agent) -> Agent:
+    def find(self, agent: str | Agent) -> Agent:
         """The agent of that name; one given as an object need not be known."""
         if isinstance(agent, str):
             return self.agent(agent)
-        if self.agents.get(agent.name) is not agent:
+        if agent.name not in self.agents:
+            self.take(agent)
+        elif self.agents[agent.name] is not agent:
             self._take_linked(agent)
         return agent
+
+    def resolve(self, agent: str | Agent) -> ExecutionPlan:
+        assert self.backend is not None
+        return ExecutionPlan(self.find(agent), self.backend)
+
+    def price(self, model: str, usage: Usage) -> float:
+        return 0.0 if self._price is None else self._price(model, usage)
+
+    async def run_child(self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any) -> RunResult:
+        if options.get("cancellation") is None:
+            options["cancellation"] = ctx.cancellation
+        return await run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
+
+    async def run_children(self, ctx: ToolContext, children: Sequence[Child], **options: Any) -> list[RunResult]:
+        return await run_children(ctx, children, **options)
 
     def agent(self, name: str) -> Agent:
         if name not in self.agents:
@@ -77,15 +104,19 @@ class Run:
     def __init__(
         self,
         local: LocalRun,
+        backend: LocalBackend,
         store: Store,
         on_end: Callable[[Run], None],
         decisions: Mapping[str, Decision] | None = None,
     ) -> None:
-        self._local, self._store, self._on_end, self._decisions = local, store, on_end, decisions
+        self._local, self._backend, self._store = local, backend, store
+        self._on_end, self._decisions = on_end, decisions
         self._first = len(local.log.events)
         identity = local.request.identity
         self.run_id, self.thread_id, self.agent = identity.run_id, identity.thread_id, identity.agent
         self._record = RunRecord(identity=identity, started_at=local.journal.now())
+        self._next_leg: Run | None = None
+        self._settling = False
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[RunResult] = loop.create_future()
         self._task = loop.create_task(self._conduct(), name=self.run_id)
@@ -113,6 +144,11 @@ class Run:
             for part in project(event):
                 yield part
 
+    @property
+    def children(self) -> AsyncIterator[ChildHandle]:
+        """The children of this run, as they start."""
+        return children_of(self._local.log, self.run_id)
+
     def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """The log after event number `after`: what is there, then what comes."""
         return self._local.log.follow(after)
@@ -127,29 +163,30 @@ class Run:
         if not fresh:
             return self
         self._local.log.reopen()
-        return Run(self._local, self._store, self._on_end, fresh)
+        self._next_leg = Run(self._local, self._backend, self._store, self._on_end, fresh)
+        return self._next_leg
 
     @property
     def waits(self) -> bool:
-        """Whether it is suspended."""
-        return (
-            self._end.done()
-            and not self._end.cancelled()
-            and not self._end.exception()
-            and (self._end.result().status is RunStatus.SUSPENDED)
-        )
+        """Whether it is suspended, and nobody has answered."""
+        if self._next_leg is not None or not self._end.done() or self._end.cancelled() or self._end.exception():
+            return False
+        return self._end.result().status is RunStatus.SUSPENDED
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
         """Stop the model and the tools, and wait for the end; what does not stop in time is left behind."""
+        if self._next_leg is not None:
+            return await self._next_leg.cancel(reason, grace)
         if self.waits:
             return await self._give_up(reason)
         if not self._end.done():
             self._local.request.cancellation.set(reason)
-            if self._local.scope is not None:  # before that, the loop sees for itself that it need not begin
+            # Before the loop has begun it sees for itself that it need not; once it has ended there is nothing to stop.
+            if self._local.scope is not None and not self._settling:
                 self._task.cancel(reason)
             await asyncio.wait({self._task}, timeout=grace)
-            if not self._end.done() and (result := self._local.abandon()) is not None:
-                await self._settle(result)
+            if not self._end.done() and not self._settling:
+                await self._leave_behind(reason)
         return await self.result()
 
     async def _give_up(self, reason: str) -> RunResult:
@@ -162,18 +199,42 @@ class Run:
         await self._settle(result)
         return result
 
+    async def _leave_behind(self, reason: str) -> None:
+        """End a run that does not stop, or never came to its beginning."""
+        result = self._local.abandon()
+        if result is not None:
+            await self._settle(result)
+            return
+        self._task.cancel(reason)
+        self._end.set_result(
+            RunResult(
+                status=RunStatus.CANCELLED,
+                run_id=self.run_id,
+                thread_id=self.thread_id,
+                state=PersistedState(),
+                error=reason,
+                termination="cancelled",
+            )
+        )
+        self._close()
+
     async def _conduct(self) -> None:
         """The life of a run: its thread is loaded, it runs, its thread is saved."""
         try:
             if self._decisions is None:
                 thread = await self._store.load_thread(self.thread_id)
                 await self._store.save_run(self._record)
-                result = await self._local.execute(thread)
+                self._backend.begin(self._local, thread)
+                result = await self._local.execute()
             else:
                 result = await self._local.resume(self._decisions)
-            await self._settle(result)
+            try:
+                await self._settle(result)
+            except asyncio.CancelledError:  # too late to cancel: what there is must be kept
+                await self._settle(result)
         except asyncio.CancelledError:
-            self._end.cancel()  # the event loop is going down, or the run was given up on and has its end
+            if not self._end.done():
+                self._end.cancel()  # the event loop is going down, or the run was given up on and has its end
             self._close()
         except Exception as exc:
             if not self._end.done():
@@ -182,7 +243,10 @@ class Run:
             self._close()
 
     async def _settle(self, result: RunResult) -> None:
+        """Store what came of it and tell whoever waits."""
+        self._settling = True
         if result.status is not RunStatus.SUSPENDED:
+            self._backend.forget(self.run_id)
             await self._store.save_thread(self._local.thread_after())
         self._record.result = result
         await self._store.save_run(self._record)
@@ -205,14 +269,15 @@ class Runtime:
         store: Store | None = None,
         sinks: Iterable[Sink] = (),
         make_journal: Callable[[], Journal] = MemoryJournal,
+        price: Price | None = None,
     ) -> None:
-        self._registry = AgentRegistry()
+        self._registry = AgentRegistry(price)
         for agent in agents:
             self._registry.take(agent)
         self._store: Store = store if store is not None else MemoryStore()
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
-        self._backend = LocalBackend(self._registry, make_journal)
+        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal)
         self._runs: dict[str, Run] = {}
         self._busy: dict[str, Run] = {}
         self._closed = False
@@ -243,7 +308,7 @@ class Runtime:
         """Start a run and return its handle at once. Whatever is wrong with the request raises here."""
         if self._closed:
             raise ConfigurationError("this runtime is closed")
-        spec = self._registry.resolve(agent)
+        spec = self._registry.find(agent)
         journal = self._make_journal()
         run_id = journal.new_id("run")
         identity = RunIdentity(
@@ -262,7 +327,9 @@ class Runtime:
             model=model,
         )
         local = self._backend.open(request, journal, (*self._sinks, *sinks))
-        run = self._runs[run_id] = self._busy[identity.thread_id] = Run(local, self._store, self._run_ended)
+        run = self._runs[run_id] = self._busy[identity.thread_id] = Run(
+            local, self._backend, self._store, self._run_ended
+        )
         return run
 
     async def run(
@@ -290,11 +357,7 @@ class Runtime:
             model=model,
             sinks=sinks,
         )
-        try:
-            return await run.result()
-        except asyncio.CancelledError:
-            await run.cancel("the caller was cancelled")
-            raise
+        return await _result_or_cancel(run)
 
     def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
         """Go on with a suspended run, and return the handle of what follows. Keys are call ids or ticket ids.
@@ -307,14 +370,14 @@ class Runtime:
 
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
         """As `stream_resume`, and wait for the end or for the next time it waits."""
-        return await self.stream_resume(run_id, decisions).result()
+        return await _result_or_cancel(self.stream_resume(run_id, decisions))
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """The log of a run after event number `after`: what is there, then what comes."""
         return self._find(run_id).follow(after)
 
-    async def cancel(self, run_id: str, grace: float = GRACE) -> RunResult:
-        """Stop a run and wait for its end."""
+    async def cancel(self, run_id: str, *, tasks: bool = False, grace: float = GRACE) -> RunResult:
+        """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`."""
         return await self._find(run_id).cancel(grace=grace)
 
     async def close(self, grace: float = GRACE) -> None:
@@ -331,7 +394,16 @@ class Runtime:
         if self._busy.get(run.thread_id) is run and not run.waits:
             del self._busy[run.thread_id]
         while len(self._runs) > KEPT_RUNS + len(self._busy):
-            oldest = next((key for key, kept in self._runs.items() if kept.ended), None)
+            oldest = next((key for key, kept in self._runs.items() if kept.ended and not kept.waits), None)
             if oldest is None:
                 return
             del self._runs[oldest]
+
+
+async def _result_or_cancel(run: Run) -> RunResult:
+    """The end of a run that belongs to whoever waits here: giving up waiting is giving up the run."""
+    try:
+        return await run.result()
+    except asyncio.CancelledError:
+        await run.cancel("the caller was cancelled")
+        raise

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, Resolver, RunRequest
+from ..core.context import CancellationToken
 from ..core.decisions import Decision
-from ..core.events import Sink
+from ..core.delegation import TaskTool
+from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
+from ..core.events import ChildFinished, ChildStarted, Namespace, Sink
 from ..core.journal import Journal
+from ..core.lifecycle import RunStatus
 from ..core.model import Model
 from ..core.runs import RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
+from ..core.tools import Tool
+from ..loop.children import next_ordinal
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
-from ..loop.run import abandon_run, execute_run, resume_run
-from ..loop.scope import RunScope
+from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
+from ..loop.scope import OpenCall, RunScope
+
+GRACE = 5.0
+"""Seconds to wait for cancelled work to stop."""
 
 
 class LocalRun:
@@ -32,27 +45,34 @@ class LocalRun:
         journal: Journal,
         resolver: Resolver,
         sinks: Iterable[Sink] = (),
+        parent: RunScope | None = None,
+        ns: Namespace = (),
     ) -> None:
-        self.request, self.journal, self.log = request, journal, EventLog(sinks)
-        self._resolver = resolver
+        self.request, self.journal, self._resolver, self._ns = request, journal, resolver, ns
+        self.log = EventLog(sinks) if parent is None else parent.log
+        self._parent_budget = None if parent is None else parent.budget
         self._state = StateStore()
         self._equipment = self._equip(request.agent, request.model)
         self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
+        self.result: RunResult | None = None
         self._thread: ThreadRecord | None = None
 
     def _equip(self, agent: Agent, override: str | Model | None = None) -> Equipment:
         """What an agent brings to this run; plugins that are already in it keep their state."""
         model = self._resolver.model_of(agent, override)
         registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
-        tools = [tool for registrar in registrars for tool in registrar.tools]
+        tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
+        if agent.subagents:
+            children = [self._resolver.resolve(child).agent for child in agent.subagents]
+            tools.append(TaskTool({child.name: child.description for child in children}))
         return Equipment(agent, model, agent.toolbox.extended(tools), HookTable(registrars))
 
     def _equip_by_name(self, name: str) -> Equipment:
         return self._equip(self._resolver.agent(name))
 
-    async def execute(self, thread: ThreadRecord | None = None) -> RunResult:
-        """Run to the end, continuing the thread where there is one."""
+    def begin(self, thread: ThreadRecord | None = None) -> RunScope:
+        """Make the scope of the run, continuing the thread where there is one."""
         request, history = self.request, ()
         self._thread = thread
         if thread is not None:
@@ -69,12 +89,21 @@ class LocalRun:
             log=self.log,
             hooks=self._equipment.hooks,
             equip=self._equip_by_name,
-            budget=Budget(request.limits, self.journal.now()),
+            budget=Budget(request.limits, self.journal.now(), self._parent_budget),
             cancellation=request.cancellation,
+            resolver=self._resolver,
+            sink=request.sink,
             history=history,
+            ns=self._ns,
             context=request.context,
         )
-        return await execute_run(self.scope, request.messages)
+        return self.scope
+
+    async def execute(self) -> RunResult:
+        """Run to the end."""
+        scope = self.scope or self.begin()
+        self.result = await execute_run(scope, self.request.messages)
+        return self.result
 
     def match(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
         """The decisions that are new, by call id; raises where one does not fit."""
@@ -84,11 +113,21 @@ class LocalRun:
     async def resume(self, decisions: Mapping[str, Decision]) -> RunResult:
         """Go on with decisions that `match` has passed."""
         assert self.scope is not None
-        return await resume_run(self.scope, decisions)
+        self.result = await resume_run(self.scope, decisions)
+        return self.result
 
     def abandon(self) -> RunResult | None:
-        """Give up on a run that does not stop; None where it had not begun."""
-        return None if self.scope is None else abandon_run(self.scope)
+        """Give up on a run that waits or does not stop, and on its children; None where it had not begun."""
+        scope = self.scope
+        if scope is not None and scope.status in (RunStatus.RUNNING, RunStatus.SUSPENDED):
+            self.result = abandon_run(scope)
+        return self.result
+
+    def abandoned(self) -> RunResult:
+        """As `abandon`, of a run that had begun."""
+        result = self.abandon()
+        assert result is not None
+        return result
 
     def thread_after(self) -> ThreadRecord:
         """The thread as this run leaves it."""
@@ -104,27 +143,174 @@ class LocalRun:
 
 
 class LocalBackend:
-    """The backend for agents that run here. Models and journals come from outside."""
+    """The backend for agents that run here. Agents, models and journals come from outside."""
 
     def __init__(self, resolver: Resolver, make_journal: Callable[[], Journal]) -> None:
-        self._resolver, self.make_journal = resolver, make_journal
-        self._running: dict[str, RunRequest] = {}
+        self._resolver, self._make_journal = resolver, make_journal
+        self._scopes: dict[str, RunScope] = {}
+        self._tasks: dict[str, asyncio.Task[RunResult]] = {}
 
     def profile(self) -> BackendProfile:
         return BackendProfile.full_local()
 
     def open(self, request: RunRequest, journal: Journal, sinks: Iterable[Sink] = ()) -> LocalRun:
-        """Set a run up without starting it; raises where it cannot be."""
+        """Set a root run up without starting it; raises where it cannot be."""
         return LocalRun(request, journal, self._resolver, sinks)
 
+    def begin(self, run: LocalRun, thread: ThreadRecord | None = None) -> None:
+        """Make a run known, so that it can have children."""
+        scope = run.begin(thread)
+        self._scopes[scope.run_id] = scope
+
+    def forget(self, run_id: str) -> None:
+        self._scopes.pop(run_id, None)
+
     async def run(self, request: RunRequest) -> RunResult:
-        opened = self.open(request, self.make_journal())
-        self._running[request.identity.run_id] = request
-        try:
-            return await opened.execute()
-        finally:
-            del self._running[request.identity.run_id]
+        """A child run, or a run without lineage."""
+        identity = request.identity
+        parent = self._scopes.get(identity.parent_run_id or "")
+        open_call = None if parent is None else parent.open_calls.get(identity.parent_tool_call_id or "")
+        if parent is None:
+            return await self._start(request, None, None, 0, ())
+        number, ns = next_ordinal(parent, identity.parent_tool_call_id or "")
+        earlier = None if open_call is None else open_call.children.get(number)
+        if isinstance(earlier, LocalRun):
+            return await self._go_on(earlier, parent, open_call, request.cancellation)
+        return await self._start(request, parent, open_call, number, ns)
 
     async def abort(self, run_id: str) -> None:
-        if (request := self._running.get(run_id)) is not None:
-            request.cancellation.set("aborted")
+        if (task := self._tasks.get(run_id)) is not None:
+            task.cancel("aborted")
+            await asyncio.wait({task}, timeout=GRACE)
+
+    async def _start(
+        self, request: RunRequest, parent: RunScope | None, open_call: OpenCall | None, number: int, ns: Namespace
+    ) -> RunResult:
+        given, request.cancellation = request.cancellation, CancellationToken()
+        child = self._open_child(request, parent, ns)
+        self.begin(child)
+        if parent is None:
+            return await self._conduct(child, child.execute(), given)
+        parent.budget.count_child()
+        if open_call is not None:
+            open_call.children[number] = child
+        identity = request.identity
+        parent.emit(
+            ChildStarted(
+                call_id=identity.parent_tool_call_id or "",
+                child_run_id=identity.run_id,
+                child_agent=identity.agent,
+                child_ns=ns,
+            )
+        )
+        return await self._as_child(child, parent, open_call, child.execute(), given)
+
+    def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
+        """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
+        name = request.agent.name
+        if parent is not None:
+            depth = parent.identity.depth + 1
+            refusal = parent.budget.refuse_child(depth)
+            if refusal is not None:
+                raise LimitReached(name, *refusal)
+            request.identity = replace(request.identity, depth=depth)
+        try:
+            return LocalRun(request, self._make_journal(), self._resolver, (), parent, ns)
+        except RetinueError as exc:
+            raise ExecutionBackendError(name, str(exc)) from exc
+
+    async def _go_on(
+        self, child: LocalRun, parent: RunScope, open_call: OpenCall | None, given: CancellationToken
+    ) -> RunResult:
+        """What a child that was started before has to say: its result, or how it goes on with what was decided."""
+        assert child.scope is not None
+        assert child.result is not None
+        if child.scope.status is not RunStatus.SUSPENDED or not child.scope.pending:
+            return child.result
+        pending, child.scope.pending = child.scope.pending, {}
+        self._scopes[child.scope.run_id] = child.scope
+        return await self._as_child(child, parent, open_call, child.resume(pending), given)
+
+    async def _as_child(
+        self,
+        child: LocalRun,
+        parent: RunScope,
+        open_call: OpenCall | None,
+        work: Coroutine[Any, Any, RunResult],
+        given: CancellationToken,
+    ) -> RunResult:
+        """Run a child for a call: the call's slot is free meanwhile, and what the child uses counts for its parent."""
+        assert child.scope is not None
+        identity, used = child.request.identity, child.scope.usage
+        if open_call is not None:
+            _lend_slot(parent, open_call)
+        try:
+            result = await self._conduct(child, work, given)
+        finally:
+            if open_call is not None:
+                await _take_slot_back(parent, open_call)
+        parent.usage += result.usage - used
+        parent.emit(
+            ChildFinished(
+                call_id=identity.parent_tool_call_id or "",
+                child_run_id=identity.run_id,
+                child_agent=identity.agent,
+                status=result.status,
+            )
+        )
+        return result
+
+    async def _conduct(
+        self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
+    ) -> RunResult:
+        """Run a child in a task of its own, so that cancelling it is not cancelling its parent."""
+        request = child.request
+        run_id = request.identity.run_id
+        loop = asyncio.get_running_loop()
+        task = self._tasks[run_id] = loop.create_task(work, name=run_id)
+
+        def stop() -> None:
+            request.cancellation.set(given.reason or "cancelled")
+            loop.call_soon_threadsafe(task.cancel)
+
+        given.on_set(stop)
+        try:
+            result = await task if request.timeout is None else await _within(child, task, request.timeout)
+        finally:
+            given.forget(stop)
+            del self._tasks[run_id]
+            self.forget(run_id)
+        # A child that was cancelled with its parent ends with a result; the parent's own cancellation goes on.
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise asyncio.CancelledError
+        return result
+
+
+async def _within(child: LocalRun, task: asyncio.Task[RunResult], timeout: float) -> RunResult:
+    """The result of a child that may take so long; one that does not stop then is given up on."""
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+        if not done:
+            child.request.cancellation.set(TIMED_OUT)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=GRACE)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result() if done else child.abandoned()
+
+
+def _lend_slot(parent: RunScope, open_call: OpenCall) -> None:
+    """A call that waits for children does not work: its slot is for others, the children's calls among them."""
+    open_call.children_running += 1
+    if open_call.holds_slot:
+        open_call.holds_slot = False
+        parent.budget.slots.give_back()
+
+
+async def _take_slot_back(parent: RunScope, open_call: OpenCall) -> None:
+    open_call.children_running -= 1
+    if open_call.children_running == 0 and not open_call.holds_slot:
+        await parent.budget.slots.take()
+        open_call.holds_slot = True

@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .context import ToolContext
+from .delegation import AgentTool, HandOffTool
 from .errors import ConfigurationError
 from .functions import as_tool
 from .model import Model
 from .output import OutputFormat
-from .plugins import HandOff, Plugin
-from .results import ToolOutput, ToolResult
+from .plugins import Plugin
 from .runs import Limits
 from .schema import ArgumentCheck
-from .state import StateCommand
 from .tools import Tool, ToolDescriptor
 
 Conflicts = Literal["error", "last_wins"]
@@ -36,6 +34,8 @@ class Agent:
     instructions: str = ""
     tools: Iterable[Tool | Callable[..., Any]] = ()
     plugins: Iterable[Plugin] = ()
+    subagents: Iterable[Agent | str] = field(default=(), kw_only=True)
+    """Whom the model may give tasks to, with the tool `task(subagent_type, description)`."""
     handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
     """Who may go on with a run of this agent; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
@@ -68,30 +68,19 @@ class Agent:
         tools = (*[as_tool(candidate) for candidate in self.tools], *map(HandOffTool, targets))
         object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "plugins", tuple(self.plugins))
+        object.__setattr__(self, "subagents", tuple(self.subagents))
         object.__setattr__(self, "handoffs", tuple(self.handoffs))
         object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))
         object.__setattr__(self, "toolbox", Toolbox(tools, owner))
 
+    def as_tool(self) -> Tool:
+        """A tool `agent_run_<name>` with which another agent delegates to this one."""
+        return AgentTool(self)
 
-class HandOffTool(Tool):
-    """Gives the run to another agent, after this step."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.descriptor = ToolDescriptor(
-            f"transfer_to_{target}",
-            f"transfer_to_{target}",
-            f"Hand the conversation over to {target}, who goes on from here.",
-            {
-                "type": "object",
-                "properties": {"reason": {"type": "string", "description": "Why, in a few words."}},
-                "additionalProperties": False,
-            },
-        )
-
-    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
-        command = StateCommand().schedule(HandOff(self.target, args.get("reason", "")))
-        return ToolOutput.with_command(ToolResult.success(f"{self.target} goes on from here."), command)
+    def linked(self) -> Iterable[Agent]:
+        """The agents this one names as objects."""
+        tools = [bound.tool.agent for bound in self.toolbox.values() if isinstance(bound.tool, AgentTool)]
+        return [agent for agent in (*self.subagents, *self.handoffs, *tools) if isinstance(agent, Agent)]
 
 
 class Toolbox(dict[str, "BoundTool"]):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from .agents import Agent
-from .context import CancellationToken
+from .children import Child
+from .context import CancellationToken, ToolContext
+from .events import Sink
 from .messages import Message
 from .model import Model
-from .runs import Limits, RunIdentity, RunResult
+from .runs import Limits, RunIdentity, RunResult, Usage
 from .state import PersistedState
 
 
@@ -70,14 +72,10 @@ class RunRequest(Struct, kw_only=True):
     context: Mapping[str, Any] = {}
     model: str | Model | None = None
     """Instead of the agent's own."""
-
-
-class Resolver(Protocol):
-    """Knows agents by name and models by what agents say of them. Errors name what is missing."""
-
-    def agent(self, name: str) -> Agent: ...
-
-    def model_of(self, agent: Agent, override: str | Model | None = None) -> Model: ...
+    sink: Sink | None = None
+    """Hears this run's own events, beside the log."""
+    timeout: float | None = None
+    """Seconds after which the run is stopped as TIMEOUT."""
 
 
 class Backend(Protocol):
@@ -91,3 +89,36 @@ class Backend(Protocol):
     async def abort(self, run_id: str) -> None:
         """Stop a run that this backend executes; nothing happens where there is none."""
         ...
+
+
+class ExecutionPlan(Struct, frozen=True):
+    """Which agent is meant, and what executes it."""
+
+    agent: Agent
+    backend: Backend
+    is_local: bool = True
+
+
+class Resolver(Protocol):
+    """Knows agents by name and models by what agents say of them. Errors name what is missing."""
+
+    def agent(self, name: str) -> Agent: ...
+
+    def model_of(self, agent: Agent, override: str | Model | None = None) -> Model: ...
+
+    def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
+
+    def price(self, model: str, usage: Usage) -> float:
+        """What a model call costs."""
+        ...
+
+    async def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> RunResult:
+        """Start a child of a call, with everything that goes down filled in."""
+        ...
+
+    async def run_children(self, ctx: ToolContext, children: Sequence[Child], **options: Any) -> list[RunResult]:
+        """Start several."""
+        ...
+
+
+ChildInput = str | Message | Iterable[Message]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
-from .state import Snapshot, StateKey
+from .state import Seed, Snapshot, StateKey
 
 if TYPE_CHECKING:
     from .agents import Agent
-    from .runs import RunIdentity
+    from .backend import Resolver
+    from .children import Child
+    from .messages import Message
+    from .runs import Limits, RunIdentity, RunResult
 
 V = TypeVar("V")
 
@@ -116,13 +119,14 @@ class ToolContext:
         snapshot: Snapshot,
         emit: Sink,
         cancellation: CancellationToken,
-        resolver: Any = None,
+        resolver: Resolver | None = None,
         resume_input: Any = None,
         deadline: float | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
         self.call_id, self.tool_name, self.run, self.agent = call_id, tool_name, run, agent
-        self.snapshot, self.cancellation, self.resolver = snapshot, cancellation, resolver
+        self.snapshot, self.cancellation = snapshot, cancellation
+        self.resolver: Any = resolver
         self.resume_input, self.deadline = resume_input, deadline
         self.context: Mapping[str, Any] = context if context is not None else {}
         self._emit = emit
@@ -135,6 +139,32 @@ class ToolContext:
     def state(self, key: StateKey[V, Any]) -> V:
         """The value of a key when the step began, or its default."""
         return self.snapshot[key]
+
+    async def run_child(
+        self,
+        agent: str | Agent,
+        input: str | Message | Iterable[Message],
+        *,
+        seed: Seed | None = None,
+        sink: Sink | None = None,
+        timeout: float | None = None,
+        limits: Limits | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> RunResult:
+        """Run another agent as a child of this call, with lineage and cancellation filled in."""
+        return await self.resolver.run_child(
+            self, agent, input, seed=seed, sink=sink, timeout=timeout, limits=limits, cancellation=cancellation
+        )
+
+    async def run_children(
+        self,
+        children: Sequence[Child],
+        *,
+        limit: int | None = None,
+        on_error: Literal["collect", "cancel_siblings"] = "collect",
+    ) -> list[RunResult]:
+        """Run several children of this call, at most `limit` at a time; results in the given order."""
+        return await self.resolver.run_children(self, children, limit=limit, on_error=on_error)
 
     def report_activity(self, activity_type: str, content: Any) -> None:
         """Show what the call is doing; replaces what was shown under that type."""

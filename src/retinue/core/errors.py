@@ -24,6 +24,9 @@
     │   └── InternalError, ToolTimeout, ToolCancelled
     ├── HookFailed                a plugin's hook raised; the run fails with its name
     ├── RunawayActions            actions kept scheduling actions
+    ├── ExecutionBackendError     a child run could not be set up or dispatched
+    │   └── LimitReached          the tree may start no more children, or none so deep
+    ├── ChildAgentError           a child that had to complete did not; carries its result
     ├── DecisionRefused           a decision does not fit what the run waits for
     ├── ModelError                the model could not answer
     ├── FilesystemError           the workspace refused something
@@ -38,7 +41,7 @@ Errors keep their fields in `args`, so they survive pickling; constructing one d
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class RetinueError(Exception):
@@ -309,6 +312,42 @@ class RunawayActions(RetinueError):
 
     def __str__(self) -> str:
         return f"actions scheduled in {self.phase} were still scheduling others after {self.rounds} rounds"
+
+
+class ExecutionBackendError(RetinueError):
+    """A child run could not be set up or dispatched; no event of it exists."""
+
+    def __init__(self, agent: str, reason: str) -> None:
+        RetinueError.__init__(self, agent, reason)
+        self.agent, self.reason = agent, reason
+
+    def __str__(self) -> str:
+        return f"agent {self.agent!r} could not be run: {self.reason}"
+
+
+class LimitReached(ExecutionBackendError, ToolError):
+    """A limit of the tree stands in the way of a child; where nobody catches it, the model reads which."""
+
+    def __init__(self, agent: str, limit: str, reason: str) -> None:
+        RetinueError.__init__(self, agent, limit, reason)
+        self.agent, self.limit, self.reason = agent, limit, reason
+        self.message = f"[limit:{limit}] {reason}"
+
+    kind: ClassVar[str] = "limit"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ChildAgentError(RetinueError):
+    """A child that had to complete did not; `result` is how it ended."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return f"child agent did not complete: {self.result.status}"
 
 
 class DecisionRefused(RetinueError):

@@ -42,6 +42,8 @@ class SuspendTicket(Struct, frozen=True):
     parameters: Any = None
     response_schema: dict[str, Any] | None = None
     resume_mode: ResumeMode = ResumeMode.REPLAY
+    path: tuple[str, ...] = ()
+    """The call ids from the root run down to the call that waits."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "resume_mode", ResumeMode(self.resume_mode))

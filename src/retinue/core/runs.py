@@ -45,6 +45,16 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
             cost=self.cost + other.cost,
         )
 
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            requests=self.requests - other.requests,
+            input_tokens=self.input_tokens - other.input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            cached_tokens=self.cached_tokens - other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            cost=self.cost - other.cost,
+        )
+
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens

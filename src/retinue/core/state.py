@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, cast, get_origin, is_typeddict, overload
 
 from msgspec import Struct
 
@@ -27,6 +28,14 @@ class UnknownKeyPolicy(StrEnum):
     SKIP = "skip"
 
 
+def class_of(kind: Any) -> type | None:
+    """The class whose instances the values of a type are, where there is one: `list` for `list[int]`."""
+    plain = get_origin(kind) or kind
+    if not isinstance(plain, type) or plain in (object, UnionType) or is_typeddict(plain):
+        return None
+    return plain
+
+
 class StateKey(Generic[V, U]):
     """A named, typed slot of state. Without `reduce`, an update replaces the value.
 
@@ -35,7 +44,18 @@ class StateKey(Generic[V, U]):
     is called.
     """
 
-    __slots__ = ("_codec", "_default", "merge", "name", "persistent", "reduce", "scope", "type", "update_type")
+    __slots__ = (
+        "_class",
+        "_codec",
+        "_default",
+        "merge",
+        "name",
+        "persistent",
+        "reduce",
+        "scope",
+        "type",
+        "update_type",
+    )
 
     def __init__(
         self,
@@ -59,6 +79,7 @@ class StateKey(Generic[V, U]):
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
         self._default = default
         self._codec = codec_for(type)
+        self._class = class_of(type)
 
     def __repr__(self) -> str:
         return f"StateKey({self.name!r})"
@@ -70,8 +91,13 @@ class StateKey(Generic[V, U]):
             return cast("V", given() if callable(given) else isolate(given))
         try:
             return default_of(self.type)
-        except TypeError:
+        except (TypeError, ValueError):
             raise MissingValue(self.name) from None
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is of the key's type, as far as can be told at a glance: of `list[int]`, that it is a list."""
+        kind = self._class
+        return kind is None or isinstance(value, kind) or (kind is float and isinstance(value, int))
 
     def encode(self, value: V) -> Any:
         """The value as JSON; KeyEncodeError names this key."""

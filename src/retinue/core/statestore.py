@@ -10,6 +10,7 @@ from typing import Any
 from .codec import isolate
 from .errors import (
     KeyAlreadyRegistered,
+    KeyEncodeError,
     PluginAlreadyInstalled,
     PluginNotInstalled,
     ReducerFailed,
@@ -34,6 +35,9 @@ class Commit:
 
     def __getitem__(self, key: StateKey[Any, Any]) -> Any:
         return self.snapshot[key]
+
+    def get(self, key: StateKey[Any, Any]) -> Any:
+        return self.snapshot.get(key)
 
 
 class StateStore:
@@ -132,10 +136,11 @@ class StateStore:
         for key, update in patch.updates:
             name = key.name
             key = keys[name]
-            values[name] = isolate(update) if key.reduce is None else _reduce(key, values, update)
-            if key.persistent:
+            values[name] = _reduce(key, values, update)
+            if key.persistent or key.scope == "thread":
                 leaving[name] = key
-        return values, {name: key.encode(values[name]) for name, key in leaving.items()}
+        encoded = {name: key.encode(values[name]) for name, key in leaving.items()}
+        return values, {name: value for name, value in encoded.items() if leaving[name].persistent}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._keys, self._values, self.revision)
@@ -190,8 +195,19 @@ class StateStore:
 
 
 def _reduce(key: StateKey[Any, Any], values: dict[str, Any], update: Any) -> Any:
+    """The value of a key after an update, sharing nothing with what was given."""
     try:
-        current = isolate(values[key.name]) if key.name in values else key.default()
-        return key.reduce(current, isolate(update)) if key.reduce else update
+        update = isolate(update)
     except Exception as exc:
-        raise ReducerFailed(key.name, f"{type(exc).__name__}: {exc}") from exc
+        raise KeyEncodeError(key.name, f"it cannot be copied: {exc}") from exc
+    if key.reduce is None:
+        value = update
+    else:
+        try:
+            current = isolate(values[key.name]) if key.name in values else key.default()
+            value = key.reduce(current, update)
+        except Exception as exc:
+            raise ReducerFailed(key.name, f"{type(exc).__name__}: {exc}") from exc
+    if not key.accepts(value):
+        raise KeyEncodeError(key.name, f"expected {key.type!r}, got a {type(value).__name__}")
+    return value

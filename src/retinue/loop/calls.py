@@ -14,12 +14,12 @@ from ..core.events import ToolCallFinished, ToolCallReady, ToolCallResumed
 from ..core.functions import in_thread
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Role, TextPart, ToolCall
-from ..core.plugins import Block, Intercept, SetResult, Suspend
+from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
 from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
 from .execute import execute, internal_error
 from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
-from .phases import HookRound, apply, carry_out
+from .phases import HookRound, apply, carry_out, commit
 from .scope import OpenCall, RunScope
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class CallGroup:
         """Run calls side by side, and join the conversation when none is left open."""
         try:
             if len(calls) == 1:
-                await _run_call(self, calls[0], decisions.get(calls[0].id))
+                await self._run_one(calls[0], decisions.get(calls[0].id))
             else:
                 await self._run_together(calls, decisions)
         except BaseException:
@@ -56,13 +56,7 @@ class CallGroup:
             self.join()
 
     async def _run_together(self, calls: tuple[ToolCall, ...], decisions: Mapping[str, Decision]) -> None:
-        slots = asyncio.Semaphore(self.run.budget.limits.parallel)
-
-        async def one(call: ToolCall) -> None:
-            async with slots:
-                await _run_call(self, call, decisions.get(call.id))
-
-        tasks = [asyncio.create_task(one(call)) for call in calls]
+        tasks = [asyncio.create_task(self._run_one(call, decisions.get(call.id))) for call in calls]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -71,9 +65,24 @@ class CallGroup:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
+    async def _run_one(self, call: ToolCall, decision: Decision | None) -> None:
+        """Run a call when there is a slot for it."""
+        slots, open_call = self.run.budget.slots, self.run.open_calls[call.id]
+        if not slots.take_now():
+            await slots.take()
+        open_call.holds_slot = True
+        try:
+            await _run_call(self, call, decision)
+        finally:
+            if open_call.holds_slot:
+                open_call.holds_slot = False
+                slots.give_back()
+
     def close(self) -> None:
-        """Close whatever is open, as cancelled."""
+        """Close whatever is open, as cancelled, with the children it started."""
         for still_open in tuple(self.run.open_calls.values()):
+            for child in still_open.children.values():
+                child.abandon()
             if still_open.status is ToolCallStatus.NEW:
                 still_open.move(ToolCallStatus.RUNNING)
             _end(self, still_open, cancelled(still_open.call, "the call was cancelled before it finished"))
@@ -127,25 +136,51 @@ async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None)
     if not run.hooks:
         outcome = await _perform(group, bound, open_call, call, decision)
         await _carry_out(run, _finalize(group, open_call, outcome))
-        return
-    intercept, command = await _before_tool(group, call, decision)
+    elif open_call.admitted:  # it waited by its own wish: the hooks before it have let it pass
+        outcome = await _perform(group, bound, open_call, call, decision)
+        await _finalize_with_hooks(group, open_call, call, outcome)
+    else:
+        await _run_hooked_call(group, bound, open_call, call, decision)
+
+
+async def _run_hooked_call(
+    group: CallGroup, bound: BoundTool, open_call: OpenCall, call: ToolCall, decision: Decision | None
+) -> None:
+    """A call that hooks may block, suspend or answer before it is made."""
+    if decision is not None and _decides_result(open_call):
+        intercept, command = None, StateCommand()
+    else:
+        intercept, command = await _before_tool(group, open_call, call, decision)
+    open_call.admitted = intercept is None
     match intercept:
         case Block():
             outcome = failed(call, intercept)
             if intercept.end_run:
-                run.blocked = intercept.reason
+                group.run.blocked = intercept.reason
         case Suspend():
-            outcome = outcome_of(call, ToolResult.suspended(intercept.ticket.message, intercept.ticket))
+            outcome = _outcome(call, ToolResult.suspended(intercept.ticket.message, intercept.ticket))
         case SetResult():
-            outcome = outcome_of(call, intercept.result)
+            outcome = _outcome(call, intercept.result)
         case None:
             outcome = await _perform(group, bound, open_call, call, decision)
-    if command is not None:
-        outcome = outcome.with_command_before(command)
-    if intercept is None or isinstance(intercept, SetResult):
-        await _finalize_with_hooks(group, open_call, call, outcome)
+    outcome = outcome.with_command_before(command)
+    if isinstance(intercept, Block | Suspend):
+        await _carry_out(group.run, _finalize(group, open_call, outcome))
     else:
-        _finalize(group, open_call, outcome)
+        await _finalize_with_hooks(group, open_call, call, outcome)
+
+
+def _outcome(call: ToolCall, result: ToolResult) -> CallOutcome:
+    """A result that did not come from the tool, as an outcome; one that has no JSON form fails the call."""
+    try:
+        return outcome_of(call, result)
+    except ToolError as exc:
+        return failed(call, exc)
+
+
+def _decides_result(open_call: OpenCall) -> bool:
+    """Whether what the human says is the result, so that nothing needs to run."""
+    return open_call.ticket is not None and open_call.ticket.resume_mode is ResumeMode.USE_DECISION
 
 
 async def _perform(
@@ -153,12 +188,8 @@ async def _perform(
 ) -> CallOutcome:
     """Have the work done, once: what is recorded is not done again."""
     run = group.run
-    if (
-        decision is not None
-        and open_call.ticket is not None
-        and open_call.ticket.resume_mode is ResumeMode.USE_DECISION
-    ):
-        return outcome_of(call, ToolResult.success(decision.payload))
+    if decision is not None and _decides_result(open_call):
+        return _outcome(call, ToolResult.success(decision.payload))
     key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
     resume_input = None if decision is None else decision.payload
 
@@ -179,6 +210,7 @@ def _start(run: RunScope, call: ToolCall, decision: Decision | None) -> None:
         return
     open_call.move(ToolCallStatus.RESUMING)
     open_call.resumes += 1
+    open_call.children_started = open_call.child_base
     run.emit(ToolCallResumed(call_id=call.id, tool_name=call.name, decision=decision))
     if decision.action == "resume":
         open_call.move(ToolCallStatus.RUNNING)
@@ -213,22 +245,32 @@ def prepare(run: RunScope, call: ToolCall) -> BoundTool:
 
 
 async def _before_tool(
-    group: CallGroup, call: ToolCall, decision: Decision | None
-) -> tuple[Intercept | None, StateCommand | None]:
+    group: CallGroup, open_call: OpenCall, call: ToolCall, decision: Decision | None
+) -> tuple[Intercept | None, StateCommand]:
     """What the hooks say before a call: the strongest intercept, and the state they change with it."""
     run = group.run
-    if "before_tool" not in run.hooks.by_phase:
-        return None, None
     at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
+    if "before_tool" not in run.hooks.by_phase:
+        return None, at_work.command
+    said = await at_work.run_hooks()
+    if at_work.deferred:  # they must see what the others wrote, so that is committed now
+        committed, at_work.command = at_work.command, StateCommand()
+        await commit(run, committed, "before_tool", call.id)
+        said += await at_work.finish(call.id)
+    if decision is not None and open_call.asked_by is not None:
+        open_call.answered.add(open_call.asked_by)
+        open_call.asked_by = None
     chosen: Intercept | None = None
-    for hook, intercept in await at_work.run_hooks():
+    for hook, intercept in said:
+        if isinstance(intercept, Suspend) and hook.label in open_call.answered:
+            continue  # it has its answer
         strength = _STRENGTH[type(intercept)]
         if chosen is None or strength > _STRENGTH[type(chosen)]:
             chosen = intercept
+            open_call.asked_by = hook.label if isinstance(intercept, Suspend) else None
         elif strength == _STRENGTH[type(chosen)]:
             _log.warning("%s also returned %s for call %s; the first is kept", hook.label, intercept, call.id)
             run.tell(f"{hook.label} also asked for {type(intercept).__name__}; the first is kept", "intercept_tie")
-    await at_work.finish(call.id)
     return chosen, at_work.command
 
 
@@ -236,17 +278,28 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     """As `_finalize`, after the hooks have seen the result; what they change is part of the one commit."""
     run = group.run
     if run.hooks.keeper is not None and len(text := outcome.result.text) > _limit(run, call):
-        open_call.kept = await in_thread(run.hooks.keeper, {"call": call, "text": text})
+        open_call.kept = await _keep(run, run.hooks.keeper, call, text)
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
         await _carry_out(run, _finalize(group, open_call, outcome))
         return
     at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
     if outcome.command is not None:
         at_work.merge(outcome.command)
-    await at_work.run_hooks()
+    at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
+    await at_work.commands_only()
     committed = _finalize(group, open_call, outcome.with_command(at_work.command))
     await at_work.finish(call.id)
     await _carry_out(run, committed)
+
+
+async def _keep(run: RunScope, keeper: ResultKeeper, call: ToolCall, text: str) -> str:
+    """Where the whole result is kept, in words; nothing where it could not be."""
+    try:
+        return await in_thread(keeper, {"call": call, "text": text})
+    except Exception as exc:
+        _log.warning("the result of call %s could not be kept", call.id, exc_info=exc)
+        run.tell(f"the result of call {call.id!r} could not be kept: {exc}", "result_not_kept")
+        return "the whole could not be kept"
 
 
 async def _carry_out(run: RunScope, command: StateCommand | None) -> None:

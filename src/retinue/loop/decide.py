@@ -5,12 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jsonschema_rs
+from msgspec import Struct
 
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
 from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket
-from .scope import OpenCall, RunScope
+from .children import waiting_children
+from .scope import RunScope
+
+
+class Leaf(Struct, frozen=True):
+    """A call that waits for a human, somewhere in a tree of runs, with the runs and calls above it."""
+
+    scopes: tuple[RunScope, ...]
+    path: tuple[str, ...]
+    ticket: SuspendTicket | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By what it can be answered."""
+        ticket = (self.ticket.id,) if self.ticket is not None else ()
+        return (self.path[-1], "/".join(self.path), *ticket)
+
+
+def leaves(run: RunScope, scopes: tuple[RunScope, ...] = (), path: tuple[str, ...] = ()) -> list[Leaf]:
+    """Everything a run waits for, its own calls and those of its children."""
+    found: list[Leaf] = []
+    for call_id, open_call in run.open_calls.items():
+        below = waiting_children(open_call)
+        for child in below:
+            found.extend(leaves(child, (*scopes, run), (*path, call_id)))
+        if not below:
+            found.append(Leaf((*scopes, run), (*path, call_id), open_call.ticket))
+    return found
 
 
 def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -22,25 +50,36 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
         return {}
     if run.status is not RunStatus.SUSPENDED:
         raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing")
-    matched: dict[str, Decision] = {}
+    waiting = leaves(run)
+    matched: dict[tuple[str, ...], tuple[Leaf, Decision]] = {}
     for target, decision in fresh.items():
-        waiting = _find(run, target)
-        call_id = waiting.call.id
-        if call_id in matched:
-            raise DecisionRefused(f"run {run.run_id!r}: call {call_id!r} is decided on twice")
-        if decision.action == "resume" and waiting.ticket is not None:
-            _check_payload(waiting.ticket, decision)
-        matched[call_id] = decision
-    run.decided.update(decision.id for decision in matched.values())
-    return matched
+        leaf = _find(run, waiting, target)
+        if leaf.path in matched:
+            raise DecisionRefused(f"run {run.run_id!r}: call {leaf.path[-1]!r} is decided on twice")
+        if decision.action == "resume" and leaf.ticket is not None:
+            _check_payload(leaf.ticket, decision)
+        matched[leaf.path] = leaf, decision
+    for leaf, decision in matched.values():
+        _hand_down(leaf, decision)
+    run.decided.update(decision.id for decision in fresh.values())
+    pending, run.pending = run.pending, {}
+    return pending
 
 
-def _find(run: RunScope, target: str) -> OpenCall:
-    for call_id, waiting in run.open_calls.items():
-        if target == call_id or (waiting.ticket is not None and target == waiting.ticket.id):
-            return waiting
-    known = ", ".join(run.open_calls)
-    raise DecisionRefused(f"run {run.run_id!r} does not wait for {target!r}; it waits for: {known}")
+def _hand_down(leaf: Leaf, decision: Decision) -> None:
+    """Leave the decision with the run that waits, and have every call above it go on."""
+    for scope, call_id in zip(leaf.scopes[:-1], leaf.path[:-1], strict=True):
+        scope.pending.setdefault(call_id, Decision.resume())
+    leaf.scopes[-1].pending[leaf.path[-1]] = decision
+
+
+def _find(run: RunScope, waiting: list[Leaf], target: str) -> Leaf:
+    found = [leaf for leaf in waiting if target in leaf.names]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join("/".join(leaf.path) for leaf in (found or waiting))
+    problem = f"more than one call is meant by {target!r}" if found else f"does not wait for {target!r}"
+    raise DecisionRefused(f"run {run.run_id!r}: {problem}; it waits for: {known}")
 
 
 def _check_payload(ticket: SuspendTicket, decision: Decision) -> None:

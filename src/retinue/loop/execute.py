@@ -28,6 +28,8 @@ async def execute(
     tool, attempt = bound.tool, 0
     # One turn is one attempt.
     while True:
+        if (open_call := run.open_calls.get(call.id)) is not None:
+            open_call.child_base = open_call.children_started
         try:
             return outcome_of(call, await _attempt(run, bound, call, snapshot, resume_input))
         except ToolError as exc:

@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from ..core.journal import Journal
 from ..core.runs import Limits, Usage
 
 
+class Slots:
+    """How many tool calls of a tree run at once. A call that waits for a child gives its slot back meanwhile,
+    so a tree cannot wait for itself."""
+
+    __slots__ = ("_free", "_waiting")
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take_now(self) -> bool:
+        """A slot, if one is free."""
+        if self._free > 0:
+            self._free -= 1
+            return True
+        return False
+
+    async def take(self) -> None:
+        """A slot, when one is free; first come, first served."""
+        if not self._waiting and self.take_now():
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back()  # it was handed a slot and never used it
+            raise
+
+    def give_back(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class Budget:
-    """Counts what was used against the limits."""
+    """Counts what a run uses against its own limits and those of every run above it."""
 
-    __slots__ = ("cost", "deadline", "limits", "started_at", "steps", "tokens")
+    __slots__ = ("children", "cost", "deadline", "limits", "parent", "slots", "started_at", "steps", "tokens")
 
-    def __init__(self, limits: Limits, started_at: float) -> None:
-        self.limits, self.started_at = limits, started_at
-        self.steps = self.tokens = 0
+    def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None) -> None:
+        self.limits, self.started_at, self.parent = limits, started_at, parent
+        self.steps = self.tokens = self.children = 0
         self.cost = 0.0
-        self.deadline = None if limits.seconds is None else started_at + limits.seconds
+        self.slots: Slots = Slots(limits.parallel) if parent is None else parent.slots
+        deadlines = [started_at + limits.seconds] if limits.seconds is not None else []
+        if parent is not None and parent.deadline is not None:
+            deadlines.append(parent.deadline)
+        self.deadline = min(deadlines) if deadlines else None
 
     def spend(self, usage: Usage) -> None:
-        """Count one model call."""
+        """Count one model call, here and above."""
         self.steps += 1
         self.tokens += usage.tokens
         self.cost += usage.cost
+        if self.parent is not None:
+            self.parent.spend(usage)
 
     def exhausted(self, journal: Journal) -> str | None:
         """The name of the first limit that is reached, or None."""
@@ -34,4 +82,18 @@ class Budget:
             return "cost"
         if self.deadline is not None and journal.now() >= self.deadline:
             return "seconds"
-        return None
+        return None if self.parent is None else self.parent.exhausted(journal)
+
+    def refuse_child(self, depth: int) -> tuple[str, str] | None:
+        """The limit that stands in the way of a child at that depth, and what to say of it; or None."""
+        limits = self.limits
+        if depth > limits.depth:
+            return "depth", f"agents may be nested {limits.depth} deep: do this yourself"
+        if self.children >= limits.children:
+            return "children", f"this tree may start {limits.children} children: go on with what you have"
+        return None if self.parent is None else self.parent.refuse_child(depth)
+
+    def count_child(self) -> None:
+        self.children += 1
+        if self.parent is not None:
+            self.parent.count_child()

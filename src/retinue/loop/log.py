@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from ..core.events import Event, Sink
+from ..core.runs import RunResult
 
 _log = logging.getLogger(__name__)
 
@@ -17,10 +18,12 @@ class EventLog:
     Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
     """
 
-    __slots__ = ("_sinks", "_waiting", "closed", "events")
+    __slots__ = ("_sinks", "_waiting", "closed", "events", "results")
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self.events: list[Event] = []
+        self.results: dict[str, RunResult] = {}
+        """How the runs in this log ended, or where they wait."""
         self.closed = False
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []

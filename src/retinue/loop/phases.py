@@ -119,8 +119,19 @@ class HookRound:
                 others.append((hook, returned))
         return others
 
-    async def finish(self, call_id: str | None = None) -> None:
-        """Run the hooks that were set aside, each on fresh state with a commit of its own."""
+    def keep_off(self, keys: Iterable[str]) -> None:
+        """Hooks that write these keys are to run on fresh state."""
+        self._written.update(keys)
+
+    async def commands_only(self) -> None:
+        """As `run_hooks`, for a phase in which there is nothing to intercept."""
+        for hook, intercept in await self.run_hooks():
+            reason = f"returned {type(intercept).__name__}, which only before_tool may"
+            raise HookFailed(hook.label, self.phase, reason)
+
+    async def finish(self, call_id: str | None = None) -> list[tuple[Hook, Any]]:
+        """Run the hooks that were set aside, each on fresh state with a commit of its own; returns the intercepts."""
+        others: list[tuple[Hook, Any]] = []
         for hook in self.deferred:
             try:
                 context = replace(self.context, snapshot=self.run.state.snapshot())
@@ -130,6 +141,10 @@ class HookRound:
                 continue
             if isinstance(returned, StateCommand):
                 await commit(self.run, returned, self.phase, call_id)
+            elif returned is not None:
+                others.append((hook, returned))
+        self.deferred = []
+        return others
 
     async def _checked(self, returned: Any) -> HookReturn:
         """What a hook returned, awaited, and known to be something that can be committed."""
@@ -157,8 +172,7 @@ async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
     if phase not in run.hooks.by_phase:
         return
     at_work = HookRound(run, phase, run.state.snapshot(), **seen)
-    for hook, intercept in await at_work.run_hooks():
-        raise HookFailed(hook.label, phase, f"returned {type(intercept).__name__}, which only before_tool may")
+    await at_work.commands_only()
     if at_work.command:
         await commit(run, at_work.command, phase)
     if at_work.deferred:

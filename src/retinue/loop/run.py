@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping
 from msgspec.structs import replace
 
 from ..core.decisions import Decision
-from ..core.errors import Escape
+from ..core.errors import Escape, HookFailed
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
@@ -22,6 +22,9 @@ from .scope import Ending, RunScope
 from .turn import ask_model
 
 _log = logging.getLogger(__name__)
+
+TIMED_OUT = "timeout"
+"""The reason with which a run is cancelled that took too long."""
 
 
 async def run_loop(run: RunScope) -> Ending:
@@ -37,7 +40,9 @@ async def run_loop(run: RunScope) -> Ending:
 
         answer = await ask_model(run)
         if not answer.tool_calls:
-            ending = await _end_step(run) or take_answer(run, answer)
+            agent, ending = run.agent, await _end_step(run)
+            if ending is None and run.agent is agent:
+                ending = take_answer(run, answer)
             if ending is not None:
                 return ending
             run.close_step()
@@ -73,6 +78,8 @@ async def resume_loop(run: RunScope, decisions: Mapping[str, Decision]) -> Endin
 
 async def _end_step(run: RunScope) -> Ending | None:
     """What follows the calls of a step: the end of the run, or None for the next step."""
+    if run.blocked is not None and run.group is not None:
+        run.group.close()  # nobody need answer any more
     if run.open_calls:
         return Ending(RunStatus.SUSPENDED, "suspended")
     if run.hooks:
@@ -147,13 +154,27 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
     except asyncio.CancelledError:
         if run.sealed:  # given up on: its end has been told
             raise
+        run.cancellation.set("cancelled")
+        if run.cancellation.reason == TIMED_OUT:
+            return run.finish(Ending(RunStatus.TIMEOUT, "timeout", "the run took longer than it may"))
         return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
     except Escape as exc:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
     except Exception as exc:
         _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
+        if not isinstance(exc, HookFailed):
+            await _run_end_anyway(run)
         return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+
+
+async def _run_end_anyway(run: RunScope) -> None:
+    """The last hooks of a run that has failed already; what they do wrong is only logged."""
+    try:
+        if run.hooks:
+            await run_phase(run, "run_end", messages=run.own_messages)
+    except Exception:
+        _log.exception("a hook failed at the end of run %s", run.run_id)
 
 
 def _tell_start(run: RunScope, messages: tuple[Message, ...]) -> None:

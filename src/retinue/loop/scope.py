@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 import time
@@ -14,8 +15,9 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.context import CancellationToken
+from ..core.decisions import Decision
 from ..core.errors import IllegalMove
-from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished, StepStarted
+from ..core.events import ErrorRaised, Event, Namespace, RunFinished, Sink, StepFinished, StepStarted
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
@@ -30,8 +32,12 @@ from .log import EventLog
 from .phases import HookTable
 
 if TYPE_CHECKING:
+    from ..core.backend import Resolver
     from .calls import CallGroup
+    from .children import ChildRun
     from .handoff import Equip
+
+_log = logging.getLogger(__name__)
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
 
@@ -47,12 +53,37 @@ class Ending(Struct, frozen=True):
 class OpenCall:
     """A call that has not ended. Its message has an id from the start, so that ids do not depend on who is first."""
 
-    __slots__ = ("call", "kept", "message_id", "resumes", "status", "ticket")
+    __slots__ = (
+        "admitted",
+        "answered",
+        "asked_by",
+        "call",
+        "child_base",
+        "children",
+        "children_running",
+        "children_started",
+        "holds_slot",
+        "kept",
+        "message_id",
+        "resumes",
+        "status",
+        "ticket",
+    )
 
     def __init__(self, call: ToolCall, message_id: str) -> None:
         self.call, self.message_id, self.status = call, message_id, ToolCallStatus.NEW
         self.ticket: SuspendTicket | None = None
         self.resumes = 0
+        self.admitted = False
+        """Whether the hooks before the tool have let it pass."""
+        self.asked_by: str | None = None
+        """The hook that suspended it."""
+        self.answered: set[str] = set()
+        """The hooks that suspended it and have their answer."""
+        self.holds_slot = False
+        self.children: dict[int, ChildRun] = {}
+        """The children it started, by their number."""
+        self.children_started = self.children_running = self.child_base = 0
         self.kept = ""
         """Where the whole result is, in words, where the model reads only a part."""
 
@@ -86,15 +117,16 @@ class RunScope:
         budget: Budget,
         hooks: HookTable,
         equip: Equip,
+        resolver: Resolver,
+        sink: Sink | None = None,
         cancellation: CancellationToken,
         history: tuple[Message, ...] = (),
         ns: Namespace = (),
         context: Mapping[str, Any] | None = None,
-        resolver: Any = None,
     ) -> None:
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
-        self.hooks, self.equip = hooks, equip
+        self.hooks, self.equip, self.sink = hooks, equip, sink
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
         self.descriptors = tuple([bound.descriptor for bound in toolbox.values()])
@@ -105,6 +137,10 @@ class RunScope:
         """Where this run's own messages begin in the conversation."""
         self.used_call_ids = {call.id for message in history for call in message.tool_calls}
         self.open_calls: dict[str, OpenCall] = {}
+        self.late_children: dict[str, int] = {}
+        """How many children were started for calls that had ended."""
+        self.pending: dict[str, Decision] = {}
+        """Decisions that were taken in and are to be carried out when the run goes on."""
         self.group: CallGroup | None = None
         """The calls of the step in progress."""
         self.decided: set[str] = set()
@@ -143,17 +179,26 @@ class RunScope:
         if self.sealed:
             return
         log = self.log
-        log.append(
-            replace(
-                event,
-                seq=len(log.events) + 1,
-                at=time.time(),
-                run_id=self.run_id,
-                parent_run_id=self.parent_run_id,
-                agent=self.agent.name,
-                ns=self.ns,
-            )
+        stamped = replace(
+            event,
+            seq=len(log.events) + 1,
+            at=time.time(),
+            run_id=self.run_id,
+            parent_run_id=self.parent_run_id,
+            agent=self.agent.name,
+            ns=self.ns,
         )
+        log.append(stamped)
+        if self.sink is not None:
+            self._tell_sink(stamped)
+
+    def _tell_sink(self, event: Event) -> None:
+        try:
+            assert self.sink is not None
+            self.sink(event)
+        except Exception:
+            _log.exception("the sink of run %s failed at event %d and is not called again", self.run_id, event.seq)
+            self.sink = None
 
     def report(self, event: Event) -> None:
         """As `emit`, from any thread."""
@@ -273,8 +318,9 @@ class RunScope:
             error=ending.error,
             termination=ending.termination,
             messages=self.own_messages,
-            suspended=self._tickets(),
+            suspended=self.tickets(),
         )
+        self.log.results[self.run_id] = result
         self.emit(
             RunFinished(
                 status=ending.status,
@@ -289,5 +335,15 @@ class RunScope:
         self.sealed = True
         return result
 
-    def _tickets(self) -> dict[str, SuspendTicket]:
-        return {call_id: call.ticket for call_id, call in self.open_calls.items() if call.ticket is not None}
+    def tickets(self) -> dict[str, SuspendTicket]:
+        """What the run waits for, by call id; of two calls with one id in different children, one goes by its path."""
+        found: dict[str, SuspendTicket] = {}
+        for call_id, open_call in self.open_calls.items():
+            below = [child.scope.tickets() for child in open_call.children.values() if child.scope is not None]
+            inner = [ticket for tickets in below for ticket in tickets.values()]
+            if not inner and open_call.ticket is not None:
+                found[call_id] = replace(open_call.ticket, path=(call_id,))
+            for ticket in inner:
+                path = (call_id, *ticket.path)
+                found["/".join(path) if path[-1] in found else path[-1]] = replace(ticket, path=path)
+        return found

@@ -111,6 +111,8 @@ async def ask_model(run: RunScope) -> Message:
 
     turn = await run.journal.record("model", f"model:{run.step}", about, work)
     message, usage = turn.message, turn.end.usage
+    if not usage.cost and (cost := run.resolver.price(run.model.name, usage)):
+        usage = replace(usage, cost=cost)
     run.used_call_ids.update([call.id for call in message.tool_calls])
     run.conversation.append(message)
     run.usage += usage

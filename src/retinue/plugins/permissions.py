@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -36,12 +37,16 @@ class Rule(Struct, frozen=True):
             raise ConfigurationError(f"not a permission rule: {text!r}; write tool or tool(argument=pattern)")
         return cls(match[1], match[2], match[3] if match[2] else "*")
 
-    def fits(self, call: ToolCall) -> bool:
+    def fits(self, call: ToolCall, *, every_spelling: bool = False) -> bool:
+        """Whether it speaks of a call. A path may be spelled in many ways: one that fits will do, unless all must."""
         if not fnmatchcase(call.name, self.tool):
             return False
-        return self.argument is None or (
-            self.argument in call.args and fnmatchcase(_text(call.args[self.argument]), self.pattern)
-        )
+        if self.argument is None:
+            return True
+        if self.argument not in call.args:
+            return False
+        fitting = [fnmatchcase(text, self.pattern) for text in _spellings(call.args[self.argument])]
+        return all(fitting) if every_spelling else any(fitting)
 
 
 class Permissions(Plugin):
@@ -79,7 +84,9 @@ class Permissions(Plugin):
     def verdict(self, call: ToolCall) -> Verdict:
         """What happens to a call."""
         fitting: list[Verdict] = [
-            verdict for verdict, rules in self._rules.items() if any(rule.fits(call) for rule in rules)
+            verdict
+            for verdict, rules in self._rules.items()
+            if any(rule.fits(call, every_spelling=verdict == "allow") for rule in rules)
         ]
         own: Verdict = fitting[0] if fitting else self._default
         if self._outer is None:
@@ -101,7 +108,8 @@ class Permissions(Plugin):
         r.hook("before_tool", self._judge, priority=10)
 
     def _hide(self, ctx: HookContext) -> StateCommand | None:
-        hidden = tuple([name for name in ctx.agent.toolbox if self.hides(name)])
+        assert ctx.request is not None
+        hidden = tuple([offered.name for offered in ctx.request.tools if self.hides(offered.name)])
         return StateCommand().schedule(ExcludeTools(hidden)) if hidden else None
 
     def _judge(self, ctx: HookContext) -> Block | Suspend | None:
@@ -115,8 +123,10 @@ class Permissions(Plugin):
         if ctx.decision is None:
             text = f"May {ctx.agent.name} call {call.name}?"
             return Suspend(SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, _APPROVAL))
-        return None if ctx.decision.payload == {"approved": True} else Block("a human said no")
+        return None if ctx.decision.payload["approved"] else Block("a human said no")
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+def _spellings(value: Any) -> set[str]:
+    """An argument as it is written and, because `./a`, `b/../a` and `a` are one file, as the path it comes to."""
+    text = value if isinstance(value, str) else str(value)
+    return {text, posixpath.normpath(text.replace("\\", "/")).lstrip("/")}

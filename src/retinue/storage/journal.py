@@ -22,6 +22,7 @@ class Entry(Struct, frozen=True, gc=False):
     key: str
     about: Any
     value: Any
+    kind: str = ""
 
 
 class MemoryJournal:
@@ -42,7 +43,7 @@ class MemoryJournal:
 
     async def record(self, kind: Kind, key: str, about: Any, work: Callable[[], Awaitable[T]]) -> T:
         value = await work()
-        self.entries.append(Entry(key, about, value))
+        self.entries.append(Entry(key, about, value, kind))
         return value
 
     def replay(self) -> ReplayJournal:
@@ -58,7 +59,8 @@ class ReplayJournal:
 
     def __init__(self, entries: list[Entry]) -> None:
         self._work = {entry.key: entry for entry in entries if entry.key not in ("now", "id")}
-        self._order = list(self._work)
+        # A child is part of the call that started it, which is told again without being made.
+        self._order = [key for key, entry in self._work.items() if entry.kind != "child"]
         self._readings = [entry for entry in entries if entry.key == "now"]
         self._ids = [entry for entry in entries if entry.key == "id"]
         self._told = 0

@@ -1,0 +1,94 @@
+"""Tools that give work to other agents: handoff, delegation, and the `task` tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .lifecycle import RunStatus
+from .plugins import HandOff
+from .results import SuspendTicket, ToolOutput, ToolResult
+from .runs import RunResult
+from .state import StateCommand
+from .tools import Tool, ToolDescriptor
+
+if TYPE_CHECKING:
+    from .agents import Agent
+    from .context import ToolContext
+
+
+class HandOffTool(Tool):
+    """Gives the run to another agent, after this step."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        name = f"transfer_to_{target}"
+        text = f"Hand the conversation over to {target}, who goes on from here."
+        reason = {"type": "string", "description": "Why, in a few words."}
+        self.descriptor = ToolDescriptor(name, name, text, _object({"reason": reason}, []))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
+        command = StateCommand().schedule(HandOff(self.target, args.get("reason", "")))
+        return ToolOutput.with_command(ToolResult.success(f"{self.target} goes on from here."), command)
+
+
+class AgentTool(Tool):
+    """Delegation: the model gives one agent a prompt and reads its answer."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        name = f"agent_run_{agent.name}"
+        prompt = {"type": "string", "description": "The whole task: the agent sees nothing else.", "minLength": 1}
+        text = agent.description or f"Give a task to the agent {agent.name} and get its answer."
+        self.descriptor = ToolDescriptor(name, name, text, _object({"prompt": prompt}, ["prompt"]))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+        return answer_of(await ctx.run_child(self.agent, args["prompt"]), self.agent.name, ctx)
+
+
+class TaskTool(Tool):
+    """The model picks one of an agent's sub-agents and describes the task; the description is all the child reads."""
+
+    def __init__(self, subagents: Mapping[str, str]) -> None:
+        self._known = dict(subagents)
+        listed = "\n".join(f"- {name}: {text or 'no description'}" for name, text in self._known.items())
+        text = (
+            "Give a task to a sub-agent, which works on it alone and returns one report. It sees only the "
+            "description, so write everything it needs. Make several calls at once for independent tasks.\n"
+            f"Sub-agents:\n{listed}"
+        )
+        properties = {
+            "subagent_type": {"type": "string", "description": f"One of: {', '.join(self._known)}."},
+            "description": {"type": "string", "description": "The whole task.", "minLength": 1},
+        }
+        self.descriptor = ToolDescriptor("task", "task", text, _object(properties, ["subagent_type", "description"]))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+        name = args["subagent_type"]
+        if name not in self._known:
+            known = ", ".join(self._known)
+            return ToolResult.error(f"there is no sub-agent {name!r}; known: {known}", code="unknown_subagent")
+        return answer_of(await ctx.run_child(name, args["description"]), name, ctx)
+
+
+def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
+    """A child's end as a tool result: its answer, what went wrong with what it had, or the wait for a human."""
+    metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
+    if outcome.status is RunStatus.COMPLETED:
+        data = outcome.response or "" if outcome.output is None else outcome.output
+        return ToolResult(data=data, metadata=metadata)
+    if outcome.status is RunStatus.SUSPENDED:
+        ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{name}", f"{name} waits for a decision")
+        return ToolResult.suspended(ticket.message, ticket=ticket)
+    text = f"sub-agent {name} did not complete: {outcome.status}"
+    if outcome.error:
+        text += f": {outcome.error}"
+    if outcome.response:
+        text += f"\nWhat it had by then:\n{outcome.response}"
+    failed = ToolResult.error(text, code=outcome.status.value)
+    return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema

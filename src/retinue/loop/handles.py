@@ -1,0 +1,81 @@
+"""Live views of a run's children, made from its log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from typing import Any
+
+from ..core.events import ChildStarted, Event, RunFinished, TextDelta
+from ..core.lifecycle import RunStatus
+from ..core.runs import RunResult
+from .log import EventLog
+
+
+class TextStream:
+    """A run's text: iterate it for the pieces as they come, await it for the whole."""
+
+    def __init__(self, log: EventLog, run_id: str) -> None:
+        self._log, self._run_id = log, run_id
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for event in events_of(self._log, self._run_id):
+            if isinstance(event, TextDelta):
+                yield event.delta
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> str:
+        return "".join([piece async for piece in self])
+
+
+class ChildHandle:
+    """One child of a run, while it works and after. It is identified by the call that started it."""
+
+    def __init__(self, log: EventLog, started: ChildStarted) -> None:
+        self._log = log
+        self.name, self.call_id, self.run_id, self.ns = (
+            started.child_agent,
+            started.call_id,
+            started.child_run_id,
+            started.child_ns,
+        )
+
+    def __repr__(self) -> str:
+        return f"<child {self.name!r} of call {self.call_id}>"
+
+    @property
+    def events(self) -> AsyncIterator[Event]:
+        """Its own events, not those of its children, until it ends."""
+        return events_of(self._log, self.run_id)
+
+    @property
+    def text(self) -> TextStream:
+        return TextStream(self._log, self.run_id)
+
+    @property
+    def children(self) -> AsyncIterator[ChildHandle]:
+        """The children it starts, as it starts them."""
+        return children_of(self._log, self.run_id)
+
+    async def result(self) -> RunResult:
+        """How it ended; waits for a suspended one to go on."""
+        async for _ in self.events:
+            pass
+        return self._log.results[self.run_id]
+
+
+async def events_of(log: EventLog, run_id: str) -> AsyncIterator[Event]:
+    """A run's own events, until it ends for good or the log closes."""
+    async for event in log.follow():
+        if event.run_id == run_id:
+            yield event
+            if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
+                return
+
+
+async def children_of(log: EventLog, run_id: str) -> AsyncIterator[ChildHandle]:
+    """The children of a run, as they start, until it ends."""
+    async for event in events_of(log, run_id):
+        if isinstance(event, ChildStarted):
+            yield ChildHandle(log, event)

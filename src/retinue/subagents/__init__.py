@@ -1,0 +1,1 @@
+"""Delegation: how a tool starts another agent and what comes back."""

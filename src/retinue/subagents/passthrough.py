@@ -1,0 +1,70 @@
+"""Passthrough: a child's text appears as the output of the call that started it, and nothing else does."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ..core.agents import Agent
+from ..core.children import ChildErrorForwarding, ParentContext
+from ..core.context import ToolContext
+from ..core.errors import ExecutionBackendError, ExecutionFailed
+from ..core.events import ErrorRaised, Event, Sink, TextDelta, ToolCallStreamDelta
+from ..core.lifecycle import RunStatus
+from .child import run_child_agent
+
+
+class StreamingPassthroughSink:
+    """Give it to a child as its sink. `buffer` is the child's text so far; errors are never part of it."""
+
+    def __init__(
+        self,
+        call_id: str,
+        tool_name: str,
+        parent_sink: Sink,
+        errors: ChildErrorForwarding | str = ChildErrorForwarding.WRAP,
+    ) -> None:
+        self._call_id, self._tool_name, self._parent = call_id, tool_name, parent_sink
+        self._errors = ChildErrorForwarding(errors)
+        self._pieces: list[str] = []
+
+    @property
+    def buffer(self) -> str:
+        return "".join(self._pieces)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._pieces.append(event.delta)
+            self._show(event.delta)
+        elif isinstance(event, ErrorRaised):
+            self._take_error(event)
+
+    def _take_error(self, event: ErrorRaised) -> None:
+        if self._errors is ChildErrorForwarding.WRAP:
+            code = f" {event.code}" if event.code else ""
+            self._show(f"[child error{code}: {event.message}]")
+        elif self._errors is ChildErrorForwarding.RAW:
+            self._parent(ErrorRaised(message=event.message, code=event.code))
+
+    def _show(self, text: str) -> None:
+        self._parent(ToolCallStreamDelta(call_id=self._call_id, tool_name=self._tool_name, delta=text))
+
+
+class StreamedChild(Struct, frozen=True):
+    """What a streamed child said, and in how many steps."""
+
+    content: str
+    steps: int
+
+
+async def run_streaming_subagent(ctx: ToolContext, agent: str | Agent, prompt: str) -> StreamedChild:
+    """Stream a child into this call's output; anything but a completed child fails the call."""
+    sink = StreamingPassthroughSink(ctx.call_id, ctx.tool_name, ctx.sink)
+    try:
+        outcome = await run_child_agent(
+            ctx.resolver, agent, prompt, parent=ParentContext.of(ctx), sink=sink, cancellation=ctx.cancellation
+        )
+    except ExecutionBackendError as exc:
+        raise ExecutionFailed(f"sub-agent failed: {exc}") from exc
+    if outcome.status is not RunStatus.COMPLETED:
+        raise ExecutionFailed(f"sub-agent did not complete: {outcome.status}")
+    return StreamedChild(sink.buffer, outcome.steps)

@@ -1,0 +1,127 @@
+"""Humans through children: the same child goes on, and nobody else is run again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from retinue import Agent, Decision, DecisionRefused, Runtime, RunStatus, ToolContext, ToolResult, tool
+from retinue.testing import ScriptedModel, call, say
+
+
+def asking(ran: Counter[str]) -> Any:
+    @tool
+    async def ask(what: str, ctx: ToolContext) -> Any:
+        """Ask a human."""
+        ran[what] += 1
+        if ctx.resume_input is None:
+            return ToolResult.suspended(f"{what}?")
+        return f"{what}: {ctx.resume_input}"
+
+    return ask
+
+
+def worker(ran: Counter[str], name: str = "worker") -> Agent:
+    """Asks about what it is told to, or just works."""
+
+    def answer(request: Any) -> Any:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return say(f"report({last.text})")
+        ran[f"model {last.text}"] += 1
+        if last.text.startswith("ask"):
+            return call("ask", {"what": last.text}, id="inner")
+        return say(f"worked on {last.text}")
+
+    return Agent(name, ScriptedModel(answer), tools=[asking(ran)])
+
+
+def task(name: str, description: str) -> Any:
+    return call("task", {"subagent_type": name, "description": description}, id=f"call_{description.replace(' ', '_')}")
+
+
+async def test_parallel_children_are_answered_one_by_one_and_siblings_do_not_run_again() -> None:
+    ran: Counter[str] = Counter()
+    calls = [task("worker", d) for d in ("ask a", "plain", "ask b")]
+    model = ScriptedModel([calls, say("all done")])
+    runtime = Runtime([Agent("boss", model, subagents=[worker(ran)])])
+    run = runtime.stream("boss", "go")
+    waiting = await run.result()
+    assert waiting.status is RunStatus.SUSPENDED
+    paths = {ticket.path: ticket.message for ticket in waiting.suspended.values()}
+    assert paths == {("call_ask_a", "inner"): "ask a?", ("call_ask_b", "inner"): "ask b?"}
+    with pytest.raises(DecisionRefused, match="more than one call is meant by 'inner'"):
+        await runtime.resume(waiting.run_id, {"inner": Decision.resume("?")})
+    second = await runtime.resume(waiting.run_id, {"call_ask_b/inner": Decision.resume("yes")})
+    assert [t.path for t in second.suspended.values()] == [("call_ask_a", "inner")]
+    final = await runtime.resume(waiting.run_id, {"inner": Decision.resume("no")})
+    assert (final.status, final.response) == (RunStatus.COMPLETED, "all done")
+    assert [m.text for m in final.messages if m.role == "tool"] == [
+        "report(ask a: no)",
+        "worked on plain",
+        "report(ask b: yes)",
+    ]
+    assert ran == {"model ask a": 1, "model plain": 1, "model ask b": 1, "ask a": 2, "ask b": 2}
+    events: list[Any] = [e async for e in runtime.events(waiting.run_id)]
+    for call_id in ("call_ask_a", "call_ask_b"):
+        child = [e for e in events if e.ns == (f"tools:{call_id}",)]
+        assert len({e.run_id for e in child}) == 1
+        assert [e.status for e in child if e.kind == "run_finished"] == ["suspended", "completed"]
+    assert len([e for e in events if e.kind == "child_started"]) == 3
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+
+
+async def test_three_levels_deep_and_cancelled_there() -> None:
+    for decision, end in ((Decision.resume("yes"), "ask x: yes"), (Decision.cancel("no time"), "cancelled: no time")):
+        ran: Counter[str] = Counter()
+        leaf = worker(ran, "leaf")
+        middle = Agent("middle", ScriptedModel([task("leaf", "ask x"), say("middle done")]), subagents=[leaf])
+        top_model = ScriptedModel([task("middle", "go on"), say("top done")])
+        runtime = Runtime([Agent("top", top_model, subagents=[middle])])
+        waiting = await runtime.run("top", "go")
+        (ticket,) = waiting.suspended.values()
+        assert ticket.path == ("call_go_on", "call_ask_x", "inner")
+        result = await runtime.resume(waiting.run_id, {ticket.id: decision})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "top done")
+        middle_model: Any = middle.model
+        assert middle_model.requests[1].messages[-1].text == f"report({end})"
+        assert len(top_model.requests) == 2
+
+
+async def test_a_hand_written_tool_may_go_on_with_its_children_too() -> None:
+    ran: Counter[str] = Counter()
+    agent = worker(ran)
+
+    @tool
+    async def delegate(ctx: ToolContext) -> Any:
+        """Run two children, the second of which asks."""
+        first = await ctx.run_child(agent, "plain")
+        second = await ctx.run_child(agent, "ask y")
+        if second.status is RunStatus.SUSPENDED:
+            return ToolResult.suspended("a child waits")
+        return f"{first.response}, {second.response}"
+
+    model = ScriptedModel([call("delegate", id="c1"), say("done")])
+    runtime = Runtime([Agent("boss", model, tools=[delegate])])
+    waiting = await runtime.run("boss", "go")
+    (ticket,) = waiting.suspended.values()
+    assert ticket.path == ("c1", "inner")
+    result = await runtime.resume(waiting.run_id, {"inner": Decision.resume("ok")})
+    assert [m.text for m in result.messages if m.role == "tool"] == ["worked on plain, report(ask y: ok)"]
+    assert ran == {"model plain": 1, "model ask y": 1, "ask y": 2}
+
+
+async def test_cancelling_a_tree_that_waits_ends_every_run_in_it() -> None:
+    ran: Counter[str] = Counter()
+    model = ScriptedModel([[task("worker", "ask a"), task("worker", "ask b")]])
+    runtime = Runtime([Agent("boss", model, subagents=[worker(ran)])])
+    waiting = await runtime.run("boss", "go")
+    result = await runtime.cancel(waiting.run_id)
+    assert result.status is RunStatus.CANCELLED
+    events: list[Any] = [e async for e in runtime.events(waiting.run_id)]
+    last = {e.run_id: e.status for e in events if e.kind == "run_finished"}
+    assert set(last.values()) == {"cancelled"}
+    assert len(last) == 3
+    assert events[-1].ns == ()
