@@ -148,7 +148,7 @@ async def test_after_tool_is_part_of_the_calls_one_commit() -> None:
     hooks = Hooks(("before_tool", count), ("after_tool", count))
     out = await run([call("write", id="c1"), say("ok")], hooks, tools=[write], sink=sink)
     (delta,) = sink.of("state_delta")
-    assert delta.changes == {"owner": "tool", "total": 2}
+    assert delta.delta == {"owner": "tool", "total": 2}
     assert out.state[owner] == "tool"
 
 
@@ -298,9 +298,10 @@ async def test_step_actions_change_the_next_request_only() -> None:
     first, second = model.requests
     assert [m.text for m in first.messages] == ["Sys.", "go", "It is late."]
     assert (first.tools, dict(first.settings)) == ((), {"top_p": 1, "temperature": 0})
-    assert [m.text for m in second.messages] == ["Sys.", "go", "", "worked on x"]
+    refused = "not_found: there is no tool named 'work'; available: none"
+    assert [m.text for m in second.messages] == ["Sys.", "go", "", refused]
     assert ([t.name for t in second.tools], dict(second.settings)) == (["work"], {"top_p": 1})
-    assert [m.text for m in out.messages] == ["go", "", "worked on x", "done"]
+    assert [m.text for m in out.messages] == ["go", "", refused, "done"]
 
 
 async def test_include_tools_offers_only_those() -> None:

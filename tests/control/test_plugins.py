@@ -128,7 +128,7 @@ async def test_allow_ask_deny() -> None:
         "blocked: write is not permitted with these arguments",
         "wrote b.md",
         "wrote c.txt",
-        "blocked: hand_in is not permitted with these arguments",
+        "not_found: there is no tool named 'hand_in'; available: write",
     ]
 
 

@@ -115,6 +115,7 @@ async def test_two_calls_answered_one_by_one_out_of_order() -> None:
     ]
     assert [e.kind for e in legs[1]] == [
         "run_started",
+        "messages_snapshot",
         "step_started",
         "tool_call_resumed",
         "tool_call_finished",
@@ -123,6 +124,7 @@ async def test_two_calls_answered_one_by_one_out_of_order() -> None:
     ]
     assert [e.kind for e in legs[2]] == [
         "run_started",
+        "messages_snapshot",
         "step_started",
         "tool_call_resumed",
         "tool_call_finished",
@@ -236,7 +238,7 @@ async def test_a_waiting_run_holds_its_thread_until_it_is_answered_or_cancelled(
     assert result.status is RunStatus.CANCELLED
     assert tool_texts(result) == ["cancelled: the call was cancelled before it finished"]
     kinds = [e.kind async for e in runtime.events(waiting.run_id)]
-    assert kinds[-3:] == ["run_started", "tool_call_finished", "run_finished"]
+    assert kinds[-4:] == ["run_started", "messages_snapshot", "tool_call_finished", "run_finished"]
     assert (await runtime.run("a", "again", thread_id="t")).response == "hello"
 
 

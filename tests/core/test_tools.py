@@ -407,7 +407,7 @@ def test_misuse_raises_at_once_and_says_where() -> None:
 
         async def execute(self, args: dict[str, Any], ctx: ToolContext) -> None: ...
 
-    with pytest.raises(ValueError, match="tool 'broken': its parameters are not a valid JSON Schema"):
+    with pytest.raises(ValueError, match="tool 'broken': its parameters: not a valid JSON Schema"):
         Agent("a", tools=[Broken()])
 
     class Nameless(Tool):

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 SHOWS = {
     "approve.py": (["yes"], ["old.log is deleted", "notes.md is deleted", "I have done what you allowed."]),
+    "research.py": ([], ["child_started", "tools:call_1_1 researcher run_started", "items=['source 1 on rust: news'"]),
     "permissions.py": (
         [],
         [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Decision, DecisionRefused, Runtime, RunStatus, ToolContext, ToolResult, tool
+from retinue import Agent, Decision, DecisionRefused, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.testing import ScriptedModel, call, say
 
 

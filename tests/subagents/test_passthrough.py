@@ -9,8 +9,8 @@ import pytest
 from retinue import (
     Agent,
     ChildErrorForwarding,
-    Runtime,
     RunStatus,
+    Runtime,
     StreamingPassthroughSink,
     ToolContext,
     run_streaming_subagent,

@@ -113,4 +113,7 @@ async def test_values_of_a_continued_thread_hold_its_history() -> None:
     runtime = Runtime([Agent("main", model)])
     await runtime.run("main", "first", thread_id="t")
     found = [part["data"] async for part in runtime.stream("main", "second", thread_id="t").parts("values")]
-    assert [m["content"] for m in found[-1]["messages"]] == ["first", "one", "second", "two"]
+    assert [[m["content"] for m in value["messages"]] for value in found] == [
+        ["first", "one", "second"],
+        ["first", "one", "second", "two"],
+    ]

@@ -276,15 +276,24 @@ class LocalBackend:
         given.on_set(stop)
         try:
             result = await task if request.timeout is None else await _within(child, task, request.timeout)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            result = child.abandoned()  # it was stopped before it came to its beginning
         finally:
             given.forget(stop)
             del self._tasks[run_id]
             self.forget(run_id)
         # A child that was cancelled with its parent ends with a result; the parent's own cancellation goes on.
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
+        if _is_cancelled():
             raise asyncio.CancelledError
         return result
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the present task to stop."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _within(child: LocalRun, task: asyncio.Task[RunResult], timeout: float) -> RunResult:

@@ -67,7 +67,12 @@ class Agent:
         targets = [target if isinstance(target, str) else target.name for target in self.handoffs]
         tools = (*[as_tool(candidate) for candidate in self.tools], *map(HandOffTool, targets))
         object.__setattr__(self, "tools", tools)
-        object.__setattr__(self, "plugins", tuple(self.plugins))
+        plugins = tuple(self.plugins)
+        names = [plugin.name for plugin in plugins]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"{owner} has two plugins named {name!r}: rename one")
+        object.__setattr__(self, "plugins", plugins)
         object.__setattr__(self, "subagents", tuple(self.subagents))
         object.__setattr__(self, "handoffs", tuple(self.handoffs))
         object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))

@@ -8,6 +8,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from .codec import isolate
 from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
 from .state import Seed, Snapshot, StateKey
@@ -168,12 +169,12 @@ class ToolContext:
 
     def report_activity(self, activity_type: str, content: Any) -> None:
         """Show what the call is doing; replaces what was shown under that type."""
-        self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=activity_type, content=content))
+        self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=activity_type, content=isolate(content)))
 
     def report_activity_delta(self, activity_type: str, patch: Any) -> None:
         """Change what is shown, as a JSON Patch."""
         operations = cast("list[Any]", patch) if isinstance(patch, list) else [patch]
-        self._emit(ActivityDelta(call_id=self.call_id, activity_type=activity_type, patch=operations))
+        self._emit(ActivityDelta(call_id=self.call_id, activity_type=activity_type, delta=isolate(operations)))
 
     def report_progress(
         self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
@@ -201,7 +202,7 @@ class ToolContext:
 
     def emit(self, data: Any) -> None:
         """Send a `custom` event."""
-        self._emit(Custom(data=data, call_id=self.call_id))
+        self._emit(Custom(data=isolate(data), call_id=self.call_id))
 
 
 class CallSink:
@@ -222,7 +223,7 @@ class CallSink:
             case ActivitySnapshot():
                 ctx.report_activity(event.activity_type, event.content)
             case ActivityDelta():
-                ctx.report_activity_delta(event.activity_type, event.patch)
+                ctx.report_activity_delta(event.activity_type, event.delta)
             case Custom():
                 ctx.emit(event.data)
             case ErrorRaised():

@@ -210,7 +210,7 @@ class KeyEncodeError(StateError):
         self.key, self.reason = key, reason
 
     def __str__(self) -> str:
-        return f"the value of state key {self.key!r} cannot be written as JSON: {self.reason}"
+        return f"the value of state key {self.key!r} does not fit its type or has no JSON form: {self.reason}"
 
 
 class KeyDecodeError(StateError):

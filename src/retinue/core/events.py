@@ -20,7 +20,7 @@ from .runs import Usage
 Namespace = tuple[str, ...]
 
 
-class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
+class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
     """What every event has. `seq` grows by one within a log; `ns` is the path of call ids down to the run."""
 
     kind: ClassVar[str] = "event"
@@ -40,6 +40,8 @@ class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
     parent_tool_call_id: str | None = None
     messages: tuple[Message, ...] = ()
     """The input."""
+    continues: bool = False
+    """Whether a `messages_snapshot` with what was said before follows."""
 
 
 class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"):
@@ -163,7 +165,7 @@ class StateDelta(Event, frozen=True, kw_only=True, gc=False, tag="state_delta"):
     kind: ClassVar[str] = "state_delta"
 
     revision: int
-    changes: dict[str, Any]
+    delta: dict[str, Any]
     call_id: str | None = None
 
 
@@ -190,7 +192,7 @@ class ActivityDelta(Event, frozen=True, kw_only=True, gc=False, tag="activity_de
 
     call_id: str = ""
     activity_type: str
-    patch: list[Any]
+    delta: list[Any]
 
 
 class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_started"):
@@ -259,7 +261,7 @@ EVENT_TYPES: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subcl
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """A flat dict of JSON values with `kind`; fields at their default are left out."""
+    """A flat dict of JSON values with `kind`."""
     from .codec import to_json_value
 
     return to_json_value(event)

@@ -10,6 +10,7 @@ import threading
 import typing
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import Any, overload
 
 from .context import ToolContext
@@ -35,13 +36,15 @@ class FunctionTool(Tool):
         idempotent: bool = False,
         local_names: dict[str, Any] | None = None,
     ) -> None:
-        given_name = name or function.__name__
+        inner = inspect.unwrap(_unbound(function))
+        given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
-        summary, notes = split_docstring(function.__doc__ or "")
-        hints = _hints(function, local_names, owner)
+        summary, notes = split_docstring(inner.__doc__ or "")
+        hints = _hints(inner, local_names, owner)
         parameters, context, open_ended = _parameters(function, hints, notes, owner)
         schema, self._decode = describe(parameters, open_ended, owner)
-        self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(function)
+        self._integers = [parameter.name for parameter in parameters if parameter.type is int]
+        self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(inner)
         self.descriptor = ToolDescriptor(
             id or given_name, given_name, description if description is not None else summary, schema, category
         )
@@ -57,11 +60,20 @@ class FunctionTool(Tool):
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
         if self._decode is not None:
             args = self._decode(args)
+        for name in self._integers:
+            if type(value := args.get(name)) is float:  # JSON Schema takes 1.0 for an integer
+                args[name] = int(value)
         if self._context is not None:
             args = {**args, self._context: ctx}
         if self._is_async:
             return await self.function(**args)
-        return await in_thread(self.function, args)
+        returned = await in_thread(self.function, args)
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+def _unbound(function: Any) -> Callable[..., Any]:
+    """The function under a functools.partial."""
+    return function.func if isinstance(function, partial) else function
 
 
 async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

@@ -7,6 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from .errors import ConfigurationError
 
 
 class Role(StrEnum):
@@ -78,6 +81,12 @@ class Message(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     id: str | None = None
     visibility: Visibility = Visibility.ALL
 
+    def __post_init__(self) -> None:
+        if type(self.role) is not Role:
+            force_setattr(self, "role", Role(self.role))
+        if type(self.visibility) is not Visibility:
+            force_setattr(self, "visibility", Visibility(self.visibility))
+
     @property
     def text(self) -> str:
         """The text parts, joined."""
@@ -122,4 +131,8 @@ def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ..
         return (Message.user(content),)
     if isinstance(content, Message):
         return (content,)
-    return tuple(content)
+    given: list[Any] = list(content)
+    for item in given:
+        if not isinstance(item, str | Message):
+            raise ConfigurationError(f"input is text, a Message or a list of them, not {item!r}")
+    return tuple([Message.user(item) if isinstance(item, str) else item for item in given])

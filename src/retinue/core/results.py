@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from .codec import to_json_text, to_json_value
+from .schema import check_schema
 from .state import StateCommand, StateKey
 
 
@@ -47,6 +48,8 @@ class SuspendTicket(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "resume_mode", ResumeMode(self.resume_mode))
+        if self.response_schema is not None:
+            check_schema(self.response_schema, f"ticket {self.id!r}: its response_schema")
 
 
 class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -58,6 +61,10 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     message: str | None = None
     suspension: SuspendTicket | None = None
     metadata: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if type(self.status) is not ToolStatus:
+            force_setattr(self, "status", ToolStatus(self.status))
 
     @classmethod
     def success(cls, data: Any = None, message: str | None = None) -> ToolResult:

@@ -12,7 +12,7 @@ from .results import SuspendTicket
 from .state import PersistedState
 
 
-class RunIdentity(Struct, frozen=True, kw_only=True):
+class RunIdentity(Struct, frozen=True):
     """Who a run is and whose child it is."""
 
     run_id: str

@@ -41,16 +41,21 @@ class Parameter(typing.NamedTuple):
     description: str
 
 
+def check_schema(schema: Mapping[str, Any], what: str) -> Any:
+    """A validator for a JSON Schema; ConfigurationError says what is not one."""
+    try:
+        return jsonschema_rs.validator_for(dict(schema))
+    except (ValueError, jsonschema_rs.ReferencingError) as exc:
+        raise ConfigurationError(f"{what}: not a valid JSON Schema: {exc}") from exc
+
+
 class ArgumentCheck:
     """A compiled JSON Schema. Valid arguments cost a fraction of a microsecond; wrong ones are all listed."""
 
     __slots__ = ("_validator",)
 
     def __init__(self, schema: Mapping[str, Any], owner: str) -> None:
-        try:
-            self._validator = jsonschema_rs.validator_for(dict(schema))
-        except (ValueError, jsonschema_rs.ReferencingError) as exc:
-            raise ConfigurationError(f"{owner}: its parameters are not a valid JSON Schema: {exc}") from exc
+        self._validator = check_schema(schema, f"{owner}: its parameters")
 
     def __call__(self, args: Any) -> None:
         if not self._validator.is_valid(args):

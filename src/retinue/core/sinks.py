@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 
 from .errors import ConsumerTooSlow
 from .events import Event, Sink
+
+_log = logging.getLogger(__name__)
 
 
 class NullSink:
@@ -62,12 +65,16 @@ class FanOut:
     """
 
     def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
+        self._sinks = list(sinks)
         self._subscriptions: list[Subscription] = []
 
     def __call__(self, event: Event) -> None:
-        for sink in self._sinks:
-            sink(event)
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except Exception:
+                _log.exception("a sink failed at event %d and is not called again", event.seq)
+                self._sinks.remove(sink)
         for subscription in self._subscriptions:
             subscription.put(event)
 

@@ -209,5 +209,7 @@ def _reduce(key: StateKey[Any, Any], values: dict[str, Any], update: Any) -> Any
         except Exception as exc:
             raise ReducerFailed(key.name, f"{type(exc).__name__}: {exc}") from exc
     if not key.accepts(value):
-        raise KeyEncodeError(key.name, f"expected {key.type!r}, got a {type(value).__name__}")
+        raise KeyEncodeError(
+            key.name, f"expected {getattr(key.type, '__name__', key.type)}, got {type(value).__name__}"
+        )
     return value

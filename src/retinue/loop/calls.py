@@ -88,9 +88,13 @@ class CallGroup:
             _end(self, still_open, cancelled(still_open.call, "the call was cancelled before it finished"))
         self.join()
 
+    def results(self) -> list[Message]:
+        """What there is of the results, in call order."""
+        return [self.messages[call.id] for call in self.calls if call.id in self.messages]
+
     def join(self) -> None:
         """The results join the conversation in call order."""
-        self.run.conversation.extend([self.messages[call.id] for call in self.calls])
+        self.run.conversation.extend(self.results())
         self.run.group = None
 
 
@@ -230,8 +234,9 @@ def _decided(open_call: OpenCall, decision: Decision) -> ToolCall:
 def prepare(run: RunScope, call: ToolCall) -> BoundTool:
     """The tool to run, once its arguments are known to be good; raises a ToolError that the model can learn from."""
     bound = run.toolbox.get(call.name)
-    if bound is None:
-        raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(run.toolbox) or 'none'}")
+    if bound is None or (run.offered is not None and call.name not in run.offered):
+        offered = run.toolbox if run.offered is None else sorted(run.offered)
+        raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(offered) or 'none'}")
     if call.malformed is not None:
         raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
     bound.check(call.args)

@@ -43,10 +43,13 @@ def leaves(run: RunScope, scopes: tuple[RunScope, ...] = (), path: tuple[str, ..
 
 def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, Decision]:
     """The new decisions by call id. One that was taken in before is left out, so repeating it changes nothing."""
-    fresh = {target: decision for target, decision in given.items() if decision.id not in run.decided}
+    if not given:
+        raise DecisionRefused(f"run {run.run_id!r}: no decision was given")
+    for target, decision in given.items():
+        if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DecisionRefused(f"the decision on {target!r} is {decision!r}: use Decision.resume(…) or .cancel(…)")
+    fresh = {target: decision for target, decision in given.items() if (target, decision.id) not in run.decided}
     if not fresh:
-        if not given:
-            raise DecisionRefused(f"run {run.run_id!r}: no decision was given")
         return {}
     if run.status is not RunStatus.SUSPENDED:
         raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing")
@@ -61,7 +64,7 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
         matched[leaf.path] = leaf, decision
     for leaf, decision in matched.values():
         _hand_down(leaf, decision)
-    run.decided.update(decision.id for decision in fresh.values())
+        run.decided.update((name, decision.id) for name in leaf.names)
     pending, run.pending = run.pending, {}
     return pending
 

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from ..core.agents import BoundTool
+from ..core.codec import isolate
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import Escape, InternalError, InvalidArguments, ToolCancelled, ToolError, ToolTimeout
+from ..core.errors import Denied, Escape, InternalError, InvalidArguments, ToolCancelled, ToolError, ToolTimeout
 from ..core.messages import ToolCall
 from ..core.state import Snapshot
 from .outcomes import CallOutcome, failed, outcome_of
@@ -18,7 +19,7 @@ from .scope import RunScope
 
 _log = logging.getLogger(__name__)
 
-_NEVER_RETRIED = (InvalidArguments, ToolCancelled)
+_NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
 
 
 async def execute(
@@ -70,20 +71,23 @@ async def _attempt(run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Sn
         context=run.context,
     )
     if timeout is None:
-        return await tool.execute(dict(call.args), ctx)
+        return await tool.execute(isolate(call.args), ctx)
     timer = asyncio.timeout(timeout)
     pass_on = partial(_pass_on, run.cancellation, cancellation)
     run.cancellation.on_set(pass_on)
     try:
         async with timer:
-            return await tool.execute(dict(call.args), ctx)
+            returned = await tool.execute(isolate(call.args), ctx)
+        if not timer.expired():
+            return returned
     except TimeoutError:
         if not timer.expired():
             raise
-        cancellation.set("timeout")
-        raise ToolTimeout(f"no result after {timeout:g} s") from None
     finally:
         run.cancellation.forget(pass_on)
+    # Also for a tool that swallowed its cancellation and came back late.
+    cancellation.set("timeout")
+    raise ToolTimeout(f"no result after {timeout:g} s")
 
 
 def _pass_on(source: CancellationToken, target: CancellationToken) -> None:

@@ -190,7 +190,7 @@ def apply(run: RunScope, command: StateCommand, call_id: str | None = None) -> N
     """The commit itself: state, and the events that come with it."""
     changed = run.state.apply(command)
     if changed.changes:
-        run.emit(StateDelta(revision=changed.revision, changes=changed.changes, call_id=call_id))
+        run.emit(StateDelta(revision=changed.revision, delta=changed.changes, call_id=call_id))
     for data in command.events:
         run.emit(Custom(data=data, call_id=call_id))
 

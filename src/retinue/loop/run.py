@@ -113,9 +113,7 @@ async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult
     """Run the loop and make a result of whatever happens; only an Escape comes out as an exception."""
     given = tuple([message if message.id else replace(message, id=run.next_message_id()) for message in messages])
     run.conversation.extend(given)
-    _tell_start(run, given)
-    if run.history:
-        run.emit(MessagesSnapshot(messages=run.history))
+    _tell_start(run, given, run.history)
     state = run.state.export_persisted()
     if state.extensions:
         run.emit(StateSnapshot(revision=state.revision, state=state.extensions))
@@ -131,7 +129,8 @@ async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult
 async def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> RunResult:
     """As `execute_run`, for a run that was suspended."""
     run.reopen()
-    _tell_start(run, ())
+    said = [*run.conversation, *([] if run.group is None else run.group.results())]
+    _tell_start(run, (), tuple(said))
     return await _to_the_end(run, resume_loop(run, decisions))
 
 
@@ -139,7 +138,9 @@ def abandon_run(run: RunScope) -> RunResult:
     """End a run that waits, or whose tools or model do not stop; what they still do is not listened to."""
     if run.sealed:
         run.reopen()
-        _tell_start(run, ())
+        _tell_start(run, (), tuple(run.conversation))
+    elif not run.started:
+        _tell_start(run, (), run.history)
     if run.group is not None:
         run.group.close()
     return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
@@ -177,11 +178,15 @@ async def _run_end_anyway(run: RunScope) -> None:
         _log.exception("a hook failed at the end of run %s", run.run_id)
 
 
-def _tell_start(run: RunScope, messages: tuple[Message, ...]) -> None:
+def _tell_start(run: RunScope, messages: tuple[Message, ...], before: tuple[Message, ...]) -> None:
+    run.started = True
     run.emit(
         RunStarted(
             thread_id=run.identity.thread_id,
             parent_tool_call_id=run.identity.parent_tool_call_id,
             messages=messages,
+            continues=bool(before),
         )
     )
+    if before:
+        run.emit(MessagesSnapshot(messages=before))

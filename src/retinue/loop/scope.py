@@ -143,8 +143,8 @@ class RunScope:
         """Decisions that were taken in and are to be carried out when the run goes on."""
         self.group: CallGroup | None = None
         """The calls of the step in progress."""
-        self.decided: set[str] = set()
-        """The ids of the decisions that were taken in."""
+        self.decided: set[tuple[str, str]] = set()
+        """The decisions that were taken in: what each was on, and its id."""
         self.blocked: str | None = None
         """Why a hook wants the run to end."""
         self.step_actions: list[StepAction] = []
@@ -160,15 +160,20 @@ class RunScope:
         self.output_tries = 0
         self.dead_letters: list[Any] = []
         """Actions and effects that failed."""
+        self.offered: frozenset[str] | None = None
+        """The tools the model was offered in this step, where not all."""
+        self.partial_id = ""
         self.partial_text: list[str] = []
         """What the model has said in a turn that is not finished."""
         self.status = RunStatus.RUNNING
         self.usage = Usage()
+        self.started = False
         self.step = 0
         self.step_is_open = False
         self.refused_limit: str | None = None
         """The limit for which calls were refused once; the next time ends the run."""
         self.sealed = False
+        self._suspended_at = 0.0
         self._own_messages: tuple[Message, ...] = ()
         self._message_count = self._made_call_ids = 0
         self._thread = threading.get_ident()
@@ -292,17 +297,21 @@ class RunScope:
         self.status = status
 
     def reopen(self) -> None:
-        """Go on with a run that was suspended."""
+        """Go on with a run that was suspended. The time a human took does not count."""
         self._move(RunStatus.RUNNING)
         self.sealed = False
+        if self.budget.deadline is not None:
+            self.budget.deadline += self.journal.now() - self._suspended_at
 
     def finish(self, ending: Ending) -> RunResult:
         """End the run, or this leg of it: its last events, and its result."""
         self._move(ending.status)
+        if ending.status is RunStatus.SUSPENDED and self.budget.deadline is not None:
+            self._suspended_at = self.journal.now()
         if self.partial_text:
-            said = Message.assistant("".join(self.partial_text), id=self.next_message_id())
-            self.conversation.append(said)
+            self.conversation.append(Message.assistant("".join(self.partial_text), id=self.partial_id))
             self.partial_text = []
+        self._answer_last_calls(ending.status)
         self.close_step()
         if ending.status is RunStatus.FAILED:
             self.emit(ErrorRaised(message=ending.error or ending.termination, code=ending.termination, fatal=True))
@@ -317,7 +326,7 @@ class RunScope:
             usage=self.usage,
             error=ending.error,
             termination=ending.termination,
-            messages=self.own_messages,
+            messages=(*self.own_messages, *self._results_so_far()),
             suspended=self.tickets(),
         )
         self.log.results[self.run_id] = result
@@ -334,6 +343,20 @@ class RunScope:
         )
         self.sealed = True
         return result
+
+    def _results_so_far(self) -> list[Message]:
+        """The results of a step that is not finished, in call order."""
+        return [] if self.group is None else self.group.results()
+
+    def _answer_last_calls(self, status: RunStatus) -> None:
+        """A conversation that ends with calls nobody made cannot be continued: say that they were not made."""
+        last = self.conversation[-1] if self.conversation else None
+        if last is None or last.role is not Role.ASSISTANT or status is RunStatus.SUSPENDED:
+            return
+        for call in last.tool_calls:
+            text = "cancelled: the run ended before this call was made"
+            made = Message.tool(text, tool_call_id=call.id, name=call.name, id=self.next_message_id())
+            self.conversation.append(made)
 
     def tickets(self) -> dict[str, SuspendTicket]:
         """What the run waits for, by call id; of two calls with one id in different children, one goes by its path."""

@@ -8,10 +8,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.events import InferenceFinished, ReasoningDelta, TextDelta, ToolCallArgsDelta, ToolCallStarted
+from ..core.events import (
+    InferenceFinished,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArgsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings, StepAction
+from .outcomes import cancelled
 from .phases import run_phase
 from .scope import RunScope
 
@@ -65,6 +73,21 @@ class _Draft:
             call.arguments += chunk.arguments
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
 
+    def drop_calls(self) -> None:
+        """End the calls that had begun to come in: what is there of them cannot be made."""
+        for call in self.calls.values():
+            dropped = cancelled(ToolCall(call.id, call.name, {}), "the model did not finish asking for it")
+            message = Message.tool(dropped.result.text, tool_call_id=call.id, name=call.name)
+            self.run.emit(
+                ToolCallFinished(
+                    call_id=call.id,
+                    tool_name=call.name,
+                    status=dropped.status,
+                    result=dropped.result,
+                    message=message,
+                )
+            )
+
     def finished(self) -> Turn:
         calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
         text = "".join(self.run.partial_text)
@@ -83,7 +106,7 @@ class _CallDraft:
         text = self.arguments.strip()
         try:
             args: Any = _decode(text) if text else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             args = text
         if args is None:  # some models say null for "no arguments"
             args = {}
@@ -103,8 +126,10 @@ async def ask_model(run: RunScope) -> Message:
     if run.step_actions:
         request = _with_actions(request, run.step_actions)
         run.step_actions = []
+    run.offered = None if request.tools is run.descriptors else frozenset([tool.name for tool in request.tools])
     message_id = run.next_message_id()
-    about = (len(request.messages), request.messages[-1].id if request.messages else None)
+    system, last = (request.messages[0], request.messages[-1]) if request.messages else (None, None)
+    about = (len(request.messages), system and system.parts, last and (last.id, last.parts), len(request.tools))
 
     async def work() -> Turn:
         return await _stream(run, request, message_id)
@@ -142,22 +167,22 @@ def _request(run: RunScope) -> ModelRequest:
 def _with_actions(request: ModelRequest, actions: list[StepAction]) -> ModelRequest:
     """The request as hooks want it this once."""
     messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
-    included = [name for action in actions if isinstance(action, IncludeTools) for name in action.names]
+    only = [action.names for action in actions if isinstance(action, IncludeTools)]
     excluded = {name for action in actions if isinstance(action, ExcludeTools) for name in action.names}
     for action in actions:
         if isinstance(action, AddContextMessage):
             messages.append(Message.user(action.text, visibility=Visibility.INTERNAL))
         elif isinstance(action, OverrideSettings):
             settings.update(action.settings)
-    if included:
-        tools = [tool for tool in tools if tool.name in included]
+    if only:
+        tools = [tool for tool in tools if any(tool.name in names for names in only)]
     tools = [tool for tool in tools if tool.name not in excluded]
     return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
 async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:
     draft = _Draft(run, message_id)
-    said = run.partial_text
+    run.partial_id, said = message_id, run.partial_text
     chunks: Any = run.model.stream(request)
     try:
         async for chunk in chunks:
@@ -171,5 +196,6 @@ async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn
         # A stream that is left half-way is closed at once, so that its connection does not linger.
         if (close := getattr(chunks, "aclose", None)) is not None:
             await close()
+        draft.drop_calls()
         raise
     return draft.finished()

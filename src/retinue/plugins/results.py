@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..core.filesystem import Filesystem
 from ..core.messages import ToolCall
 from ..core.plugins import Plugin, Registrar
@@ -19,6 +21,7 @@ class ResultFiles(Plugin):
         r.results(self._keep)
 
     def _keep(self, call: ToolCall, text: str) -> str:
-        path = f"{self._folder}/{call.id}.txt"
+        # The model chose the id: only what is plain in a file name is taken from it.
+        path = f"{self._folder}/{re.sub(r'[^A-Za-z0-9_-]', '_', call.id)[:80]}.txt"
         self._filesystem.write(path, text.encode())
         return f'the whole is in "{path}", read it with read_file(path, offset, limit)'

@@ -48,11 +48,13 @@ class PartsProjection:
                 return self._text(event)
             case RunStarted():
                 self._view(event).start(event)
-                return self._values(event)
+                return [] if event.continues else self._values(event)
             case MessagesSnapshot():
-                self._view(event).messages[:0] = [message_to_dict(message) for message in event.messages]
+                view = self._view(event)
+                view.messages = [*[message_to_dict(message) for message in event.messages], *view.input]
+                return self._values(event)
             case StateSnapshot() | StateDelta():
-                self._view(event).state.update(event.state if isinstance(event, StateSnapshot) else event.changes)
+                self._view(event).state.update(event.state if isinstance(event, StateSnapshot) else event.delta)
             case StepStarted():
                 self._view(event).step = event.step
                 return self._model_task(event)
@@ -133,12 +135,14 @@ class _RunView:
     def __init__(self, event: Event) -> None:
         self.thread_id = ""
         self.step = 0
+        self.input: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
 
     def start(self, event: RunStarted) -> None:
         self.thread_id = event.thread_id
-        self.messages.extend(message_to_dict(message) for message in event.messages)
+        self.input = [message_to_dict(message) for message in event.messages]
+        self.messages.extend(self.input)
 
     def metadata(self, event: Event, node: str) -> dict[str, Any]:
         return {
