@@ -1,6 +1,7 @@
-"""scripts/bench [--rounds N] [--json]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
-Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both.
+Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
+calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import floor, ours
+from benchmarks import floor, ours, trees
 
+REFERENCE_MS = 10.0
 STEPS, DELTAS = 200, 5_000
 
 GOALS = {
@@ -44,6 +47,18 @@ def measure_import(statement: str) -> tuple[float, float]:
     return float(ms), float(mb)
 
 
+def slowness() -> float:
+    """How much slower than the reference this core is right now."""
+    taken: list[float] = []
+    for _ in range(5):
+        began = time.process_time()
+        x = 0
+        for i in range(150_000):
+            x += i * i % 7
+        taken.append((time.process_time() - began) * 1e3)
+    return statistics.median(taken) / REFERENCE_MS
+
+
 def one_round(side: Any, statement: str) -> dict[str, float]:
     """One measurement of everything, on one side."""
     taken = asyncio.run(side.steps(STEPS))
@@ -58,15 +73,35 @@ def one_round(side: Any, statement: str) -> dict[str, float]:
     }
 
 
-def collect(rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+Round = tuple[dict[str, float], dict[str, float]]
+
+
+def measure_round(with_trees: bool) -> Round:
+    """The floor's figures and ours, one after the other."""
+    before = slowness()
+    base = one_round(floor, "import asyncio, json, dataclasses, jsonschema_rs")
+    mine = one_round(ours, "import retinue")
+    if with_trees:
+        base.update(trees.one_round("floor"))
+        mine.update(trees.one_round("ours"))
+    scale = (before + slowness()) / 2
+    return _scaled(base, scale), _scaled(mine, scale)
+
+
+def _scaled(figures: dict[str, float], scale: float) -> dict[str, float]:
+    return {name: value / (scale if _is_cpu(name) else 1) for name, value in figures.items()}
+
+
+def _is_cpu(name: str) -> bool:
+    return (GOALS | trees.GOALS)[name][1] in ("µs", "ms")
+
+
+def collect(rounds: int, with_trees: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     floors: list[dict[str, float]] = []
     mine: list[dict[str, float]] = []
     for number in range(rounds + 1):
         progress(f"round {number} of {rounds}" if number else "warming up")
-        made = (
-            one_round(floor, "import asyncio, json, dataclasses, jsonschema_rs"),
-            one_round(ours, "import retinue"),
-        )
+        made = measure_round(with_trees)
         if number:  # the first round fills caches
             floors.append(made[0])
             mine.append(made[1])
@@ -77,23 +112,29 @@ def collect(rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]
         ]
     )
     rows: list[dict[str, Any]] = []
-    for name, (goal, unit) in GOALS.items():
+    for name, (goal, unit) in (GOALS | (trees.GOALS if with_trees else {})).items():
         base, value = (statistics.median([each[name] for each in side]) for side in (floors, mine))
         ratio = statistics.median([b[name] / a[name] for a, b in zip(floors, mine, strict=True)])
         rows.append({"what": name, "unit": unit, "floor": base, "retinue": value, "ratio": ratio, "goal": goal})
     what = "ten plugins with a hook in every phase"
-    rows.append({"what": what, "unit": "x a step", "floor": 1.0, "retinue": hooks, "ratio": hooks, "goal": 2})
+    rows.append({"what": what, "unit": "x", "floor": 1.0, "retinue": hooks, "ratio": hooks, "goal": 2})
+    if with_trees and sys.platform == "linux":
+        kilobytes = trees.peak_per_child(1_000)
+        row = {"what": "memory a child, of 1,000", "unit": "KB", "floor": 0.0, "retinue": kilobytes, "ratio": 0.0}
+        rows.append({**row, "goal": 15})
     return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (default 7)")
+    parser.add_argument("--trees", action="store_true", help="also delegation and fan-out (about a minute a round)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    rows = collect(options.rounds, lambda text: print(text, end="\r", file=sys.stderr, flush=True))
+    end = "\r" if sys.stderr.isatty() else "\n"
+    rows = collect(options.rounds, options.trees, lambda text: print(text, end=end, file=sys.stderr, flush=True))
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from .backends.local import LocalBackend, LocalRun
@@ -45,7 +45,7 @@ class AgentRegistry:
 
     def __init__(self, price: Price | None) -> None:
         self.agents: dict[str, Agent] = {}
-        self._price = price
+        self._price, self.prices = price, price is not None
         self.backend: Backend | None = None
 
     def take(self, agent: Any) -> None:
@@ -81,13 +81,17 @@ class AgentRegistry:
     def price(self, model: str, usage: Usage) -> float:
         return 0.0 if self._price is None else self._price(model, usage)
 
-    async def run_child(self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any) -> RunResult:
+    def run_child(
+        self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any
+    ) -> Coroutine[Any, Any, RunResult]:
         if options.get("cancellation") is None:
             options["cancellation"] = ctx.cancellation
-        return await run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
+        return run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
 
-    async def run_children(self, ctx: ToolContext, children: Sequence[Child], **options: Any) -> list[RunResult]:
-        return await run_children(ctx, children, **options)
+    def run_children(
+        self, ctx: ToolContext, children: Sequence[Child], **options: Any
+    ) -> Coroutine[Any, Any, list[RunResult]]:
+        return run_children(ctx, children, **options)
 
     def agent(self, name: str) -> Agent:
         if name not in self.agents:

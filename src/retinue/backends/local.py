@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..core.agents import Agent
+from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.context import CancellationToken
 from ..core.decisions import Decision
@@ -17,7 +18,7 @@ from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, ChildStarted, Namespace, Sink
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
-from ..core.model import Model
+from ..core.plugins import Registrar
 from ..core.runs import RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
@@ -36,6 +37,27 @@ GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
 
 
+class Blueprint:
+    """What an agent needs for every run of it, asked of its plugins once."""
+
+    __slots__ = ("hooks", "state", "toolbox")
+
+    def __init__(self, agent: Agent, resolver: Resolver) -> None:
+        self.state = StateStore()
+        registrars = [self.state.install(plugin) for plugin in agent.plugins]
+        self.hooks = HookTable(registrars)
+        self.toolbox = _toolbox(agent, registrars, resolver)
+
+
+def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
+    """An agent's tools, those of its plugins, and the one for its sub-agents."""
+    tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
+    if agent.subagents:
+        children = [resolver.resolve(child).agent for child in agent.subagents]
+        tools.append(TaskTool({child.name: child.description for child in children}))
+    return agent.toolbox.extended(tools)
+
+
 class LocalRun:
     """A run that is set up: whatever is wrong with the request has been found by now, and no event exists yet."""
 
@@ -44,6 +66,7 @@ class LocalRun:
         request: RunRequest,
         journal: Journal,
         resolver: Resolver,
+        blueprint: Blueprint,
         sinks: Iterable[Sink] = (),
         parent: RunScope | None = None,
         ns: Namespace = (),
@@ -51,25 +74,20 @@ class LocalRun:
         self.request, self.journal, self._resolver, self._ns = request, journal, resolver, ns
         self.log = EventLog(sinks) if parent is None else parent.log
         self._parent_budget = None if parent is None else parent.budget
-        self._state = StateStore()
-        self._equipment = self._equip(request.agent, request.model)
-        self._state.apply_seed(request.seed)
+        self._state = blueprint.state.empty_copy()
+        self._blueprint, self._model = blueprint, resolver.model_of(request.agent, request.model)
+        if request.seed.extensions:
+            self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
         self.result: RunResult | None = None
         self._thread: ThreadRecord | None = None
 
-    def _equip(self, agent: Agent, override: str | Model | None = None) -> Equipment:
-        """What an agent brings to this run; plugins that are already in it keep their state."""
-        model = self._resolver.model_of(agent, override)
-        registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
-        tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
-        if agent.subagents:
-            children = [self._resolver.resolve(child).agent for child in agent.subagents]
-            tools.append(TaskTool({child.name: child.description for child in children}))
-        return Equipment(agent, model, agent.toolbox.extended(tools), HookTable(registrars))
-
     def _equip_by_name(self, name: str) -> Equipment:
-        return self._equip(self._resolver.agent(name))
+        """What another agent brings to this run; plugins that are already in it keep their state."""
+        agent = self._resolver.agent(name)
+        registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
+        toolbox = _toolbox(agent, registrars, self._resolver)
+        return Equipment(agent, self._resolver.model_of(agent), toolbox, HookTable(registrars))
 
     def begin(self, thread: ThreadRecord | None = None) -> RunScope:
         """Make the scope of the run, continuing the thread where there is one."""
@@ -82,12 +100,12 @@ class LocalRun:
         self.scope = RunScope(
             agent=request.agent,
             identity=request.identity,
-            model=self._equipment.model,
-            toolbox=self._equipment.toolbox,
+            model=self._model,
+            toolbox=self._blueprint.toolbox,
             state=self._state,
             journal=self.journal,
             log=self.log,
-            hooks=self._equipment.hooks,
+            hooks=self._blueprint.hooks,
             equip=self._equip_by_name,
             budget=Budget(request.limits, self.journal.now(), self._parent_budget),
             cancellation=request.cancellation,
@@ -149,13 +167,20 @@ class LocalBackend:
         self._resolver, self._make_journal = resolver, make_journal
         self._scopes: dict[str, RunScope] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
+        self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
+
+    def _blueprint(self, agent: Agent) -> Blueprint:
+        made = self._blueprints.get(agent)
+        if made is None:
+            made = self._blueprints[agent] = Blueprint(agent, self._resolver)
+        return made
 
     def profile(self) -> BackendProfile:
         return BackendProfile.full_local()
 
     def open(self, request: RunRequest, journal: Journal, sinks: Iterable[Sink] = ()) -> LocalRun:
         """Set a root run up without starting it; raises where it cannot be."""
-        return LocalRun(request, journal, self._resolver, sinks)
+        return LocalRun(request, journal, self._resolver, self._blueprint(request.agent), sinks)
 
     def begin(self, run: LocalRun, thread: ThreadRecord | None = None) -> None:
         """Make a run known, so that it can have children."""
@@ -165,35 +190,35 @@ class LocalBackend:
     def forget(self, run_id: str) -> None:
         self._scopes.pop(run_id, None)
 
-    async def run(self, request: RunRequest) -> RunResult:
-        """A child run, or a run without lineage."""
+    def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+        """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
         identity = request.identity
         parent = self._scopes.get(identity.parent_run_id or "")
         open_call = None if parent is None else parent.open_calls.get(identity.parent_tool_call_id or "")
         if parent is None:
-            return await self._start(request, None, None, 0, ())
+            return self._start(request, None, None, 0, ())
         number, ns = next_ordinal(parent, identity.parent_tool_call_id or "")
         earlier = None if open_call is None else open_call.children.get(number)
         if isinstance(earlier, LocalRun):
-            return await self._go_on(earlier, parent, open_call, request.cancellation)
-        return await self._start(request, parent, open_call, number, ns)
+            return self._go_on(earlier, parent, open_call, request.cancellation)
+        return self._start(request, parent, open_call, number, ns)
 
     async def abort(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
             task.cancel("aborted")
             await asyncio.wait({task}, timeout=GRACE)
 
-    async def _start(
+    def _start(
         self, request: RunRequest, parent: RunScope | None, open_call: OpenCall | None, number: int, ns: Namespace
-    ) -> RunResult:
+    ) -> Coroutine[Any, Any, RunResult]:
         given, request.cancellation = request.cancellation, CancellationToken()
         child = self._open_child(request, parent, ns)
         self.begin(child)
         if parent is None:
-            return await self._conduct(child, child.execute(), given)
+            return self._conduct(child, child.execute(), given)
         parent.budget.count_child()
         if open_call is not None:
-            open_call.children[number] = child
+            open_call.children = {**open_call.children, number: child}
         identity = request.identity
         parent.emit(
             ChildStarted(
@@ -203,7 +228,7 @@ class LocalBackend:
                 child_ns=ns,
             )
         )
-        return await self._as_child(child, parent, open_call, child.execute(), given)
+        return self._as_child(child, parent, open_call, child.execute(), given)
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
@@ -215,7 +240,8 @@ class LocalBackend:
                 raise LimitReached(name, *refusal)
             request.identity = replace(request.identity, depth=depth)
         try:
-            return LocalRun(request, self._make_journal(), self._resolver, (), parent, ns)
+            blueprint = self._blueprint(request.agent)
+            return LocalRun(request, self._make_journal(), self._resolver, blueprint, (), parent, ns)
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 

@@ -25,7 +25,7 @@ _AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Agent:
     """A spec, not an instance: it can be run many times at once. Making one does no I/O."""
 

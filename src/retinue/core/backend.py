@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
@@ -84,14 +84,14 @@ class Backend(Protocol):
 
     def profile(self) -> BackendProfile: ...
 
-    async def run(self, request: RunRequest) -> RunResult: ...
+    def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]: ...
 
     async def abort(self, run_id: str) -> None:
         """Stop a run that this backend executes; nothing happens where there is none."""
         ...
 
 
-class ExecutionPlan(Struct, frozen=True):
+class ExecutionPlan(Struct, frozen=True, gc=False):
     """Which agent is meant, and what executes it."""
 
     agent: Agent
@@ -108,17 +108,23 @@ class Resolver(Protocol):
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
 
+    prices: bool
+    """Whether `price` says anything."""
+
     def price(self, model: str, usage: Usage) -> float:
         """What a model call costs."""
         ...
 
-    async def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> RunResult:
+    def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> ChildWork:
         """Start a child of a call, with everything that goes down filled in."""
         ...
 
-    async def run_children(self, ctx: ToolContext, children: Sequence[Child], **options: Any) -> list[RunResult]:
+    def run_children(
+        self, ctx: ToolContext, children: Sequence[Child], **options: Any
+    ) -> Coroutine[Any, Any, list[RunResult]]:
         """Start several."""
         ...
 
 
+ChildWork = Coroutine[Any, Any, RunResult]
 ChildInput = str | Message | Iterable[Message]

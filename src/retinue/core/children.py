@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .context import ToolContext
 
 
-class ParentContext(Struct, frozen=True, kw_only=True):
+class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
     """Whose child a run is. Without lineage it is the root of a log of its own."""
 
     parent_run_id: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Protocol, cast, get_args, get_origin
+from typing import Annotated, Any, Protocol, get_args, get_origin
 
 import msgspec
 
@@ -212,7 +212,7 @@ def default_of(kind: Any) -> Any:
 def _with_defaults(value: Any) -> Any:
     """The same, with the defaults of dataclasses written into them: msgspec leaves them to the class, and would
     then leave them out when it writes the value."""
-    kind = cast("Any", type(value))
+    kind = value.__class__
     if kind in (list, tuple, set, frozenset):
         for item in value:
             _with_defaults(item)
@@ -231,7 +231,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
 
 def isolate(value: Any) -> Any:
     """A copy that shares nothing mutable with the original, so a snapshot cannot be changed behind its back."""
-    kind = cast("Any", type(value))
+    kind = value.__class__
     if kind in _ATOMS:
         return value
     if kind is list:

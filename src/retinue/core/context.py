@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -33,15 +33,18 @@ class ProgressStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+_TOKENS = Lock()
+"""One for all tokens: it is held for a moment, and a tree of runs has many tokens."""
+
+
 class CancellationToken:
     """Says whether work should stop. Async code needs none of it: cancelling raises CancelledError in it."""
 
-    __slots__ = ("_callbacks", "_lock", "reason")
+    __slots__ = ("_callbacks", "reason")
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._callbacks: list[Callable[[], None]] = []
-        self._lock = Lock()
 
     def is_set(self) -> bool:
         return self.reason is not None
@@ -52,7 +55,7 @@ class CancellationToken:
 
     def set(self, reason: str = "cancelled") -> None:
         """Ask for the stop; the first reason stays."""
-        with self._lock:
+        with _TOKENS:
             if self.reason is not None:
                 return
             self.reason = reason
@@ -62,7 +65,7 @@ class CancellationToken:
 
     def on_set(self, callback: Callable[[], None]) -> None:
         """Call back once when set, at once if it already is. Callbacks may come from any thread."""
-        with self._lock:
+        with _TOKENS:
             if self.reason is None:
                 self._callbacks.append(callback)
                 return
@@ -70,7 +73,7 @@ class CancellationToken:
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Do not call back any more."""
-        with self._lock:
+        with _TOKENS:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
 
@@ -141,7 +144,7 @@ class ToolContext:
         """The value of a key when the step began, or its default."""
         return self.snapshot[key]
 
-    async def run_child(
+    def run_child(
         self,
         agent: str | Agent,
         input: str | Message | Iterable[Message],
@@ -151,21 +154,21 @@ class ToolContext:
         timeout: float | None = None,
         limits: Limits | None = None,
         cancellation: CancellationToken | None = None,
-    ) -> RunResult:
+    ) -> Coroutine[Any, Any, RunResult]:
         """Run another agent as a child of this call, with lineage and cancellation filled in."""
-        return await self.resolver.run_child(
+        return self.resolver.run_child(
             self, agent, input, seed=seed, sink=sink, timeout=timeout, limits=limits, cancellation=cancellation
         )
 
-    async def run_children(
+    def run_children(
         self,
         children: Sequence[Child],
         *,
         limit: int | None = None,
         on_error: Literal["collect", "cancel_siblings"] = "collect",
-    ) -> list[RunResult]:
+    ) -> Coroutine[Any, Any, list[RunResult]]:
         """Run several children of this call, at most `limit` at a time; results in the given order."""
-        return await self.resolver.run_children(self, children, limit=limit, on_error=on_error)
+        return self.resolver.run_children(self, children, limit=limit, on_error=on_error)
 
     def report_activity(self, activity_type: str, content: Any) -> None:
         """Show what the call is doing; replaces what was shown under that type."""

@@ -22,6 +22,6 @@ class Journal(Protocol):
         """A fresh id that starts with `prefix`."""
         ...
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[[], Awaitable[T]]) -> T:
+    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Do the work and remember what came of it, or give what is remembered. Errors are not remembered."""
         ...

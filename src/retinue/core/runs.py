@@ -12,7 +12,7 @@ from .results import SuspendTicket
 from .state import PersistedState
 
 
-class RunIdentity(Struct, frozen=True):
+class RunIdentity(Struct, frozen=True, gc=False):
     """Who a run is and whose child it is."""
 
     run_id: str
@@ -79,7 +79,7 @@ class Limits(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"Limits.{name} must be at least {least}, got {value}")
 
 
-class RunResult(Struct, frozen=True, kw_only=True):
+class RunResult(Struct, frozen=True, kw_only=True, gc=False):
     """How a run ended or why it waits, and what it has to show for it."""
 
     status: RunStatus

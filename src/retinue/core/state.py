@@ -219,7 +219,7 @@ class Snapshot:
         return f"Snapshot(revision={self.revision}, {dict(self._values)!r})"
 
 
-class PersistedState(Struct):
+class PersistedState(Struct, gc=False):
     """State as JSON, by key name: what leaves a run, and what may be put into one."""
 
     revision: int = 0

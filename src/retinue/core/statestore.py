@@ -23,6 +23,9 @@ from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand,
 _log = logging.getLogger(__name__)
 
 
+_PLAIN = frozenset({str, int, float, bool})
+
+
 class Commit:
     """What a commit hook is told. Indexing it reads the new snapshot."""
 
@@ -56,6 +59,12 @@ class StateStore:
         for plugin in plugins:
             self.install(plugin)
 
+    def empty_copy(self) -> StateStore:
+        """A store with the same plugins and nothing written; costs next to nothing."""
+        made = StateStore()
+        made._plugins, made._keys, made._owners = self._plugins, self._keys, self._owners
+        return made
+
     def install(self, plugin: Plugin) -> Registrar:
         """Register a plugin's keys, all or none; returns what else it registered."""
         registrar = Registrar(plugin)
@@ -66,10 +75,10 @@ class StateStore:
             for key in registrar.keys:
                 if key.name in self._keys:
                     raise KeyAlreadyRegistered(key.name, self._owners[key.name])
-            self._plugins[plugin.name] = plugin
-            # A new map, not an update: snapshots share the old one.
+            # New maps, not updates: snapshots and stores made from this one share the old ones.
+            self._plugins = {**self._plugins, plugin.name: plugin}
             self._keys = {**self._keys, **{key.name: key for key in registrar.keys}}
-            self._owners.update({key.name: plugin.name for key in registrar.keys})
+            self._owners = {**self._owners, **{key.name: plugin.name for key in registrar.keys}}
         return registrar
 
     def install_once(self, plugin: Plugin) -> Registrar:
@@ -85,7 +94,7 @@ class StateStore:
         with self._lock:
             if name not in self._plugins:
                 raise PluginNotInstalled(name)
-            del self._plugins[name]
+            self._plugins = {key: plugin for key, plugin in self._plugins.items() if key != name}
             gone = {key for key, owner in self._owners.items() if owner == name}
             self._keys = {key: value for key, value in self._keys.items() if key not in gone}
             self._owners = {key: owner for key, owner in self._owners.items() if key not in gone}
@@ -132,15 +141,19 @@ class StateStore:
             if key.name not in keys:
                 raise UnknownKey(key.name)
         values = dict(self._values)
-        leaving: dict[str, StateKey[Any, Any]] = {}
+        changes: dict[str, Any] = {}
         for key, update in patch.updates:
             name = key.name
             key = keys[name]
-            values[name] = _reduce(key, values, update)
-            if key.persistent or key.scope == "thread":
-                leaving[name] = key
-        encoded = {name: key.encode(values[name]) for name, key in leaving.items()}
-        return values, {name: value for name, value in encoded.items() if leaving[name].persistent}
+            if key.reduce is None and key.type in _PLAIN and update.__class__ is key.type:
+                values[name] = encoded = update  # nothing to copy, check or encode
+            else:
+                values[name] = value = _reduce(key, values, update)
+                # What must leave the run or stay with the thread has to have a JSON form.
+                encoded = key.encode(value) if key.persistent or key.scope == "thread" else None
+            if key.persistent:
+                changes[name] = encoded
+        return values, changes
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._keys, self._values, self.revision)

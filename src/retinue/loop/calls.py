@@ -137,9 +137,11 @@ async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None)
     except ToolError as exc:
         _finalize(group, open_call, failed(call, exc))
         return
-    if not run.hooks:
+    if not run.has_hooks:
         outcome = await _perform(group, bound, open_call, call, decision)
-        await _carry_out(run, _finalize(group, open_call, outcome))
+        committed = _finalize(group, open_call, outcome)
+        if committed is not None:
+            await _carry_out(run, committed)
     elif open_call.admitted:  # it waited by its own wish: the hooks before it have let it pass
         outcome = await _perform(group, bound, open_call, call, decision)
         await _finalize_with_hooks(group, open_call, call, outcome)
@@ -196,11 +198,8 @@ async def _perform(
         return _outcome(call, ToolResult.success(decision.payload))
     key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
     resume_input = None if decision is None else decision.payload
-
-    async def work() -> CallOutcome:
-        return await execute(run, bound, call, group.snapshot, resume_input)
-
-    outcome = await run.journal.record("tool", key, (call.name, call.args), work)
+    about = (call.name, call.args)
+    outcome = await run.journal.record("tool", key, about, execute, run, bound, call, group.snapshot, resume_input)
     if run.sealed:  # the run was given up on while this went on
         raise asyncio.CancelledError
     return outcome
@@ -263,7 +262,7 @@ async def _before_tool(
         await commit(run, committed, "before_tool", call.id)
         said += await at_work.finish(call.id)
     if decision is not None and open_call.asked_by is not None:
-        open_call.answered.add(open_call.asked_by)
+        open_call.answered |= {open_call.asked_by}
         open_call.asked_by = None
     chosen: Intercept | None = None
     for hook, intercept in said:
@@ -332,7 +331,8 @@ def _commit(group: CallGroup, call: ToolCall, command: StateCommand) -> None:
         for name in exclusive:
             if writers.get(name, call.id) != call.id:
                 raise WriteConflict(name, writers[name], call.id)
-    run.hooks.check(command)
+    if command.actions or command.effects:
+        run.hooks.check(command)
     apply(run, command, call.id)
     for name in exclusive:
         writers[name] = call.id
@@ -342,7 +342,9 @@ def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
     """The last event of a call and its message, or the news that it waits."""
     run, call = group.run, open_call.call
     open_call.move(outcome.status)
-    text = cut(outcome.result.text, _limit(run, call), open_call.kept)
+    text = outcome.result.text
+    if len(text) > (limit := _limit(run, call)):
+        text = cut(text, limit, open_call.kept)
     message = Message(
         role=Role.TOOL,
         parts=(TextPart(text),) if text else (),

@@ -23,7 +23,8 @@ def next_ordinal(parent: RunScope, call_id: str) -> tuple[int, Namespace]:
     """The number of a call's next child, and its namespace."""
     open_call = parent.open_calls.get(call_id)
     if open_call is None:
-        number = parent.late_children[call_id] = parent.late_children.get(call_id, 0) + 1
+        number = parent.late_children.get(call_id, 0) + 1
+        parent.late_children = {**parent.late_children, call_id: number}
     else:
         open_call.children_started += 1
         number = open_call.children_started

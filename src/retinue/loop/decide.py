@@ -64,16 +64,17 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
         matched[leaf.path] = leaf, decision
     for leaf, decision in matched.values():
         _hand_down(leaf, decision)
-        run.decided.update((name, decision.id) for name in leaf.names)
-    pending, run.pending = run.pending, {}
+        run.decided |= {(name, decision.id) for name in leaf.names}
+    pending, run.pending = dict(run.pending), {}
     return pending
 
 
 def _hand_down(leaf: Leaf, decision: Decision) -> None:
     """Leave the decision with the run that waits, and have every call above it go on."""
     for scope, call_id in zip(leaf.scopes[:-1], leaf.path[:-1], strict=True):
-        scope.pending.setdefault(call_id, Decision.resume())
-    leaf.scopes[-1].pending[leaf.path[-1]] = decision
+        scope.pending = {call_id: Decision.resume(), **scope.pending}
+    last = leaf.scopes[-1]
+    last.pending = {**last.pending, leaf.path[-1]: decision}
 
 
 def _find(run: RunScope, waiting: list[Leaf], target: str) -> Leaf:

@@ -14,6 +14,7 @@ from ..core.context import CancellationToken, ToolContext
 from ..core.errors import Denied, Escape, InternalError, InvalidArguments, ToolCancelled, ToolError, ToolTimeout
 from ..core.messages import ToolCall
 from ..core.state import Snapshot
+from ..core.tools import Tool
 from .outcomes import CallOutcome, failed, outcome_of
 from .scope import RunScope
 
@@ -32,7 +33,10 @@ async def execute(
         if (open_call := run.open_calls.get(call.id)) is not None:
             open_call.child_base = open_call.children_started
         try:
-            return outcome_of(call, await _attempt(run, bound, call, snapshot, resume_input))
+            if tool.timeout is None:
+                ctx = _context(run, call, snapshot, resume_input, run.cancellation, run.budget.deadline)
+                return outcome_of(call, await tool.execute(isolate(call.args), ctx))
+            return outcome_of(call, await _within(tool.timeout, run, tool, call, snapshot, resume_input))
         except ToolError as exc:
             error = exc
         except Escape:
@@ -50,14 +54,15 @@ async def execute(
         attempt += 1
 
 
-async def _attempt(run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Snapshot, resume_input: Any) -> Any:
-    tool = bound.tool
-    timeout, deadline = tool.timeout, run.budget.deadline
-    cancellation = run.cancellation
-    if timeout is not None:
-        cancellation = CancellationToken()  # its own: a timeout stops this attempt, not the run
-        deadline = min(time.time() + timeout, deadline or float("inf"))
-    ctx = ToolContext(
+def _context(
+    run: RunScope,
+    call: ToolCall,
+    snapshot: Snapshot,
+    resume_input: Any,
+    cancellation: CancellationToken,
+    deadline: float | None,
+) -> ToolContext:
+    return ToolContext(
         call_id=call.id,
         tool_name=call.name,
         run=run.identity,
@@ -70,8 +75,15 @@ async def _attempt(run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Sn
         deadline=deadline,
         context=run.context,
     )
-    if timeout is None:
-        return await tool.execute(isolate(call.args), ctx)
+
+
+async def _within(
+    timeout: float, run: RunScope, tool: Tool, call: ToolCall, snapshot: Snapshot, resume_input: Any
+) -> Any:
+    """One attempt that may take so long. Its token is its own: a timeout stops this attempt, not the run."""
+    cancellation = CancellationToken()
+    deadline = min(time.time() + timeout, run.budget.deadline or float("inf"))
+    ctx = _context(run, call, snapshot, resume_input, cancellation, deadline)
     timer = asyncio.timeout(timeout)
     pass_on = partial(_pass_on, run.cancellation, cancellation)
     run.cancellation.on_set(pass_on)

@@ -21,7 +21,7 @@ MAX_SAME_HANDOFFS = 2
 Equip = Callable[[str], "Equipment"]
 
 
-class Equipment(Struct, frozen=True):
+class Equipment(Struct, frozen=True, gc=False):
     """What an agent brings to a run."""
 
     agent: Agent
@@ -46,9 +46,9 @@ def hand_over(run: RunScope) -> None:
         run.tell(f"handoff to {asked.to!r} refused: {problem}", "handoff_refused")
         return
     run.emit(Handoff(to_agent=asked.to, reason=asked.reason))
-    run.handoffs.append(f"{run.agent.name} → {asked.to}")
+    run.handoffs = (*run.handoffs, f"{run.agent.name} → {asked.to}")
     run.agent, run.model = equipment.agent, equipment.model
-    run.toolbox, run.hooks = equipment.toolbox, equipment.hooks
+    run.toolbox, run.hooks, run.has_hooks = equipment.toolbox, equipment.hooks, bool(equipment.hooks)
     run.descriptors = tuple([bound.descriptor for bound in equipment.toolbox.values()])
     run.system = system_message(equipment.agent)
     run.identity = replace(run.identity, agent=equipment.agent.name)

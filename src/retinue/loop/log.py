@@ -18,7 +18,7 @@ class EventLog:
     Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
     """
 
-    __slots__ = ("_sinks", "_waiting", "closed", "events", "results")
+    __slots__ = ("_sinks", "_waiting", "closed", "events", "results", "watched")
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self.events: list[Event] = []
@@ -27,17 +27,15 @@ class EventLog:
         self.closed = False
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
+        self.watched = bool(self._sinks)
+        """Whether somebody wants to know of the next event at once."""
 
-    def append(self, event: Event) -> None:
-        """Add an event whose `seq` is its place: one more than the number of events before it."""
-        self.events.append(event)
+    def tell(self, event: Event) -> None:
+        """Let sinks and waiting followers know of an event that was added."""
         if self._sinks:
-            self._tell(event)
+            self._tell_sinks(event)
         if self._waiting:
             self._wake()
-
-    def add_sink(self, sink: Sink) -> None:
-        self._sinks.append(sink)
 
     def close(self) -> None:
         """Nothing more will come: followers end after the last event."""
@@ -62,15 +60,17 @@ class EventLog:
                 return
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
+            self.watched = True
             await waiting
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self.watched = bool(self._sinks)
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    def _tell(self, event: Event) -> None:
+    def _tell_sinks(self, event: Event) -> None:
         for sink in tuple(self._sinks):
             try:
                 sink(event)

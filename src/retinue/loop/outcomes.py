@@ -73,8 +73,6 @@ def cancelled(call: ToolCall, reason: str) -> CallOutcome:
 
 def cut(text: str, limit: int, kept: str = "") -> str:
     """Text within the limit: the beginning and the end, with a line between that says what is missing, and where it is."""
-    if len(text) <= limit:
-        return text
     head = limit * 3 // 4
     tail = limit - head
     missing = len(text) - head - tail

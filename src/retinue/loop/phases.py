@@ -205,7 +205,7 @@ async def carry_out(run: RunScope, command: StateCommand, phase: Phase) -> None:
                 await _handle(run, run.hooks.effects[type(effect)], effect, phase, "effect")
             for action in current.actions:
                 if isinstance(action, _STEP_ACTIONS):
-                    run.step_actions.append(action)
+                    run.step_actions = (*run.step_actions, action)
                     continue
                 if isinstance(action, _RUN_ACTIONS):
                     run.take_action(action)
@@ -234,7 +234,7 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
         raise
     except Exception as exc:
         _log.warning("%s %s failed in %s", what, name, phase, exc_info=exc)
-        run.dead_letters.append(given)
+        run.dead_letters = (*run.dead_letters, given)
         run.emit(ErrorRaised(message=f"{what} {name} failed: {exc}", code="dead_letter"))
         return None
 

@@ -29,13 +29,15 @@ TIMED_OUT = "timeout"
 
 async def run_loop(run: RunScope) -> Ending:
     """One agent run, from its input to its end."""
+    if run.has_hooks and run.step == 0:
+        await run_phase(run, "run_start", messages=run.own_messages)
     # Each turn of this loop is one step: a model call and the tool calls it asked for.
     while run.step < run.agent.max_steps:
         run.stop_if_cancelled()
         if run.step == 0 and (limit := run.budget.exhausted(run.journal)):
             return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
         run.open_step(run.step + 1)
-        if run.hooks:
+        if run.has_hooks:
             await run_phase(run, "step_start", messages=run.own_messages)
 
         answer = await ask_model(run)
@@ -82,13 +84,14 @@ async def _end_step(run: RunScope) -> Ending | None:
         run.group.close()  # nobody need answer any more
     if run.open_calls:
         return Ending(RunStatus.SUSPENDED, "suspended")
-    if run.hooks:
+    if run.has_hooks:
         await run_phase(run, "step_end", messages=run.own_messages)
     if run.blocked is not None:
         return Ending(RunStatus.FAILED, "blocked", run.blocked)
     if (stop := run.stopping) is not None:
         return Ending(RunStatus.COMPLETED if stop.completed else RunStatus.FAILED, f"limit:{stop.name}", stop.reason)
-    hand_over(run)
+    if run.next_agent is not None:
+        hand_over(run)
     return None
 
 
@@ -117,13 +120,7 @@ async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult
     state = run.state.export_persisted()
     if state.extensions:
         run.emit(StateSnapshot(revision=state.revision, state=state.extensions))
-
-    async def first_leg() -> Ending:
-        if run.hooks:
-            await run_phase(run, "run_start", messages=run.own_messages)
-        return await run_loop(run)
-
-    return await _to_the_end(run, first_leg())
+    return await _to_the_end(run, run_loop(run))
 
 
 async def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> RunResult:
@@ -149,7 +146,7 @@ def abandon_run(run: RunScope) -> RunResult:
 async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
     try:
         ending = await work
-        if run.hooks and ending.status is not RunStatus.SUSPENDED:
+        if run.has_hooks and ending.status is not RunStatus.SUSPENDED:
             await run_phase(run, "run_end", messages=run.own_messages)
         return run.finish(ending)
     except asyncio.CancelledError:
@@ -172,7 +169,7 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
 async def _run_end_anyway(run: RunScope) -> None:
     """The last hooks of a run that has failed already; what they do wrong is only logged."""
     try:
-        if run.hooks:
+        if run.has_hooks:
             await run_phase(run, "run_end", messages=run.own_messages)
     except Exception:
         _log.exception("a hook failed at the end of run %s", run.run_id)

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_CHILDREN: Mapping[int, Any] = {}
+_NOTHING: Mapping[str, Any] = {}
+"""What most runs have of most things: shared, and never changed in place."""
+
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
 
 
@@ -78,10 +82,10 @@ class OpenCall:
         """Whether the hooks before the tool have let it pass."""
         self.asked_by: str | None = None
         """The hook that suspended it."""
-        self.answered: set[str] = set()
+        self.answered: frozenset[str] = frozenset()
         """The hooks that suspended it and have their answer."""
         self.holds_slot = False
-        self.children: dict[int, ChildRun] = {}
+        self.children: Mapping[int, ChildRun] = _NO_CHILDREN
         """The children it started, by their number."""
         self.children_started = self.children_running = self.child_base = 0
         self.kept = ""
@@ -126,7 +130,7 @@ class RunScope:
     ) -> None:
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
-        self.hooks, self.equip, self.sink = hooks, equip, sink
+        self.hooks, self.has_hooks, self.equip, self.sink = hooks, bool(hooks), equip, sink
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
         self.descriptors = tuple([bound.descriptor for bound in toolbox.values()])
@@ -137,28 +141,28 @@ class RunScope:
         """Where this run's own messages begin in the conversation."""
         self.used_call_ids = {call.id for message in history for call in message.tool_calls}
         self.open_calls: dict[str, OpenCall] = {}
-        self.late_children: dict[str, int] = {}
+        self.late_children: Mapping[str, int] = _NOTHING
         """How many children were started for calls that had ended."""
-        self.pending: dict[str, Decision] = {}
+        self.pending: Mapping[str, Decision] = _NOTHING
         """Decisions that were taken in and are to be carried out when the run goes on."""
         self.group: CallGroup | None = None
         """The calls of the step in progress."""
-        self.decided: set[tuple[str, str]] = set()
+        self.decided: frozenset[tuple[str, str]] = frozenset()
         """The decisions that were taken in: what each was on, and its id."""
         self.blocked: str | None = None
         """Why a hook wants the run to end."""
-        self.step_actions: list[StepAction] = []
+        self.step_actions: tuple[StepAction, ...] = ()
         """What hooks asked for, for the next request."""
         self.next_agent: HandOff | None = None
         """Who goes on after this step."""
-        self.handoffs: list[str] = []
+        self.handoffs: tuple[str, ...] = ()
         self.stopping: StopRun | None = None
         """Why a plugin wants the run to end."""
         self.compacted: Compact | None = None
         """What the model reads in place of the beginning of the conversation."""
         self.output: Any = None
         self.output_tries = 0
-        self.dead_letters: list[Any] = []
+        self.dead_letters: tuple[Any, ...] = ()
         """Actions and effects that failed."""
         self.offered: frozenset[str] | None = None
         """The tools the model was offered in this step, where not all."""
@@ -184,16 +188,19 @@ class RunScope:
         if self.sealed:
             return
         log = self.log
+        events = log.events
         stamped = replace(
             event,
-            seq=len(log.events) + 1,
+            seq=len(events) + 1,
             at=time.time(),
             run_id=self.run_id,
             parent_run_id=self.parent_run_id,
             agent=self.agent.name,
             ns=self.ns,
         )
-        log.append(stamped)
+        events.append(stamped)
+        if log.watched:
+            log.tell(stamped)
         if self.sink is not None:
             self._tell_sink(stamped)
 

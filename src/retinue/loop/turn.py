@@ -16,7 +16,7 @@ from ..core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCall, Visibility
+from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings, StepAction
 from .outcomes import cancelled
@@ -89,11 +89,13 @@ class _Draft:
             )
 
     def finished(self) -> Turn:
-        calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
+        indexes = self.calls if len(self.calls) < 2 else sorted(self.calls)
+        calls = tuple([self.calls[index].finished() for index in indexes])
         text = "".join(self.run.partial_text)
         self.run.partial_text = []
         parts = (*self.parts, TextPart(text)) if text else tuple(self.parts)
-        return Turn(Message.assistant(parts, calls, id=self.message_id), self.end)
+        message = Message(role=Role.ASSISTANT, parts=parts, tool_calls=calls, id=self.message_id)
+        return Turn(message, self.end)
 
 
 class _CallDraft:
@@ -118,26 +120,22 @@ class _CallDraft:
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
     request = _request(run)
-    if run.hooks:
+    if run.has_hooks:
         compacted = run.compacted
         await run_phase(run, "before_inference", request=request, messages=tuple(run.conversation))
         if run.compacted is not compacted:
             request = _request(run)
     if run.step_actions:
         request = _with_actions(request, run.step_actions)
-        run.step_actions = []
+        run.step_actions = ()
     run.offered = None if request.tools is run.descriptors else frozenset([tool.name for tool in request.tools])
     message_id = run.next_message_id()
     system, last = (request.messages[0], request.messages[-1]) if request.messages else (None, None)
     about = (len(request.messages), system and system.parts, last and (last.id, last.parts), len(request.tools))
-
-    async def work() -> Turn:
-        return await _stream(run, request, message_id)
-
-    turn = await run.journal.record("model", f"model:{run.step}", about, work)
+    turn = await run.journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
     message, usage = turn.message, turn.end.usage
-    if not usage.cost and (cost := run.resolver.price(run.model.name, usage)):
-        usage = replace(usage, cost=cost)
+    if run.resolver.prices and not usage.cost:
+        usage = replace(usage, cost=run.resolver.price(run.model.name, usage))
     run.used_call_ids.update([call.id for call in message.tool_calls])
     run.conversation.append(message)
     run.usage += usage
@@ -151,7 +149,7 @@ async def ask_model(run: RunScope) -> Message:
             usage=usage,
         )
     )
-    if run.hooks:
+    if run.has_hooks:
         await run_phase(run, "after_inference", request=request, messages=run.own_messages)
     return message
 
@@ -164,7 +162,7 @@ def _request(run: RunScope) -> ModelRequest:
     )
 
 
-def _with_actions(request: ModelRequest, actions: list[StepAction]) -> ModelRequest:
+def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> ModelRequest:
     """The request as hooks want it this once."""
     messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
     only = [action.names for action in actions if isinstance(action, IncludeTools)]

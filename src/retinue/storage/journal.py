@@ -41,8 +41,8 @@ class MemoryJournal:
         self.entries.append(Entry("id", prefix, made))
         return made
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[[], Awaitable[T]]) -> T:
-        value = await work()
+    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        value = await work(*args)
         self.entries.append(Entry(key, about, value, kind))
         return value
 
@@ -72,7 +72,7 @@ class ReplayJournal:
     def new_id(self, prefix: str) -> str:
         return _next(self._ids, "id", prefix).value
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[[], Awaitable[T]]) -> T:
+    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         entry = self._work.get(key)
         if entry is None:
             raise JournalMismatch(key, "nothing", repr(about))

@@ -67,7 +67,7 @@ async def run_child_agent(
         cancellation=cancellation or CancellationToken(),
         context=parent.context,
         model=model,
-        sink=sink or NullSink(),
+        sink=None if isinstance(sink, NullSink) else sink,  # a sink that does nothing need not be called
         timeout=timeout,
     )
     return await plan.backend.run(request)
