@@ -34,12 +34,19 @@ model = ScriptedModel(
 agent = Agent("janitor", model, "Keep the folder tidy.", tools=[delete_file])
 
 
+def ask(question: str) -> str:
+    try:
+        return input(f"{question} [yes/no] ")
+    except EOFError:
+        return "no"
+
+
 async def main(answers: list[str]) -> None:
     runtime = Runtime([agent])
     result = await runtime.run("janitor", "Please tidy up.")
     while result.status is RunStatus.SUSPENDED:
         call_id, ticket = next(iter(result.suspended.items()))
-        answer = answers[0] if answers else await asyncio.to_thread(input, f"{ticket.message} [yes/no] ")
+        answer = answers[0] if answers else await asyncio.to_thread(ask, ticket.message)
         decision = Decision.resume({"approved": answer.strip().lower().startswith("y")})
         result = await runtime.resume(result.run_id, {call_id: decision})
     for message in result.messages:

@@ -216,3 +216,16 @@ async def test_a_summary_may_be_made_by_anything() -> None:
     model = ScriptedModel([call("work", {"name": "w" * 400}), call("work", {"name": "w" * 400}), say("done")])
     await Runtime([Agent("a", model, "", [work], [Compaction(100, keep=2, summarise=summarise)])]).run("a", "go")
     assert model.requests[-1].messages[0].text == "3 messages happened."
+
+
+async def test_permissions_hold_for_every_agent_below() -> None:
+    worker = Agent("worker", ScriptedModel([call("write", {"path": "secrets/a"}), say("tried")]), tools=[write])
+    go = call("task", {"subagent_type": "worker", "description": "x"}, id="c1")
+    rules = Permissions(deny=["write(path=secrets/*)"])
+    boss = Agent("boss", ScriptedModel([go, say("ok")]), subagents=[worker], plugins=[rules])
+    ran.clear()
+    sink = RecordingSink()
+    await Runtime([boss]).run("boss", "go", sinks=[sink])
+    assert ran == []
+    texts = [e.message.text for e in sink.of("tool_call_finished") if e.agent == "worker"]
+    assert texts == ["blocked: write is not permitted with these arguments"]

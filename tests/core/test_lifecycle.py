@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue import IllegalMove, RunStatus, ToolCall, ToolCallStatus
-from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES, is_terminal
+from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES
 from retinue.loop.scope import OpenCall
 
 LEGAL = {
@@ -32,9 +32,10 @@ def test_the_call_table_is_the_written_one() -> None:
 
 def test_terminal_statuses_lead_nowhere() -> None:
     assert set(RUN_MOVES) == set(RunStatus)
+    ends = {"completed", "failed", "cancelled", "timeout", "succeeded"}
     for table in (CALL_MOVES, RUN_MOVES):
         for status, to in table.items():
-            assert is_terminal(status) == (not to)
+            assert (status.value in ends) == (not to)
 
 
 @given(st.lists(st.sampled_from(ToolCallStatus), max_size=12))

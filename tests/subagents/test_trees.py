@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from retinue import Agent, Plugin, Registrar, Run, Runtime, RunStatus, StateKey, ToolContext, ToolOutput, tool
+from retinue import Agent, Plugin, Registrar, Run, RunStatus, Runtime, StateKey, ToolContext, ToolOutput, tool
 from retinue.testing import ScriptedModel, call, say
 
 best: StateKey[str, str] = StateKey("best", str, persistent=True)

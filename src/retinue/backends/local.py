@@ -74,6 +74,7 @@ class LocalRun:
         self.request, self.journal, self._resolver, self._ns = request, journal, resolver, ns
         self.log = EventLog(sinks) if parent is None else parent.log
         self._parent_budget = None if parent is None else parent.budget
+        self._hooks = blueprint.hooks if parent is None else blueprint.hooks.below(parent.hooks)
         self._state = blueprint.state.empty_copy()
         self._blueprint, self._model = blueprint, resolver.model_of(request.agent, request.model)
         if request.seed.extensions:
@@ -87,7 +88,8 @@ class LocalRun:
         agent = self._resolver.agent(name)
         registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
         toolbox = _toolbox(agent, registrars, self._resolver)
-        return Equipment(agent, self._resolver.model_of(agent), toolbox, HookTable(registrars))
+        hooks = HookTable(registrars).below(self._hooks)  # what was handed down stays, whoever goes on
+        return Equipment(agent, self._resolver.model_of(agent), toolbox, hooks)
 
     def begin(self, thread: ThreadRecord | None = None) -> RunScope:
         """Make the scope of the run, continuing the thread where there is one."""
@@ -105,7 +107,7 @@ class LocalRun:
             state=self._state,
             journal=self.journal,
             log=self.log,
-            hooks=self._blueprint.hooks,
+            hooks=self._hooks,
             equip=self._equip_by_name,
             budget=Budget(request.limits, self.journal.now(), self._parent_budget),
             cancellation=request.cancellation,

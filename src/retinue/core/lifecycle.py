@@ -57,8 +57,3 @@ CALL_MOVES: Mapping[ToolCallStatus, frozenset[ToolCallStatus]] = {
     ToolCallStatus.FAILED: _CALL_NOWHERE,
     ToolCallStatus.CANCELLED: _CALL_NOWHERE,
 }
-
-
-def is_terminal(status: RunStatus | ToolCallStatus) -> bool:
-    """Whether nothing can follow: a terminal status never changes."""
-    return status in _ENDED or status in _CALL_ENDED

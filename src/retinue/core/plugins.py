@@ -95,6 +95,7 @@ class Hook(Struct, frozen=True):
     plugin: str
     priority: int = 100
     optional: bool = False
+    inherited: bool = False
 
     @property
     def label(self) -> str:
@@ -159,6 +160,8 @@ class Plugin:
     """Subclass it, give it a `name`, and register keys, tools and hooks in `register`."""
 
     name: str = ""
+    inherited: bool = False
+    """Whether its hooks also hold for every run below the agent's: what must not be got around by delegating."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -199,7 +202,7 @@ class Registrar:
             raise ConfigurationError(
                 f"plugin {self.plugin.name!r}: there is no phase {phase!r}; phases are {', '.join(PHASES)}"
             )
-        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional))
+        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited))
 
     def action(self, kind: type, handler: Handler) -> None:
         """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""

@@ -67,6 +67,20 @@ class HookTable:
         for hooks in self.by_phase.values():
             hooks.sort(key=lambda hook: hook.priority)
 
+    def below(self, parent: HookTable) -> HookTable:
+        """These hooks, and those of the parent that hold for its children."""
+        handed_down = [hook for hooks in parent.by_phase.values() for hook in hooks if hook.inherited]
+        if not handed_down:
+            return self
+        made = HookTable()
+        made.actions, made.effects, made.keeper = self.actions, self.effects, self.keeper
+        made.by_phase = {phase: list(hooks) for phase, hooks in self.by_phase.items()}
+        for hook in handed_down:
+            made.by_phase.setdefault(hook.phase, []).insert(0, hook)
+        for hooks in made.by_phase.values():
+            hooks.sort(key=lambda hook: hook.priority)
+        return made
+
     def __bool__(self) -> bool:
         return bool(self.by_phase or self.keeper)
 

@@ -53,10 +53,11 @@ class Permissions(Plugin):
     """`deny` beats `ask` beats `allow`; what no rule names gets `default`.
 
     A tool that is denied whatever its arguments is not shown to the model. Asking suspends the call with a ticket
-    that wants {"approved": true or false}.
+    that wants {"approved": true or false}. The rules hold for every agent below too: a child's own can only narrow them.
     """
 
     name = "permissions"
+    inherited = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""For your tests: a scripted model, a sink that remembers, and suites that an implementation of a port must pass."""
+"""For your tests: a model that says what it is told, and a sink that remembers."""
 
 from .model import ScriptedModel, ScriptError, call, fail, say, think
 from .sinks import RecordingSink
