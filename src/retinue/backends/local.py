@@ -61,6 +61,22 @@ def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> T
 class LocalRun:
     """A run that is set up: whatever is wrong with the request has been found by now, and no event exists yet."""
 
+    __slots__ = (
+        "_blueprint",
+        "_hooks",
+        "_model",
+        "_ns",
+        "_parent_budget",
+        "_resolver",
+        "_state",
+        "_thread",
+        "journal",
+        "log",
+        "request",
+        "result",
+        "scope",
+    )
+
     def __init__(
         self,
         request: RunRequest,

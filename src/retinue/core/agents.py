@@ -10,6 +10,7 @@ from typing import Any, Literal
 from .delegation import AgentTool, HandOffTool
 from .errors import ConfigurationError
 from .functions import as_tool
+from .messages import Message
 from .model import Model
 from .output import OutputFormat
 from .plugins import Plugin
@@ -50,6 +51,8 @@ class Agent:
     """Given to the model with every request: temperature and the like."""
     toolbox: Toolbox = field(init=False, repr=False)
     output_format: OutputFormat | None = field(init=False, repr=False)
+    system: Message | None = field(init=False, repr=False)
+    """The instructions as the model reads them, with the shape of the answer where there is one."""
 
     def __post_init__(self) -> None:
         if not _AGENT_NAME.fullmatch(str(self.name)):
@@ -77,6 +80,12 @@ class Agent:
         object.__setattr__(self, "handoffs", tuple(self.handoffs))
         object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))
         object.__setattr__(self, "toolbox", Toolbox(tools, owner))
+        object.__setattr__(self, "system", self._system_message())
+
+    def _system_message(self) -> Message | None:
+        shape = "" if self.output_format is None else self.output_format.instructions
+        text = "\n\n".join([part for part in (self.instructions, shape) if part])
+        return Message.system(text) if text else None
 
     def as_tool(self) -> Tool:
         """A tool `agent_run_<name>` with which another agent delegates to this one."""
@@ -95,6 +104,7 @@ class Toolbox(dict[str, "BoundTool"]):
         super().__init__()
         self._owner = owner
         self._ids: set[str] = set()
+        self._descriptors: tuple[ToolDescriptor, ...] | None = None
         for tool in tools:
             self.add(tool)
 
@@ -107,6 +117,13 @@ class Toolbox(dict[str, "BoundTool"]):
             raise ConfigurationError(f"{self._owner} has two tools with the id {descriptor.id!r}: change one")
         self[descriptor.name] = bound
         self._ids.add(descriptor.id)
+
+    @property
+    def descriptors(self) -> tuple[ToolDescriptor, ...]:
+        """What the model is told of them; made once."""
+        if self._descriptors is None or len(self._descriptors) != len(self):
+            self._descriptors = tuple([bound.descriptor for bound in self.values()])
+        return self._descriptors
 
     def extended(self, tools: Iterable[Tool]) -> Toolbox:
         """This and more; itself where there are none."""

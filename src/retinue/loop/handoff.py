@@ -13,7 +13,7 @@ from ..core.events import Handoff
 from ..core.messages import Message, Visibility
 from ..core.model import Model
 from .phases import HookTable
-from .scope import RunScope, system_message
+from .scope import RunScope
 
 MAX_HANDOFFS = 8
 MAX_SAME_HANDOFFS = 2
@@ -49,8 +49,7 @@ def hand_over(run: RunScope) -> None:
     run.handoffs = (*run.handoffs, f"{run.agent.name} → {asked.to}")
     run.agent, run.model = equipment.agent, equipment.model
     run.toolbox, run.hooks, run.has_hooks = equipment.toolbox, equipment.hooks, bool(equipment.hooks)
-    run.descriptors = tuple([bound.descriptor for bound in equipment.toolbox.values()])
-    run.system = system_message(equipment.agent)
+    run.descriptors, run.system = equipment.toolbox.descriptors, equipment.agent.system
     run.identity = replace(run.identity, agent=equipment.agent.name)
 
 

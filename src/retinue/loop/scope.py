@@ -97,16 +97,65 @@ class OpenCall:
         self.status = wanted
 
 
-def system_message(agent: Agent) -> Message | None:
-    """An agent's instructions, with the shape of its answer where it has one."""
-    text = agent.instructions
-    if agent.output_format is not None:
-        text = f"{text}\n\n{agent.output_format.instructions}".strip()
-    return Message.system(text) if text else None
-
-
 class RunScope:
     """One run in progress. Only the loop changes it."""
+
+    __slots__ = (
+        "_event_loop",
+        "_made_call_ids",
+        "_message_count",
+        "_own_messages",
+        "_suspended_at",
+        "_thread",
+        "agent",
+        "blocked",
+        "budget",
+        "cancellation",
+        "compacted",
+        "context",
+        "conversation",
+        "dead_letters",
+        "decided",
+        "descriptors",
+        "equip",
+        "group",
+        "handoffs",
+        "has_hooks",
+        "history",
+        "hooks",
+        "identity",
+        "journal",
+        "late_children",
+        "log",
+        "model",
+        "next_agent",
+        "ns",
+        "offered",
+        "open_calls",
+        "output",
+        "output_tries",
+        "own_from",
+        "parent_run_id",
+        "partial_id",
+        "partial_text",
+        "pending",
+        "refused_limit",
+        "resolver",
+        "run_id",
+        "sealed",
+        "sink",
+        "started",
+        "state",
+        "status",
+        "step",
+        "step_actions",
+        "step_is_open",
+        "stopping",
+        "system",
+        "toolbox",
+        "usage",
+        "used_call_ids",
+    )
 
     def __init__(
         self,
@@ -133,8 +182,8 @@ class RunScope:
         self.hooks, self.has_hooks, self.equip, self.sink = hooks, bool(hooks), equip, sink
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
-        self.descriptors = tuple([bound.descriptor for bound in toolbox.values()])
-        self.system = system_message(agent)
+        self.descriptors = toolbox.descriptors
+        self.system = agent.system
         self.history = history
         self.conversation: list[Message] = list(history)
         self.own_from = len(history)

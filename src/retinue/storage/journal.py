@@ -28,6 +28,8 @@ class Entry(Struct, frozen=True, gc=False):
 class MemoryJournal:
     """Does the work and keeps an entry of each, in the order in which they finished."""
 
+    __slots__ = ("entries",)
+
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
