@@ -175,3 +175,12 @@ async def test_where_no_process_can_be_started_grep_still_works(
     assert await call("grep_files", pattern="n.edle") == "a.txt:1: needle"
     with pytest.raises(InvalidArguments, match="unterminated character set at position 0"):
         await call("grep_files", pattern="[")
+
+
+async def test_folders_of_tools_are_searched_only_when_named(files: LocalFilesystem, call: Call) -> None:
+    for path in ("src/a.py", ".git/config", "src/node_modules/x/a.py"):
+        files.write(path, b"needle\n")
+    assert await call("glob_files", pattern="**/*") == "src/a.py"
+    assert await call("grep_files", pattern="needle") == "src/a.py:1: needle"
+    assert await call("grep_files", pattern="needle", path=".git") == ".git/config:1: needle"
+    assert await call("glob_files", pattern="*", path=".git") == ".git/config"

@@ -32,6 +32,9 @@ from .tree import walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""
+NOT_SEARCHED = frozenset({".git", ".hg", ".svn", ".venv", "node_modules", "__pycache__"})
+"""Folders that searches pass over: they are large, and seldom what is meant."""
+
 MOST_ENTRIES = 1000
 """How many files a listing shows."""
 
@@ -145,7 +148,8 @@ class _FileTools:
 
         In a pattern, "*" stands for any part of a name, "?" for one character, "[ab]" for one of these, "{a,b}" for
         either and "**" for any number of folders: "*.md" finds files in the folder itself, "**/*.md" also in those
-        below. Case matters. Folders and links are not found.
+        below. Case matters. Folders and links are not found, nor what is in .git, .venv, node_modules and the like,
+        unless the path names it.
 
         Args:
             pattern: What the path must look like, relative to the folder searched, such as "src/**/*.py".
@@ -168,7 +172,7 @@ class _FileTools:
         """Search the text of files, line by line, for a regular expression.
 
         Each match comes as "path:line: text". If there are too many, the last line says so. Binary files and links are
-        left out. To read around a match, give read_file an offset a little below its line number.
+        left out, and so is .git, .venv, node_modules and the like, unless the path names it. To read around a match, give read_file an offset a little below its line number.
 
         Args:
             pattern: A regular expression in Python's syntax. Put "(?i)" first to ignore case, and a backslash
@@ -192,11 +196,12 @@ class _FileTools:
             return iter([FileEntry(normal_path(path), False)])
 
     def _listing(self, cancellation: CancellationToken) -> Callable[[str], list[FileEntry]]:
-        """Lists folders as long as the call is wanted."""
+        """Lists folders as long as the call is wanted, without those that only tools write to."""
 
         def listing(path: str) -> list[FileEntry]:
             cancellation.raise_if_set()
-            return self._filesystem.list(path)
+            entries = self._filesystem.list(path)
+            return [entry for entry in entries if not entry.is_dir or entry.path.rpartition("/")[2] not in NOT_SEARCHED]
 
         return listing
 
