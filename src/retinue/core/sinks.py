@@ -13,6 +13,16 @@ from .events import Event, Sink
 _log = logging.getLogger(__name__)
 
 
+def deliver(event: Event, sinks: list[Sink]) -> None:
+    """Give an event to sinks. One that fails is taken off the list, and the others do not notice."""
+    for sink in tuple(sinks):
+        try:
+            sink(event)
+        except Exception:
+            _log.exception("a sink failed at event %d and is not called again", event.seq)
+            sinks.remove(sink)
+
+
 class NullSink:
     """Receives events and does nothing."""
 
@@ -69,12 +79,7 @@ class FanOut:
         self._subscriptions: list[Subscription] = []
 
     def __call__(self, event: Event) -> None:
-        for sink in tuple(self._sinks):
-            try:
-                sink(event)
-            except Exception:
-                _log.exception("a sink failed at event %d and is not called again", event.seq)
-                self._sinks.remove(sink)
+        deliver(event, self._sinks)
         for subscription in self._subscriptions:
             subscription.put(event)
 

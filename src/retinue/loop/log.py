@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from ..core.events import Event, Sink
 from ..core.runs import RunResult
-
-_log = logging.getLogger(__name__)
+from ..core.sinks import deliver
 
 
 class EventLog:
@@ -33,7 +31,7 @@ class EventLog:
     def tell(self, event: Event) -> None:
         """Let sinks and waiting followers know of an event that was added."""
         if self._sinks:
-            self._tell_sinks(event)
+            deliver(event, self._sinks)
         if self._waiting:
             self._wake()
 
@@ -69,11 +67,3 @@ class EventLog:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-
-    def _tell_sinks(self, event: Event) -> None:
-        for sink in tuple(self._sinks):
-            try:
-                sink(event)
-            except Exception:
-                _log.exception("a sink failed at event %d and is not called again", event.seq)
-                self._sinks.remove(sink)
