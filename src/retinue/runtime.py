@@ -66,13 +66,9 @@ class AgentRegistry:
 
     def find(self, agent: str | Agent) -> Agent:
         """The agent of that name; one given as an object need not be known."""
-        if isinstance(agent, str):
-            return self.agent(agent)
-        if agent.name not in self.agents:
-            self.take(agent)
-        elif self.agents[agent.name] is not agent:
-            self._take_linked(agent)
-        return agent
+        if isinstance(agent, Agent):
+            return agent
+        return self.agent(agent)
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan:
         assert self.backend is not None
@@ -250,7 +246,6 @@ class Run:
         """Store what came of it and tell whoever waits."""
         self._settling = True
         if result.status is not RunStatus.SUSPENDED:
-            self._backend.forget(self.run_id)
             await self._store.save_thread(self._local.thread_after())
         self._record.result = result
         await self._store.save_run(self._record)
@@ -260,6 +255,8 @@ class Run:
 
     def _close(self) -> None:
         self._local.log.close()
+        if not self.waits:
+            self._backend.forget(self.run_id)
         self._on_end(self)
 
 
@@ -388,6 +385,7 @@ class Runtime:
         """Stop every run and take no more."""
         self._closed = True
         await asyncio.gather(*[run.cancel("the runtime was closed", grace) for run in self._busy.values()])
+        await self._backend.close(grace)
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:

@@ -107,7 +107,7 @@ async def test_a_hand_written_tool_may_go_on_with_its_children_too() -> None:
     runtime = Runtime([Agent("boss", model, tools=[delegate])])
     waiting = await runtime.run("boss", "go")
     (ticket,) = waiting.suspended.values()
-    assert ticket.path == ("c1", "inner")
+    assert ticket.path == ("c1~2", "inner")
     result = await runtime.resume(waiting.run_id, {"inner": Decision.resume("ok")})
     assert [m.text for m in result.messages if m.role == "tool"] == ["worked on plain, report(ask y: ok)"]
     assert ran == {"model plain": 1, "model ask y": 1, "ask y": 2}

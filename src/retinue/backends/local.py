@@ -15,16 +15,16 @@ from ..core.context import CancellationToken
 from ..core.decisions import Decision
 from ..core.delegation import TaskTool
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
-from ..core.events import ChildFinished, ChildStarted, Namespace, Sink
+from ..core.events import ChildStarted, Namespace, Sink
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
 from ..core.plugins import Registrar
-from ..core.runs import RunResult
+from ..core.runs import RunIdentity, RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
-from ..loop.children import next_ordinal
+from ..loop.children import child_ns, enter_child, find_again, next_number, tell_child_finished
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget
@@ -54,7 +54,7 @@ def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> T
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
     if agent.subagents:
         children = [resolver.resolve(child).agent for child in agent.subagents]
-        tools.append(TaskTool({child.name: child.description for child in children}))
+        tools.append(TaskTool({child.name: child for child in children}))
     return agent.toolbox.extended(tools)
 
 
@@ -101,11 +101,19 @@ class LocalRun:
 
     def _equip_by_name(self, name: str) -> Equipment:
         """What another agent brings to this run; plugins that are already in it keep their state."""
-        agent = self._resolver.agent(name)
+        agent = self._agent_for_handoff(name)
         registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
         toolbox = _toolbox(agent, registrars, self._resolver)
         hooks = HookTable(registrars).below(self._hooks)  # what was handed down stays, whoever goes on
         return Equipment(agent, self._resolver.model_of(agent), toolbox, hooks)
+
+    def _agent_for_handoff(self, name: str) -> Agent:
+        """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
+        assert self.scope is not None
+        for agent in (*self.scope.agent.linked(), self.request.agent):
+            if agent.name == name:
+                return agent
+        return self._resolver.agent(name)
 
     def begin(self, thread: ThreadRecord | None = None) -> RunScope:
         """Make the scope of the run, continuing the thread where there is one."""
@@ -159,6 +167,14 @@ class LocalRun:
             self.result = abandon_run(scope)
         return self.result
 
+    @property
+    def identity(self) -> RunIdentity:
+        return self.request.identity
+
+    @property
+    def asked_for(self) -> Any:
+        return asked_for(self.request)
+
     def abandoned(self) -> RunResult:
         """As `abandon`, of a run that had begun."""
         result = self.abandon()
@@ -211,42 +227,48 @@ class LocalBackend:
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
         identity = request.identity
-        parent = self._scopes.get(identity.parent_run_id or "")
-        open_call = None if parent is None else parent.open_calls.get(identity.parent_tool_call_id or "")
+        if identity.parent_run_id is None:
+            return self._start(request, None)
+        parent = self._scopes.get(identity.parent_run_id)
         if parent is None:
-            return self._start(request, None, None, 0, ())
-        number, ns = next_ordinal(parent, identity.parent_tool_call_id or "")
-        earlier = None if open_call is None else open_call.children.get(number)
+            raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
+        open_call = parent.open_calls.get(identity.parent_tool_call_id or "")
+        earlier = find_again(open_call, asked_for(request))
         if isinstance(earlier, LocalRun):
-            return self._go_on(earlier, parent, open_call, request.cancellation)
-        return self._start(request, parent, open_call, number, ns)
+            return self._go_on(earlier, parent, open_call, request)
+        return self._start(request, parent)
+
+    async def close(self, grace: float) -> None:
+        """Stop the children whose parents have ended."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel("the runtime was closed")
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
 
     async def abort(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
             task.cancel("aborted")
             await asyncio.wait({task}, timeout=GRACE)
 
-    def _start(
-        self, request: RunRequest, parent: RunScope | None, open_call: OpenCall | None, number: int, ns: Namespace
-    ) -> Coroutine[Any, Any, RunResult]:
+    def _start(self, request: RunRequest, parent: RunScope | None) -> Coroutine[Any, Any, RunResult]:
         given, request.cancellation = request.cancellation, CancellationToken()
+        if parent is None:
+            child = self._open_child(request, None, ())
+            self.begin(child)
+            return self._conduct(child, child.execute(), given)
+        call_id = request.identity.parent_tool_call_id or ""
+        number = next_number(parent, call_id)
+        ns = child_ns(parent, call_id, number)
         child = self._open_child(request, parent, ns)
         self.begin(child)
-        if parent is None:
-            return self._conduct(child, child.execute(), given)
+        enter_child(parent, call_id, number, child)
         parent.budget.count_child()
-        if open_call is not None:
-            open_call.children = {**open_call.children, number: child}
         identity = request.identity
         parent.emit(
-            ChildStarted(
-                call_id=identity.parent_tool_call_id or "",
-                child_run_id=identity.run_id,
-                child_agent=identity.agent,
-                child_ns=ns,
-            )
+            ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
         )
-        return self._as_child(child, parent, open_call, child.execute(), given)
+        return self._as_child(child, parent, parent.open_calls.get(call_id), child.execute(), given)
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
@@ -264,7 +286,7 @@ class LocalBackend:
             raise ExecutionBackendError(name, str(exc)) from exc
 
     async def _go_on(
-        self, child: LocalRun, parent: RunScope, open_call: OpenCall | None, given: CancellationToken
+        self, child: LocalRun, parent: RunScope, open_call: OpenCall | None, request: RunRequest
     ) -> RunResult:
         """What a child that was started before has to say: its result, or how it goes on with what was decided."""
         assert child.scope is not None
@@ -272,8 +294,9 @@ class LocalBackend:
         if child.scope.status is not RunStatus.SUSPENDED or not child.scope.pending:
             return child.result
         pending, child.scope.pending = child.scope.pending, {}
+        child.scope.sink = request.sink
         self._scopes[child.scope.run_id] = child.scope
-        return await self._as_child(child, parent, open_call, child.resume(pending), given)
+        return await self._as_child(child, parent, open_call, child.resume(pending), request.cancellation)
 
     async def _as_child(
         self,
@@ -283,26 +306,19 @@ class LocalBackend:
         work: Coroutine[Any, Any, RunResult],
         given: CancellationToken,
     ) -> RunResult:
-        """Run a child for a call: the call's slot is free meanwhile, and what the child uses counts for its parent."""
+        """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
         assert child.scope is not None
-        identity, used = child.request.identity, child.scope.usage
-        if open_call is not None:
-            _lend_slot(parent, open_call)
+        used, before = child.scope.usage, child.result
+        if open_call is not None and open_call.holds_slot:
+            open_call.holds_slot = False
+            parent.budget.slots.give_back()
         try:
-            result = await self._conduct(child, work, given)
+            return await self._conduct(child, work, given)
         finally:
-            if open_call is not None:
-                await _take_slot_back(parent, open_call)
-        parent.usage += result.usage - used
-        parent.emit(
-            ChildFinished(
-                call_id=identity.parent_tool_call_id or "",
-                child_run_id=identity.run_id,
-                child_agent=identity.agent,
-                status=result.status,
-            )
-        )
-        return result
+            # Also when the call was cancelled: the child has ended, and what it used was used.
+            if child.result is not None and child.result is not before:
+                parent.usage += child.result.usage - used
+                tell_child_finished(parent, child.identity, child.result)
 
     async def _conduct(
         self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
@@ -350,20 +366,12 @@ async def _within(child: LocalRun, task: asyncio.Task[RunResult], timeout: float
             done, _ = await asyncio.wait({task}, timeout=GRACE)
     except asyncio.CancelledError:
         task.cancel()
+        await asyncio.wait({task}, timeout=GRACE)
         raise
     return task.result() if done else child.abandoned()
 
 
-def _lend_slot(parent: RunScope, open_call: OpenCall) -> None:
-    """A call that waits for children does not work: its slot is for others, the children's calls among them."""
-    open_call.children_running += 1
-    if open_call.holds_slot:
-        open_call.holds_slot = False
-        parent.budget.slots.give_back()
-
-
-async def _take_slot_back(parent: RunScope, open_call: OpenCall) -> None:
-    open_call.children_running -= 1
-    if open_call.children_running == 0 and not open_call.holds_slot:
-        await parent.budget.slots.take()
-        open_call.holds_slot = True
+def asked_for(request: RunRequest) -> Any:
+    """What tells children of one call apart: who was asked, and what."""
+    said = tuple([(message.role, message.parts) for message in request.messages])
+    return request.identity.agent, said, request.seed.extensions

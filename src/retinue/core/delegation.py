@@ -49,9 +49,9 @@ class AgentTool(Tool):
 class TaskTool(Tool):
     """The model picks one of an agent's sub-agents and describes the task; the description is all the child reads."""
 
-    def __init__(self, subagents: Mapping[str, str]) -> None:
+    def __init__(self, subagents: Mapping[str, Agent]) -> None:
         self._known = dict(subagents)
-        listed = "\n".join(f"- {name}: {text or 'no description'}" for name, text in self._known.items())
+        listed = "\n".join(f"- {name}: {agent.description or 'no description'}" for name, agent in self._known.items())
         text = (
             "Give a task to a sub-agent, which works on it alone and returns one report. It sees only the "
             "description, so write everything it needs. Make several calls at once for independent tasks.\n"
@@ -68,7 +68,7 @@ class TaskTool(Tool):
         if name not in self._known:
             known = ", ".join(self._known)
             return ToolResult.error(f"there is no sub-agent {name!r}; known: {known}", code="unknown_subagent")
-        return answer_of(await ctx.run_child(name, args["description"]), name, ctx)
+        return answer_of(await ctx.run_child(self._known[name], args["description"]), name, ctx)
 
 
 def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:

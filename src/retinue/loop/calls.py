@@ -17,6 +17,7 @@ from ..core.messages import Message, Role, TextPart, ToolCall
 from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
 from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
+from .children import give_up_children
 from .execute import execute, internal_error
 from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
 from .phases import HookRound, apply, carry_out, commit
@@ -81,8 +82,7 @@ class CallGroup:
     def close(self) -> None:
         """Close whatever is open, as cancelled, with the children it started."""
         for still_open in tuple(self.run.open_calls.values()):
-            for child in still_open.children.values():
-                child.abandon()
+            give_up_children(self.run, still_open)
             if still_open.status is ToolCallStatus.NEW:
                 still_open.move(ToolCallStatus.RUNNING)
             _end(self, still_open, cancelled(still_open.call, "the call was cancelled before it finished"))
@@ -213,7 +213,7 @@ def _start(run: RunScope, call: ToolCall, decision: Decision | None) -> None:
         return
     open_call.move(ToolCallStatus.RESUMING)
     open_call.resumes += 1
-    open_call.children_started = open_call.child_base
+    open_call.found_again = frozenset()
     run.emit(ToolCallResumed(call_id=call.id, tool_name=call.name, decision=decision))
     if decision.action == "resume":
         open_call.move(ToolCallStatus.RUNNING)
@@ -358,6 +358,8 @@ def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
         result = result.with_ticket(ticket)
     else:
         del run.open_calls[call.id]
+        if open_call.children_started:
+            run.late_children = {**run.late_children, call.id: open_call.children_started}
         group.messages[call.id] = message
     run.emit(
         ToolCallFinished(call_id=call.id, tool_name=call.name, status=outcome.status, result=result, message=message)

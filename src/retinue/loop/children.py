@@ -1,12 +1,12 @@
-"""The children of a run's calls: which have been started, how they stand, and what they are to be told."""
+"""The children of a run's calls: which have been started, how they stand, and which one a tool means."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..core.events import Namespace
+from ..core.events import ChildFinished, Namespace
 from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.runs import RunIdentity, RunResult
 from .scope import OpenCall, RunScope
 
 
@@ -16,23 +16,81 @@ class ChildRun(Protocol):
     scope: RunScope | None
     result: RunResult | None
 
+    @property
+    def identity(self) -> RunIdentity: ...
+
+    @property
+    def asked_for(self) -> Any:
+        """What it was started with: two children that were asked for the same are interchangeable."""
+        ...
+
     def abandon(self) -> RunResult | None: ...
 
 
-def next_ordinal(parent: RunScope, call_id: str) -> tuple[int, Namespace]:
-    """The number of a call's next child, and its namespace."""
+def next_number(parent: RunScope, call_id: str) -> int:
+    """The number of a call's next child."""
+    open_call = parent.open_calls.get(call_id)
+    started = parent.late_children.get(call_id, 0) if open_call is None else open_call.children_started
+    return started + 1
+
+
+def segment(call_id: str, number: int) -> str:
+    """A child's part of a path: the call that started it, and which of its children it is."""
+    return call_id if number == 1 else f"{call_id}~{number}"
+
+
+def child_ns(parent: RunScope, call_id: str, number: int) -> Namespace:
+    return (*parent.ns, f"tools:{segment(call_id, number)}")
+
+
+def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) -> None:
+    """Remember a child that has been set up."""
     open_call = parent.open_calls.get(call_id)
     if open_call is None:
-        number = parent.late_children.get(call_id, 0) + 1
         parent.late_children = {**parent.late_children, call_id: number}
-    else:
-        open_call.children_started += 1
-        number = open_call.children_started
-    name = f"tools:{call_id}" if number == 1 else f"tools:{call_id}~{number}"
-    return number, (*parent.ns, name)
+        return
+    open_call.children_started = number
+    if not open_call.children:
+        open_call.children = {}
+    open_call.children[number] = child
 
 
-def waiting_children(open_call: OpenCall) -> list[RunScope]:
-    """The children of a call that wait for a human."""
-    scopes = [child.scope for child in open_call.children.values()]
-    return [scope for scope in scopes if scope is not None and scope.status is RunStatus.SUSPENDED]
+def find_again(open_call: OpenCall | None, asked_for: Any) -> ChildRun | None:
+    """The child that a call which goes on means: started before, for the same, and not yet found again."""
+    if open_call is None or not open_call.resumes:
+        return None
+    for number, child in open_call.children.items():
+        known = number > open_call.child_base and number not in open_call.found_again
+        if known and child.asked_for == asked_for:
+            open_call.found_again |= {number}
+            return child
+    return None
+
+
+def waiting_children(open_call: OpenCall) -> list[tuple[int, RunScope]]:
+    """The children of a call that wait for a human, by their number."""
+    found: list[tuple[int, RunScope]] = []
+    for number, child in open_call.children.items():
+        if child.scope is not None and child.scope.status is RunStatus.SUSPENDED:
+            found.append((number, child.scope))
+    return found
+
+
+def give_up_children(parent: RunScope, open_call: OpenCall) -> None:
+    """End the children of a call that nobody waits for any more."""
+    for child in open_call.children.values():
+        before = child.result
+        result = child.abandon()
+        if result is not None and result is not before:
+            tell_child_finished(parent, child.identity, result)
+
+
+def tell_child_finished(parent: RunScope, identity: RunIdentity, result: RunResult) -> None:
+    parent.emit(
+        ChildFinished(
+            call_id=identity.parent_tool_call_id or "",
+            child_run_id=identity.run_id,
+            child_agent=identity.agent,
+            status=result.status,
+        )
+    )

@@ -11,7 +11,7 @@ from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
 from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket
-from .children import waiting_children
+from .children import segment, waiting_children
 from .scope import RunScope
 
 
@@ -19,25 +19,28 @@ class Leaf(Struct, frozen=True):
     """A call that waits for a human, somewhere in a tree of runs, with the runs and calls above it."""
 
     scopes: tuple[RunScope, ...]
+    calls: tuple[str, ...]
     path: tuple[str, ...]
+    """As `calls`, with the numbers of children where a call has several."""
     ticket: SuspendTicket | None
 
     @property
     def names(self) -> tuple[str, ...]:
         """By what it can be answered."""
         ticket = (self.ticket.id,) if self.ticket is not None else ()
-        return (self.path[-1], "/".join(self.path), *ticket)
+        return (self.calls[-1], "/".join(self.path), *ticket)
 
 
-def leaves(run: RunScope, scopes: tuple[RunScope, ...] = (), path: tuple[str, ...] = ()) -> list[Leaf]:
+def leaves(run: RunScope) -> list[Leaf]:
     """Everything a run waits for, its own calls and those of its children."""
     found: list[Leaf] = []
     for call_id, open_call in run.open_calls.items():
-        below = waiting_children(open_call)
-        for child in below:
-            found.extend(leaves(child, (*scopes, run), (*path, call_id)))
-        if not below:
-            found.append(Leaf((*scopes, run), (*path, call_id), open_call.ticket))
+        below = [
+            Leaf((run, *leaf.scopes), (call_id, *leaf.calls), (segment(call_id, number), *leaf.path), leaf.ticket)
+            for number, child in waiting_children(open_call)
+            for leaf in leaves(child)
+        ]
+        found.extend(below or [Leaf((run,), (call_id,), (call_id,), open_call.ticket)])
     return found
 
 
@@ -58,7 +61,7 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
     for target, decision in fresh.items():
         leaf = _find(run, waiting, target)
         if leaf.path in matched:
-            raise DecisionRefused(f"run {run.run_id!r}: call {leaf.path[-1]!r} is decided on twice")
+            raise DecisionRefused(f"run {run.run_id!r}: call {leaf.calls[-1]!r} is decided on twice")
         if decision.action == "resume" and leaf.ticket is not None:
             _check_payload(leaf.ticket, decision)
         matched[leaf.path] = leaf, decision
@@ -71,19 +74,26 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
 
 def _hand_down(leaf: Leaf, decision: Decision) -> None:
     """Leave the decision with the run that waits, and have every call above it go on."""
-    for scope, call_id in zip(leaf.scopes[:-1], leaf.path[:-1], strict=True):
+    for scope, call_id in zip(leaf.scopes[:-1], leaf.calls[:-1], strict=True):
         scope.pending = {call_id: Decision.resume(), **scope.pending}
     last = leaf.scopes[-1]
-    last.pending = {**last.pending, leaf.path[-1]: decision}
+    last.pending = {**last.pending, leaf.calls[-1]: decision}
 
 
 def _find(run: RunScope, waiting: list[Leaf], target: str) -> Leaf:
     found = [leaf for leaf in waiting if target in leaf.names]
+    if not found:  # a call that waits for its child stands for what waits there
+        found = [leaf for leaf in waiting if target in leaf.calls or target in _tickets_above(leaf)]
     if len(found) == 1:
         return found[0]
     known = ", ".join("/".join(leaf.path) for leaf in (found or waiting))
     problem = f"more than one call is meant by {target!r}" if found else f"does not wait for {target!r}"
     raise DecisionRefused(f"run {run.run_id!r}: {problem}; it waits for: {known}")
+
+
+def _tickets_above(leaf: Leaf) -> list[str]:
+    above = [scope.open_calls[call_id].ticket for scope, call_id in zip(leaf.scopes, leaf.calls, strict=True)]
+    return [ticket.id for ticket in above[:-1] if ticket is not None]
 
 
 def _check_payload(ticket: SuspendTicket, decision: Decision) -> None:

@@ -15,6 +15,7 @@ from ..core.errors import Denied, Escape, InternalError, InvalidArguments, ToolC
 from ..core.messages import ToolCall
 from ..core.state import Snapshot
 from ..core.tools import Tool
+from .children import give_up_children
 from .outcomes import CallOutcome, failed, outcome_of
 from .scope import RunScope
 
@@ -30,7 +31,8 @@ async def execute(
     tool, attempt = bound.tool, 0
     # One turn is one attempt.
     while True:
-        if (open_call := run.open_calls.get(call.id)) is not None:
+        if attempt and (open_call := run.open_calls.get(call.id)) is not None:
+            give_up_children(run, open_call)  # those of the attempt that failed
             open_call.child_base = open_call.children_started
         try:
             if tool.timeout is None:
@@ -95,6 +97,9 @@ async def _within(
     except TimeoutError:
         if not timer.expired():
             raise
+    except asyncio.CancelledError:
+        cancellation.set(run.cancellation.reason or "cancelled")
+        raise
     finally:
         run.cancellation.forget(pass_on)
     # Also for a tool that swallowed its cancellation and came back late.

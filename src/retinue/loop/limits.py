@@ -8,10 +8,12 @@ from collections import deque
 from ..core.journal import Journal
 from ..core.runs import Limits, Usage
 
+_DEFAULTS = Limits()
+
 
 class Slots:
-    """How many tool calls of a tree run at once. A call that waits for a child gives its slot back meanwhile,
-    so a tree cannot wait for itself."""
+    """How many tool calls of a tree run at once. A call that starts a child gives its slot back for good, so a tree
+    cannot wait for itself."""
 
     __slots__ = ("_free", "_waiting")
 
@@ -51,10 +53,11 @@ class Slots:
 class Budget:
     """Counts what a run uses against its own limits and those of every run above it."""
 
-    __slots__ = ("children", "cost", "deadline", "limits", "parent", "slots", "started_at", "steps", "tokens")
+    __slots__ = ("children", "cost", "deadline", "depth", "limits", "parent", "slots", "started_at", "steps", "tokens")
 
     def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None) -> None:
         self.limits, self.started_at, self.parent = limits, started_at, parent
+        self.depth = 0 if parent is None else parent.depth + 1
         self.steps = self.tokens = self.children = 0
         self.cost = 0.0
         self.slots: Slots = Slots(limits.parallel) if parent is None else parent.slots
@@ -87,10 +90,12 @@ class Budget:
     def refuse_child(self, depth: int) -> tuple[str, str] | None:
         """The limit that stands in the way of a child at that depth, and what to say of it; or None."""
         limits = self.limits
-        if depth > limits.depth:
-            return "depth", f"agents may be nested {limits.depth} deep: do this yourself"
-        if self.children >= limits.children:
-            return "children", f"this tree may start {limits.children} children: go on with what you have"
+        # An agent that sets nothing does not narrow what the run above it may do.
+        if self.parent is None or limits != _DEFAULTS:
+            if depth - self.depth > limits.depth:
+                return "depth", f"agents may be nested {limits.depth} deep: do this yourself"
+            if self.children >= limits.children:
+                return "children", f"this tree may start {limits.children} children: go on with what you have"
         return None if self.parent is None else self.parent.refuse_child(depth)
 
     def count_child(self) -> None:

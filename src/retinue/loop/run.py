@@ -140,7 +140,7 @@ def abandon_run(run: RunScope) -> RunResult:
         _tell_start(run, (), run.history)
     if run.group is not None:
         run.group.close()
-    return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
+    return run.finish(_stopped(run))
 
 
 async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
@@ -153,9 +153,7 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         if run.sealed:  # given up on: its end has been told
             raise
         run.cancellation.set("cancelled")
-        if run.cancellation.reason == TIMED_OUT:
-            return run.finish(Ending(RunStatus.TIMEOUT, "timeout", "the run took longer than it may"))
-        return run.finish(Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason))
+        return run.finish(_stopped(run))
     except Escape as exc:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
@@ -164,6 +162,13 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
         return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+
+
+def _stopped(run: RunScope) -> Ending:
+    """How a run ends that was told to stop."""
+    if run.cancellation.reason == TIMED_OUT:
+        return Ending(RunStatus.TIMEOUT, "timeout", "the run took longer than it may")
+    return Ending(RunStatus.CANCELLED, "cancelled", run.cancellation.reason)
 
 
 async def _run_end_anyway(run: RunScope) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NO_CHILDREN: Mapping[int, Any] = {}
+_NO_CHILDREN: dict[int, Any] = {}
 _NOTHING: Mapping[str, Any] = {}
 """What most runs have of most things: shared, and never changed in place."""
 
@@ -64,8 +64,8 @@ class OpenCall:
         "call",
         "child_base",
         "children",
-        "children_running",
         "children_started",
+        "found_again",
         "holds_slot",
         "kept",
         "message_id",
@@ -85,9 +85,11 @@ class OpenCall:
         self.answered: frozenset[str] = frozenset()
         """The hooks that suspended it and have their answer."""
         self.holds_slot = False
-        self.children: Mapping[int, ChildRun] = _NO_CHILDREN
-        """The children it started, by their number."""
-        self.children_started = self.children_running = self.child_base = 0
+        self.children: dict[int, ChildRun] = _NO_CHILDREN
+        """The children it started, by their number; a dict of its own once there is one."""
+        self.children_started = self.child_base = 0
+        self.found_again: frozenset[int] = frozenset()
+        """The children that the tool, running again, has asked for again."""
         self.kept = ""
         """Where the whole result is, in words, where the model reads only a part."""
 
@@ -415,14 +417,24 @@ class RunScope:
             self.conversation.append(made)
 
     def tickets(self) -> dict[str, SuspendTicket]:
-        """What the run waits for, by call id; of two calls with one id in different children, one goes by its path."""
-        found: dict[str, SuspendTicket] = {}
+        """What the run waits for, by call id or, where one id waits in several places, by its path."""
+        waiting = self.waiting()
+        ids = [ticket.path[-1].partition("~")[0] for ticket in waiting]
+        return {
+            name if ids.count(name) == 1 else "/".join(ticket.path): ticket
+            for name, ticket in zip(ids, waiting, strict=True)
+        }
+
+    def waiting(self) -> list[SuspendTicket]:
+        """The tickets of the run and of its children, each with its path."""
+        found: list[SuspendTicket] = []
         for call_id, open_call in self.open_calls.items():
-            below = [child.scope.tickets() for child in open_call.children.values() if child.scope is not None]
-            inner = [ticket for tickets in below for ticket in tickets.values()]
-            if not inner and open_call.ticket is not None:
-                found[call_id] = replace(open_call.ticket, path=(call_id,))
-            for ticket in inner:
-                path = (call_id, *ticket.path)
-                found["/".join(path) if path[-1] in found else path[-1]] = replace(ticket, path=path)
+            below: list[SuspendTicket] = []
+            for number, child in open_call.children.items():
+                name = call_id if number == 1 else f"{call_id}~{number}"
+                inner = [] if child.scope is None else child.scope.waiting()
+                below.extend([replace(ticket, path=(name, *ticket.path)) for ticket in inner])
+            if not below and open_call.ticket is not None and open_call.status is ToolCallStatus.SUSPENDED:
+                below = [replace(open_call.ticket, path=(call_id,))]
+            found.extend(below)
         return found

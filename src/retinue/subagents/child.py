@@ -11,7 +11,7 @@ from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
 from ..core.children import Child, ParentContext
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import ChildAgentError, ExecutionBackendError, RetinueError
+from ..core.errors import ChildAgentError, ConfigurationError, ExecutionBackendError, RetinueError
 from ..core.events import Sink
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
@@ -42,8 +42,10 @@ async def run_child_agent(
     """
     try:
         plan = resolver.resolve(agent)
-        given = as_persisted(seed)
-    except RetinueError as exc:
+        given, said = as_persisted(seed), as_messages(messages)
+        if not said:
+            raise ConfigurationError("it was given no message")
+    except (RetinueError, TypeError, AttributeError) as exc:
         raise ExecutionBackendError(_name(agent), str(exc)) from exc
     if given.extensions and not plan.is_local:
         reason = "its backend is not local and takes no state seed: write what it needs into the prompt"
@@ -61,7 +63,7 @@ async def run_child_agent(
     request = RunRequest(
         agent=plan.agent,
         identity=identity,
-        messages=as_messages(messages),
+        messages=said,
         seed=given,
         limits=limits or plan.agent.limits,
         cancellation=cancellation or CancellationToken(),
@@ -112,18 +114,25 @@ async def run_children(
 
     async def one(child: Child) -> RunResult:
         async with slots or _Free():
-            outcome = await ctx.run_child(
-                child.agent,
-                child.input,
-                seed=child.seed,
-                timeout=child.timeout,
-                limits=child.limits,
-                cancellation=together,
-            )
+            try:
+                outcome = await ctx.run_child(
+                    child.agent,
+                    child.input,
+                    seed=child.seed,
+                    timeout=child.timeout,
+                    limits=child.limits,
+                    cancellation=together,
+                )
+            except ExecutionBackendError as exc:
+                outcome = _not_started(str(exc))
         if stop is not None and outcome.status not in (RunStatus.COMPLETED, RunStatus.SUSPENDED):
             stop("a sibling did not complete")
         return outcome
 
+    def stop_all() -> None:
+        together.set(ctx.cancellation.reason or "cancelled")
+
+    ctx.cancellation.on_set(stop_all)
     tasks = [asyncio.create_task(one(child)) for child in children]
     try:
         return list(await asyncio.gather(*tasks))
@@ -132,6 +141,15 @@ async def run_children(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+    finally:
+        ctx.cancellation.forget(stop_all)
+
+
+def _not_started(reason: str) -> RunResult:
+    """The result of a child that could not be set up, among siblings that could."""
+    return RunResult(
+        status=RunStatus.FAILED, run_id="", thread_id="", state=PersistedState(), error=reason, termination="error"
+    )
 
 
 class _Free:
@@ -144,8 +162,8 @@ class _Free:
         return None
 
 
-def _name(agent: str | Agent) -> str:
-    return agent if isinstance(agent, str) else agent.name
+def _name(agent: object) -> str:
+    return agent.name if isinstance(agent, Agent) else str(agent)
 
 
 SeedValues = Mapping[StateKey[Any, Any], Any] | PersistedState

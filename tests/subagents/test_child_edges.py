@@ -1,0 +1,362 @@
+"""Where children meet bad luck: each of these went wrong once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    Child,
+    Decision,
+    ExecutionBackendError,
+    Limits,
+    RunStatus,
+    Runtime,
+    StateKey,
+    StreamingPassthroughSink,
+    ToolContext,
+    ToolResult,
+    tool,
+)
+from retinue.testing import RecordingSink, ScriptedModel, ScriptError, call, say
+
+
+def echo(name: str = "echo") -> Agent:
+    return Agent(name, ScriptedModel(lambda r: say(f"{name}: {r.messages[-1].text}")))
+
+
+@tool
+async def ask(ctx: ToolContext) -> Any:
+    """Ask a human."""
+    return ToolResult.suspended("?") if ctx.resume_input is None else f"answered {ctx.resume_input}"
+
+
+def asker(name: str = "asker") -> Agent:
+    def answer(request: Any) -> Any:
+        return (
+            say(f"{name}: {request.messages[-1].text}") if request.messages[-1].role == "tool" else call("ask", id="q")
+        )
+
+    return Agent(name, ScriptedModel(answer), tools=[ask])
+
+
+def boss(function: Any, *more: Any, **options: Any) -> Runtime:
+    script = [[call(function.name, id="c1"), *more], say("done")]
+    return Runtime([Agent("boss", ScriptedModel(script), tools=[function], **options)])
+
+
+def texts(result: Any) -> list[str]:
+    return [m.text for m in result.messages if m.role == "tool"]
+
+
+async def test_a_tool_that_goes_on_gets_each_child_back_whatever_the_order() -> None:
+    plain, waits = echo(), asker()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> Any:
+        """Two chains side by side, the second of which waits at its end."""
+
+        async def chain(name: str, *agents: Agent) -> list[Any]:
+            return [await ctx.run_child(agent, f"{name}{n}") for n, agent in enumerate(agents)]
+
+        a, b = await asyncio.gather(chain("a", plain, plain), chain("b", plain, waits))
+        if b[1].status is RunStatus.SUSPENDED:
+            return ToolResult.suspended("wait")
+        return [outcome.response for outcome in (*a, *b)]
+
+    runtime = boss(delegate)
+    waiting = await runtime.run("boss", "go")
+    result = await runtime.resume(waiting.run_id, {"q": Decision.resume("yes")})
+    assert texts(result) == ['["echo: a0","echo: a1","echo: b0","asker: answered yes"]']
+
+
+async def test_a_call_that_leaves_its_child_behind_keeps_no_slot() -> None:
+    child = echo()
+    left: list[Any] = []
+
+    @tool
+    async def leave(ctx: ToolContext) -> str:
+        """Start a child and go."""
+        left.append(asyncio.create_task(ctx.run_child(child, "x")))
+        await asyncio.sleep(0)
+        return "left"
+
+    script = [call("leave", id=f"c{n}") for n in range(3)]
+    agent = Agent("boss", ScriptedModel([*script, say("done")]), tools=[leave], limits=Limits(parallel=1))
+    result = await asyncio.wait_for(Runtime([agent]).run("boss", "go"), 5)
+    assert result.response == "done"
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def test_a_tool_may_start_a_child_while_another_ends() -> None:
+    @tool
+    async def work() -> str:
+        """Work."""
+        await asyncio.sleep(0.01)
+        return "worked"
+
+    worker = Agent(
+        "worker", ScriptedModel(lambda r: say("ok") if r.messages[-1].role == "tool" else call("work")), tools=[work]
+    )
+
+    @tool
+    async def go(ctx: ToolContext) -> str:
+        """Two children, one a little later."""
+
+        async def later() -> None:
+            await asyncio.sleep(0.005)
+            await ctx.run_child(worker, "b")
+
+        await asyncio.gather(ctx.run_child(worker, "a"), later())
+        return "ok"
+
+    runtime = boss(go, call("work"), limits=Limits(parallel=1))
+    agent = runtime.agents["boss"]
+    wide = Agent("boss", agent.model, tools=[go, work], limits=Limits(parallel=1))
+    result = await asyncio.wait_for(Runtime([wide]).run("boss", "go"), 5)
+    assert texts(result) == ["ok", "worked"]
+
+
+async def test_children_of_one_call_that_ask_alike_can_each_be_answered() -> None:
+    agent = asker()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> Any:
+        """Three of a kind."""
+        outcomes = await ctx.run_children([Child(agent, "same") for _ in range(3)])
+        if any(outcome.status is RunStatus.SUSPENDED for outcome in outcomes):
+            return ToolResult.suspended("wait")
+        return sorted([outcome.response or "" for outcome in outcomes])
+
+    runtime = boss(delegate)
+    result = await runtime.run("boss", "go")
+    assert sorted(result.suspended) == ["c1/q", "c1~2/q", "c1~3/q"]
+    for n, key in enumerate(("c1~2/q", "c1/q", "c1~3/q")):
+        result = await runtime.resume(result.run_id, {key: Decision.resume(n)})
+    assert texts(result) == ['["asker: answered 0","asker: answered 1","asker: answered 2"]']
+
+
+async def test_the_call_above_stands_for_the_one_thing_that_waits_below() -> None:
+    for key in ("c1", "child_c1"):
+        runtime = Runtime(
+            [
+                Agent(
+                    "boss",
+                    ScriptedModel([call("task", {"subagent_type": "asker", "description": "x"}, id="c1"), say("ok")]),
+                    subagents=[asker()],
+                )
+            ]
+        )
+        waiting = await runtime.run("boss", "go")
+        result = await runtime.resume(waiting.run_id, {key: Decision.resume("yes")})
+        assert texts(result) == ["asker: answered yes"]
+
+
+async def test_no_two_children_share_a_namespace_even_late() -> None:
+    child, late = echo(), list[Any]()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """One child now, one later."""
+        await ctx.run_child(child, "now")
+
+        async def later() -> None:
+            await asyncio.sleep(0.01)
+            await ctx.run_child(child, "later")
+
+        late.append(asyncio.create_task(later()))
+        return "ok"
+
+    @tool
+    async def wait() -> str:
+        """Wait for it."""
+        await late[0]
+        return "ok"
+
+    sink = RecordingSink()
+    agent = Agent("boss", ScriptedModel([call("delegate", id="c1"), call("wait"), say("done")]), tools=[delegate, wait])
+    await Runtime([agent]).run("boss", "go", sinks=[sink])
+    assert [e.child_ns for e in sink.of("child_started")] == [("tools:c1",), ("tools:c1~2",)]
+
+
+async def test_what_a_cancelled_child_used_is_counted_and_told() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def hang() -> None:
+        """Hang."""
+        begun.set()
+        await asyncio.sleep(60)
+
+    child = Agent("child", ScriptedModel([call("hang")]), tools=[hang])
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        await ctx.run_child(child, "x", timeout=60)
+        return "never"
+
+    sink = RecordingSink()
+    run = boss(delegate).stream("boss", "go", sinks=[sink])
+    await begun.wait()
+    result = await run.cancel()
+    assert result.usage.requests == 2
+    assert [e.status for e in sink.of("child_finished")] == ["cancelled"]
+
+
+async def test_the_roots_limits_hold_however_little_a_child_says() -> None:
+    def deeper(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say(request.messages[-1].text)
+        return call("task", {"subagent_type": "agent", "description": "deeper"})
+
+    agent = Agent("agent", ScriptedModel(deeper), subagents=["agent"])
+    sink = RecordingSink()
+    await Runtime([agent]).run("agent", "go", limits=Limits(depth=5), sinks=[sink])
+    assert max(len(e.ns) for e in sink.events) == 5
+
+
+async def test_children_that_cannot_be_set_up_are_results_among_the_others() -> None:
+    child = echo()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> list[str]:
+        """Delegate."""
+        outcomes = await ctx.run_children([Child(child, "a"), Child("nobody", "b"), Child(child, "c")])
+        return [outcome.response or (outcome.error or "").partition(":")[0] for outcome in outcomes]
+
+    assert texts(await boss(delegate).run("boss", "go")) == [
+        '["echo: a","agent \'nobody\' could not be run","echo: c"]'
+    ]
+
+
+async def test_the_children_of_a_failed_attempt_are_given_up() -> None:
+    attempts = 0
+
+    @tool(retries=1)
+    async def delegate(ctx: ToolContext) -> Any:
+        """Fail once."""
+        nonlocal attempts
+        attempts += 1
+        outcome = await ctx.run_child(asker(), f"attempt {attempts}")
+        if attempts == 1:
+            raise RuntimeError("again")
+        return ToolResult.suspended("wait") if outcome.status is RunStatus.SUSPENDED else outcome.response
+
+    sink = RecordingSink()
+    waiting = await boss(delegate).run("boss", "go", sinks=[sink])
+    assert [ticket.path for ticket in waiting.suspended.values()] == [("c1~2", "q")]
+    ended = [e.status for e in sink.of("child_finished")]
+    assert ended == ["suspended", "cancelled", "suspended"]
+
+
+async def test_nothing_is_left_behind_by_a_run_that_raised() -> None:
+    runtime: Any = Runtime([Agent("a", ScriptedModel([]))])
+    with pytest.raises(ScriptError):
+        await runtime.run("a", "go")
+    assert runtime._backend._scopes == {}
+    assert runtime._busy == {}
+
+
+async def test_a_sink_given_again_hears_the_rest() -> None:
+    buffers: list[str] = []
+
+    @tool
+    async def delegate(ctx: ToolContext) -> Any:
+        """Stream a child that asks."""
+        sink = StreamingPassthroughSink(ctx.call_id, ctx.tool_name, ctx.sink)
+        outcome = await ctx.run_child(child, "x", sink=sink)
+        buffers.append(sink.buffer)
+        return ToolResult.suspended("wait") if outcome.status is RunStatus.SUSPENDED else "ok"
+
+    child = asker()
+    runtime = boss(delegate)
+    waiting = await runtime.run("boss", "go")
+    await runtime.resume(waiting.run_id, {"q": Decision.resume("yes")})
+    assert buffers == ["", "asker: answered yes"]
+
+
+async def test_agents_made_on_the_spot_do_not_get_in_each_others_way() -> None:
+    @tool
+    async def delegate(name: str, ctx: ToolContext) -> str:
+        """Make a team and use it."""
+        helper = Agent("helper", ScriptedModel(lambda r: say(f"helped {name}")))
+        go = call("task", {"subagent_type": "helper", "description": "x"})
+        lead = Agent("lead", ScriptedModel([go, say("ok")]), subagents=[helper])
+        outcome = await ctx.run_child(lead, "x")
+        return outcome.messages[-2].text
+
+    script = [[call("delegate", {"name": n}) for n in ("ann", "bob")], say("done")]
+    runtime = Runtime([Agent("boss", ScriptedModel(script), tools=[delegate])])
+    assert texts(await runtime.run("boss", "go")) == ["helped ann", "helped bob"]
+    assert list(runtime.agents) == ["boss"]
+
+
+async def test_closing_stops_children_that_were_left_behind() -> None:
+    stopped = asyncio.Event()
+
+    @tool
+    async def hang() -> None:
+        """Hang."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    child = Agent("child", ScriptedModel([call("hang")]), tools=[hang])
+    left: list[Any] = []
+
+    @tool
+    async def leave(ctx: ToolContext) -> str:
+        """Start a child and go."""
+        left.append(asyncio.create_task(ctx.run_child(child, "x")))
+        await asyncio.sleep(0.01)
+        return "left"
+
+    async with boss(leave) as runtime:
+        run = runtime.stream("boss", "go")
+        await run.result()
+    assert stopped.is_set()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def test_a_child_that_could_not_be_set_up_takes_no_number() -> None:
+    child = echo()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Fail, then succeed."""
+        for wrong in (
+            {"seed": {StateKey("nowhere", int): 1}},
+            {"seed": 5},
+            {"input": []},
+            {"input": 5},
+            {"agent": None},
+        ):
+            given: Any = {"agent": child, "input": "x", **wrong}
+            with pytest.raises(ExecutionBackendError):
+                await ctx.run_child(given.pop("agent"), given.pop("input"), **given)
+        await ctx.run_child(child, "x")
+        return "ok"
+
+    sink = RecordingSink()
+    result = await boss(delegate).run("boss", "go", sinks=[sink])
+    assert texts(result) == ["ok"]
+    assert [e.child_ns for e in sink.of("child_started")] == [("tools:c1",)]
+
+
+async def test_cancelling_a_tree_that_waits_tells_how_its_children_ended() -> None:
+    @tool
+    async def delegate(ctx: ToolContext) -> Any:
+        """Delegate."""
+        await ctx.run_child(asker(), "x")
+        return ToolResult.suspended("wait")
+
+    sink = RecordingSink()
+    runtime = boss(delegate)
+    waiting = await runtime.run("boss", "go", sinks=[sink])
+    await runtime.cancel(waiting.run_id)
+    assert [e.status for e in sink.of("child_finished")] == ["suspended", "cancelled"]
