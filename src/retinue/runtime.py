@@ -13,7 +13,7 @@ from .core.children import Child, ParentContext
 from .core.context import CancellationToken, ToolContext
 from .core.decisions import Decision
 from .core.errors import ConfigurationError, ThreadBusy, UnknownAgent, UnknownRun
-from .core.events import Event, RunFinished, Sink
+from .core.events import Event, Sink
 from .core.journal import Journal
 from .core.lifecycle import RunStatus
 from .core.messages import Message, as_messages
@@ -134,8 +134,7 @@ class Run:
         return self._end.done()
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        run_id = self.run_id
-        return self._local.log.follow(self._first, lambda event: type(event) is RunFinished and event.run_id == run_id)
+        return self._local.log.follow(self._first, self.run_id)
 
     async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
         """The events as LangGraph-shaped parts."""

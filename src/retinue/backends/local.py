@@ -201,6 +201,8 @@ class LocalBackend:
         self._resolver, self._make_journal = resolver, make_journal
         self._scopes: dict[str, RunScope] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
+        self._hosts: dict[str, asyncio.Task[Any]] = {}
+        """The tasks of calls in which children run alongside."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
 
     def _blueprint(self, agent: Agent) -> Blueprint:
@@ -240,7 +242,7 @@ class LocalBackend:
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
-        tasks = list(self._tasks.values())
+        tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._hosts.values()}
         for task in tasks:
             task.cancel("the runtime was closed")
         if tasks:
@@ -250,6 +252,8 @@ class LocalBackend:
         if (task := self._tasks.get(run_id)) is not None:
             task.cancel("aborted")
             await asyncio.wait({task}, timeout=GRACE)
+        elif (scope := self._scopes.get(run_id)) is not None:
+            scope.cancellation.set("aborted")  # it shares a task with its call: it stops with its present step
 
     def _start(self, request: RunRequest, parent: RunScope | None) -> Coroutine[Any, Any, RunResult]:
         given, request.cancellation = request.cancellation, CancellationToken()
@@ -313,12 +317,36 @@ class LocalBackend:
             open_call.holds_slot = False
             parent.budget.slots.give_back()
         try:
+            if given is parent.cancellation and child.request.timeout is None:
+                return await self._alongside(child, work, given)
             return await self._conduct(child, work, given)
         finally:
             # Also when the call was cancelled: the child has ended, and what it used was used.
             if child.result is not None and child.result is not before:
                 parent.usage += child.result.usage - used
                 tell_child_finished(parent, child.identity, child.result)
+
+    async def _alongside(
+        self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
+    ) -> RunResult:
+        """Run a child in the task of its call: it lives and is cancelled with it, and costs no task of its own."""
+        token = child.request.cancellation
+
+        def stop() -> None:
+            token.set(given.reason or "cancelled")
+
+        given.on_set(stop)
+        run_id, host = child.identity.run_id, asyncio.current_task()
+        if host is not None:
+            self._hosts[run_id] = host
+        try:
+            result = await work
+        finally:
+            given.forget(stop)
+            self._hosts.pop(run_id, None)
+            self.forget(run_id)
+        _pass_cancellation_on()
+        return result
 
     async def _conduct(
         self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
@@ -344,10 +372,14 @@ class LocalBackend:
             given.forget(stop)
             del self._tasks[run_id]
             self.forget(run_id)
-        # A child that was cancelled with its parent ends with a result; the parent's own cancellation goes on.
-        if _is_cancelled():
-            raise asyncio.CancelledError
+        _pass_cancellation_on()
         return result
+
+
+def _pass_cancellation_on() -> None:
+    """A child that was cancelled with its call ends with a result; the call's own cancellation goes on."""
+    if _is_cancelled():
+        raise asyncio.CancelledError
 
 
 def _is_cancelled() -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 
-from ..core.events import Event, Sink
+from ..core.events import Event, RunFinished, Sink
 from ..core.runs import RunResult
 from ..core.sinks import deliver
 
@@ -44,15 +44,15 @@ class EventLog:
         """More will come after all."""
         self.closed = False
 
-    async def follow(self, after: int = 0, until: Callable[[Event], bool] | None = None) -> AsyncIterator[Event]:
-        """Every event after number `after`, as it comes, until the log closes or `until` says so."""
+    async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
+        """Every event after number `after`, as it comes, until the log closes or that run ends."""
         place, events = after, self.events
         while True:
             while place < len(events):
                 event = events[place]
                 place += 1
                 yield event
-                if until is not None and until(event):
+                if type(event) is RunFinished and event.run_id == until_end_of:
                     return
             if self.closed:
                 return
