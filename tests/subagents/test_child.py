@@ -102,6 +102,22 @@ async def test_the_research_example_whole() -> None:
     assert '"child_status":"completed"' in told
 
 
+async def test_a_child_that_does_not_complete_exports_nothing_though_the_tool_succeeds() -> None:
+    path = Path(__file__).parents[2] / "examples/research.py"
+    spec = importlib.util.spec_from_file_location("research_example_2", path)
+    assert spec is not None
+    assert spec.loader is not None
+    research = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = research
+    spec.loader.exec_module(research)
+    model = ScriptedModel([call("search", {"query": "x"}), fail(OSError("gone"))])
+    failing = Agent("researcher", model, "", [research.search], [research.ResearchPlugin()])
+    result = await Runtime([research.parent, failing]).run("parent", "go")
+    (told,) = [m.text for m in result.messages if m.role == "tool"]
+    assert '"child_status":"failed"' in told
+    assert research.summary not in result.state
+
+
 async def test_a_seed_is_seen_inside_the_childs_own_tool_and_findings_come_back() -> None:
     agent = child(call("note"), say("noted"), tools=[note], plugins=[Keys()])
     outcome, _, _ = await outcome_of(agent, seed={config: "rust"})

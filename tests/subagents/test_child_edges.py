@@ -360,3 +360,28 @@ async def test_cancelling_a_tree_that_waits_tells_how_its_children_ended() -> No
     waiting = await runtime.run("boss", "go", sinks=[sink])
     await runtime.cancel(waiting.run_id)
     assert [e.status for e in sink.of("child_finished")] == ["suspended", "cancelled"]
+
+
+async def test_a_child_may_have_a_narrower_limit_on_parallel_calls() -> None:
+    running, most = 0, 0
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return "ok"
+
+    script = [[call("work") for _ in range(6)], say("ok")]
+    child = Agent("child", ScriptedModel(script), tools=[work], limits=Limits(parallel=2))
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        return (await ctx.run_child(child, "x")).response or ""
+
+    assert texts(await asyncio.wait_for(boss(delegate).run("boss", "go"), 5)) == ["ok"]
+    assert most == 2

@@ -61,7 +61,7 @@ class Agent:
             )
         owner = f"agent {self.name!r}"
         model: Any = self.model
-        if model is not None and not isinstance(model, str | Model):
+        if not (model is None or isinstance(model, str) or callable(getattr(model, "stream", None))):
             raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model, not {model!r}")
         if self.max_steps < 1:
             raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")

@@ -13,35 +13,50 @@ _DEFAULTS = Limits()
 
 class Slots:
     """How many tool calls of a tree run at once. A call that starts a child gives its slot back for good, so a tree
-    cannot wait for itself."""
+    cannot wait for itself. A run with a limit of its own takes a slot there and one above."""
 
-    __slots__ = ("_free", "_waiting")
+    __slots__ = ("_above", "_free", "_waiting")
 
-    def __init__(self, limit: int) -> None:
-        self._free = limit
+    def __init__(self, limit: int, above: Slots | None = None) -> None:
+        self._free, self._above = limit, above
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take_now(self) -> bool:
         """A slot, if one is free."""
-        if self._free > 0:
+        if self._free > 0 and (self._above is None or self._above.take_now()):
             self._free -= 1
             return True
         return False
 
     async def take(self) -> None:
         """A slot, when one is free; first come, first served."""
-        if not self._waiting and self.take_now():
-            return
+        if self._free > 0:
+            self._free -= 1
+        else:
+            await self._turn()
+        if self._above is not None:
+            try:
+                await self._above.take()
+            except asyncio.CancelledError:
+                self._give_own_back()
+                raise
+
+    async def _turn(self) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back()  # it was handed a slot and never used it
+                self._give_own_back()  # it was handed a slot and never used it
             raise
 
     def give_back(self) -> None:
+        self._give_own_back()
+        if self._above is not None:
+            self._above.give_back()
+
+    def _give_own_back(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -60,7 +75,10 @@ class Budget:
         self.depth = 0 if parent is None else parent.depth + 1
         self.steps = self.tokens = self.children = 0
         self.cost = 0.0
-        self.slots: Slots = Slots(limits.parallel) if parent is None else parent.slots
+        if parent is not None and (limits == _DEFAULTS or limits.parallel >= parent.limits.parallel):
+            self.slots: Slots = parent.slots
+        else:
+            self.slots = Slots(limits.parallel, None if parent is None else parent.slots)
         deadlines = [started_at + limits.seconds] if limits.seconds is not None else []
         if parent is not None and parent.deadline is not None:
             deadlines.append(parent.deadline)
