@@ -134,3 +134,26 @@ def test_any_run_can_be_told_again(steps: list[list[tuple[float, bool]]], parall
         assert await replay(journal, limits) == (told, result)
 
     asyncio.run(main())
+
+
+async def test_a_run_with_children_is_told_again_without_them() -> None:
+    answers: list[str] = []
+
+    def reply(request: Any) -> Any:
+        answers.append(request.messages[-1].text)
+        return say("report")
+
+    def boss(model: ScriptedModel) -> Agent:
+        return Agent("boss", model, subagents=[Agent("worker", ScriptedModel(reply))])
+
+    calls = [call("task", {"subagent_type": "worker", "description": str(n)}, id=f"c{n}") for n in range(3)]
+    run = Runtime([boss(ScriptedModel([calls, say("done")]))]).stream("boss", "go")
+    result = await run.result()
+    journal = run.journal
+    assert isinstance(journal, MemoryJournal)
+    assert sorted(e.key for e in journal.entries if e.kind == "child") == [f"child:tools:c{n}:0" for n in range(3)]
+    retold = journal.replay()
+    again = await Runtime([boss(ScriptedModel([]))], make_journal=lambda: retold).run("boss", "go")
+    retold.assert_told()
+    assert (again.response, again.messages) == (result.response, result.messages)
+    assert sorted(answers) == ["0", "1", "2"]

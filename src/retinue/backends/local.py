@@ -317,9 +317,10 @@ class LocalBackend:
             open_call.holds_slot = False
             parent.budget.slots.give_back()
         try:
-            if given is parent.cancellation and child.request.timeout is None:
-                return await self._alongside(child, work, given)
-            return await self._conduct(child, work, given)
+            together = given is parent.cancellation and child.request.timeout is None
+            way = self._alongside if together else self._conduct
+            key = f"child:{child.scope.ns[-1]}:{child.scope.step}"
+            return await parent.journal.record("child", key, child.identity.agent, way, child, work, given)
         finally:
             # Also when the call was cancelled: the child has ended, and what it used was used.
             if child.result is not None and child.result is not before:
