@@ -235,9 +235,10 @@ class LocalBackend:
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
         open_call = parent.open_calls.get(identity.parent_tool_call_id or "")
-        earlier = find_again(open_call, asked_for(request))
-        if isinstance(earlier, LocalRun):
-            return self._go_on(earlier, parent, open_call, request)
+        if open_call is not None and open_call.resumes:
+            earlier = find_again(open_call, asked_for(request))
+            if isinstance(earlier, LocalRun):
+                return self._go_on(earlier, parent, open_call, request)
         return self._start(request, parent)
 
     async def close(self, grace: float) -> None:
@@ -289,9 +290,7 @@ class LocalBackend:
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 
-    async def _go_on(
-        self, child: LocalRun, parent: RunScope, open_call: OpenCall | None, request: RunRequest
-    ) -> RunResult:
+    async def _go_on(self, child: LocalRun, parent: RunScope, open_call: OpenCall, request: RunRequest) -> RunResult:
         """What a child that was started before has to say: its result, or how it goes on with what was decided."""
         assert child.scope is not None
         assert child.result is not None

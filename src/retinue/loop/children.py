@@ -55,10 +55,8 @@ def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) ->
     open_call.children[number] = child
 
 
-def find_again(open_call: OpenCall | None, asked_for: Any) -> ChildRun | None:
+def find_again(open_call: OpenCall, asked_for: Any) -> ChildRun | None:
     """The child that a call which goes on means: started before, for the same, and not yet found again."""
-    if open_call is None or not open_call.resumes:
-        return None
     for number, child in open_call.children.items():
         known = number > open_call.child_base and number not in open_call.found_again
         if known and child.asked_for == asked_for:

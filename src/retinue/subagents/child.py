@@ -50,9 +50,10 @@ async def run_child_agent(
     if given.extensions and not plan.is_local:
         reason = "its backend is not local and takes no state seed: write what it needs into the prompt"
         raise ExecutionBackendError(plan.agent.name, reason)
+    unique = urandom(10).hex()
     identity = RunIdentity(
-        run_id=f"run_{urandom(10).hex()}",
-        thread_id=f"thread_{urandom(10).hex()}",
+        run_id=f"run_{unique}",
+        thread_id=f"thread_{unique}",
         agent=plan.agent.name,
         parent_run_id=parent.parent_run_id,
         parent_thread_id=parent.parent_thread_id,
