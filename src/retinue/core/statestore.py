@@ -61,8 +61,9 @@ class StateStore:
 
     def empty_copy(self) -> StateStore:
         """A store with the same plugins and nothing written; costs next to nothing."""
-        made = StateStore()
+        made = StateStore.__new__(StateStore)
         made._plugins, made._keys, made._owners = self._plugins, self._keys, self._owners
+        made._values, made._hooks, made._lock, made.revision = {}, [], RLock(), 0
         return made
 
     def install(self, plugin: Plugin) -> Registrar:
@@ -172,6 +173,8 @@ class StateStore:
 
     def _export(self, wanted: Callable[[StateKey[Any, Any]], bool]) -> PersistedState:
         keys, values, revision = self._keys, self._values, self.revision
+        if not values:
+            return PersistedState(revision=revision)
         found = {name: keys[name].encode(value) for name, value in values.items() if wanted(keys[name])}
         return PersistedState(revision=revision, extensions=found)
 

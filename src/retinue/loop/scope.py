@@ -418,6 +418,8 @@ class RunScope:
 
     def tickets(self) -> dict[str, SuspendTicket]:
         """What the run waits for, by call id or, where one id waits in several places, by its path."""
+        if not self.open_calls:
+            return {}
         waiting = self.waiting()
         ids = [ticket.path[-1].partition("~")[0] for ticket in waiting]
         return {
