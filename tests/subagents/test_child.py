@@ -175,12 +175,14 @@ class RemoteBackend:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.sent: list[str] = []
 
     def profile(self) -> BackendProfile:
         return BackendProfile.remote_stateless_text()
 
     async def run(self, request: Any) -> RunResult:
         self.requests.append(request)
+        self.sent.extend([message.text for message in request.remote_messages()])
         state = PersistedState()
         identity = request.identity
         return RunResult(
@@ -211,6 +213,21 @@ async def test_a_seed_is_refused_by_a_backend_that_is_not_local() -> None:
     assert resolver.backend.requests == []
     outcome = await run_child_agent(resolver, "far", "x", parent=ParentContext())
     assert (outcome.response, resolver.resolved) == ("far away", 2)
+
+
+async def test_a_remote_child_is_sent_what_the_user_said_and_has_a_local_run_id() -> None:
+    resolver: Any = RemoteResolver()
+    said = [
+        Message.system("secret instructions"),
+        Message.user("hello"),
+        Message.assistant("earlier answer"),
+        Message.user("for the model only", visibility="internal"),
+        Message.tool("a result", tool_call_id="c"),
+        Message.user("work"),
+    ]
+    outcome = await run_child_agent(resolver, "far", said, parent=ParentContext())
+    assert resolver.backend.sent == ["hello", "work"]
+    assert outcome.run_id == resolver.backend.requests[0].identity.run_id
 
 
 def test_profiles_name_every_mismatch() -> None:

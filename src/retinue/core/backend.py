@@ -12,7 +12,7 @@ from .agents import Agent
 from .children import Child
 from .context import CancellationToken, ToolContext
 from .events import Sink
-from .messages import Message
+from .messages import Message, Role, Visibility
 from .model import Model
 from .runs import Limits, RunIdentity, RunResult, Usage
 from .state import PersistedState
@@ -76,6 +76,10 @@ class RunRequest(Struct, kw_only=True):
     """Hears this run's own events, beside the log."""
     timeout: float | None = None
     """Seconds after which the run is stopped as TIMEOUT."""
+
+    def remote_messages(self) -> tuple[Message, ...]:
+        """What a backend elsewhere is sent: what the user said for all to see, and nothing of the conversation else."""
+        return tuple([m for m in self.messages if m.role is Role.USER and m.visibility is Visibility.ALL])
 
 
 class Backend(Protocol):
