@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
-
 from retinue import Event, Message, RunStatus, ToolCallStatus, ToolResult
 from retinue.cli.text import arguments, clean, duration, headline, one_line
 from retinue.cli.tree import RunTree
@@ -126,7 +124,6 @@ def test_the_plain_view_shows_the_whole_tree() -> None:
 
 
 def test_the_live_view_shows_the_same_and_never_more_than_fits() -> None:
-    pytest.importorskip("rich")
     from rich.console import Console
 
     from retinue.cli.live import LiveView

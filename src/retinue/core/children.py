@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from .messages import Message
 from .runs import Limits
-from .state import Seed
 
 if TYPE_CHECKING:
     from .context import ToolContext
@@ -58,7 +57,3 @@ class ChildErrorForwarding(StrEnum):
     RAW = "raw"
     """Pass them on as error events, for an audience that knows they do not end the parent."""
     DROP = "drop"
-
-
-AgentRef = "str | Agent"
-ChildSeed = Seed

@@ -17,6 +17,7 @@ from ..core.messages import Message, Role, TextPart, ToolCall
 from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
 from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
+from ..core.together import run_together
 from .children import give_up_children
 from .execute import execute, internal_error
 from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
@@ -47,7 +48,7 @@ class CallGroup:
             if len(calls) == 1:
                 await self._run_one(calls[0], decisions.get(calls[0].id))
             else:
-                await self._run_together(calls, decisions)
+                await run_together([self._run_one(call, decisions.get(call.id)) for call in calls])
         except BaseException:
             # Also when cancelled: the conversation must hold a result for every call it holds.
             if not self.run.sealed:
@@ -55,16 +56,6 @@ class CallGroup:
             raise
         if not self.run.open_calls:
             self.join()
-
-    async def _run_together(self, calls: tuple[ToolCall, ...], decisions: Mapping[str, Decision]) -> None:
-        tasks = [asyncio.create_task(self._run_one(call, decisions.get(call.id))) for call in calls]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
 
     async def _run_one(self, call: ToolCall, decision: Decision | None) -> None:
         """Run a call when there is a slot for it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from os import urandom
-from typing import Any, Literal
+from typing import Literal
 
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
@@ -18,7 +18,8 @@ from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.sinks import NullSink
-from ..core.state import PersistedState, Seed, StateKey, as_persisted
+from ..core.state import PersistedState, Seed, as_persisted
+from ..core.together import run_together
 
 OnError = Literal["collect", "cancel_siblings"]
 
@@ -134,14 +135,8 @@ async def run_children(
         together.set(ctx.cancellation.reason or "cancelled")
 
     ctx.cancellation.on_set(stop_all)
-    tasks = [asyncio.create_task(one(child)) for child in children]
     try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        return await run_together([one(child) for child in children])
     finally:
         ctx.cancellation.forget(stop_all)
 
@@ -165,6 +160,3 @@ class _Free:
 
 def _name(agent: object) -> str:
     return agent.name if isinstance(agent, Agent) else str(agent)
-
-
-SeedValues = Mapping[StateKey[Any, Any], Any] | PersistedState
