@@ -162,8 +162,8 @@ async def test_two_hooks_may_ask_one_after_the_other() -> None:
     def ask(name: str) -> Any:
         return lambda ctx: Suspend(SuspendTicket(f"{name}-{ctx.call.id}", "ask", name))
 
-    plugins = [Hooks(("before_tool", ask(name)), name=name) for name in ("first", "second")]
-    runtime = Runtime([Agent("a", ScriptedModel(ONE), "", [work], plugins)])
+    plugin = Hooks(*[("before_tool", ask(name)) for name in ("first", "second")])
+    runtime = Runtime([Agent("a", ScriptedModel(ONE), "", [work], [plugin])])
     result = await runtime.run("a", "go")
     seen: list[str] = []
     while result.status is RunStatus.SUSPENDED:

@@ -257,12 +257,12 @@ async def _before_tool(
         open_call.asked_by = None
     chosen: Intercept | None = None
     for hook, intercept in said:
-        if isinstance(intercept, Suspend) and hook.label in open_call.answered:
+        if isinstance(intercept, Suspend) and hook in open_call.answered:
             continue  # it has its answer
         strength = _STRENGTH[type(intercept)]
         if chosen is None or strength > _STRENGTH[type(chosen)]:
             chosen = intercept
-            open_call.asked_by = hook.label if isinstance(intercept, Suspend) else None
+            open_call.asked_by = hook if isinstance(intercept, Suspend) else None
         elif strength == _STRENGTH[type(chosen)]:
             _log.warning("%s also returned %s for call %s; the first is kept", hook.label, intercept, call.id)
             run.tell(f"{hook.label} also asked for {type(intercept).__name__}; the first is kept", "intercept_tie")

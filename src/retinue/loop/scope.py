@@ -22,7 +22,7 @@ from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
 from ..core.model import Model
-from ..core.plugins import Compact, HandOff, HookContext, Phase, RunAction, StepAction, StopRun
+from ..core.plugins import Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
 from ..core.results import SuspendTicket
 from ..core.runs import RunIdentity, RunResult, Usage
 from ..core.state import Snapshot
@@ -80,9 +80,9 @@ class OpenCall:
         self.resumes = 0
         self.admitted = False
         """Whether the hooks before the tool have let it pass."""
-        self.asked_by: str | None = None
+        self.asked_by: Hook | None = None
         """The hook that suspended it."""
-        self.answered: frozenset[str] = frozenset()
+        self.answered: frozenset[Hook] = frozenset()
         """The hooks that suspended it and have their answer."""
         self.holds_slot = False
         self.children: dict[int, ChildRun] = _NO_CHILDREN
