@@ -36,7 +36,7 @@ class FunctionTool(Tool):
         idempotent: bool = False,
         local_names: dict[str, Any] | None = None,
     ) -> None:
-        inner = inspect.unwrap(_unbound(function))
+        inner = _unbound(function)
         given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
         summary, notes = split_docstring(inner.__doc__ or "")
@@ -44,7 +44,7 @@ class FunctionTool(Tool):
         parameters, context, open_ended = _parameters(function, hints, notes, owner)
         schema, self._decode = describe(parameters, open_ended, owner)
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
-        self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(inner)
+        self.function, self._context, self._is_async = function, context, is_async(inner)
         self.descriptor = ToolDescriptor(
             id or given_name, given_name, description if description is not None else summary, schema, category
         )
@@ -71,9 +71,16 @@ class FunctionTool(Tool):
         return await returned if inspect.isawaitable(returned) else returned
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine; ordinary functions say so in their code."""
+    code: Any = getattr(function, "__code__", None)
+    return bool(code.co_flags & inspect.CO_COROUTINE) if code is not None else inspect.iscoroutinefunction(function)
+
+
 def _unbound(function: Any) -> Callable[..., Any]:
-    """The function under a functools.partial."""
-    return function.func if isinstance(function, partial) else function
+    """The function under a functools.partial and under decorators."""
+    inner = function.func if isinstance(function, partial) else function
+    return inspect.unwrap(inner) if hasattr(inner, "__wrapped__") else inner
 
 
 async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -163,10 +170,15 @@ _QUICK: dict[str, Any] = {
 _QUICK_NAMES = frozenset({"str", "int", "float", "bool", "dict", "list"})
 
 
+def _redefines_quick_names(function: Callable[..., Any]) -> bool:
+    known: dict[str, Any] = getattr(function, "__globals__", {})
+    return any(name in known for name in _QUICK_NAMES)
+
+
 def _hints(function: Callable[..., Any], local_names: dict[str, Any] | None, owner: str) -> dict[str, Any]:
     written: dict[str, Any] = getattr(function, "__annotations__", {})
     quick = {name: _QUICK.get(hint) if isinstance(hint, str) else hint for name, hint in written.items()}
-    if None not in quick.values() and _QUICK_NAMES.isdisjoint(getattr(function, "__globals__", {})):
+    if None not in quick.values() and not _redefines_quick_names(function):
         return quick
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -191,7 +203,7 @@ def _parameters(
             open_ended = True
         elif kind is inspect.Parameter.VAR_POSITIONAL or kind is inspect.Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{owner}: parameter {name!r} cannot be given by name; make it an ordinary one")
-        elif hint is ToolContext or ToolContext in typing.get_args(hint):
+        elif hint is ToolContext or (not isinstance(hint, type) and ToolContext in typing.get_args(hint)):
             context = name
         else:
             found.append(Parameter(name, hint, default, notes.get(name, "")))

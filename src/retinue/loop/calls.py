@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
 from ..core.agents import BoundTool
@@ -59,12 +59,16 @@ class CallGroup:
 
     async def _run_one(self, call: ToolCall, decision: Decision | None) -> None:
         """Run a call when there is a slot for it."""
-        slots, open_call = self.run.budget.slots, self.run.open_calls[call.id]
+        run = self.run
+        slots, open_call = run.budget.slots, run.open_calls[call.id]
         if not slots.take_now():
             await slots.take()
         open_call.holds_slot = True
         try:
-            await _run_call(self, call, decision)
+            if run.has_hooks or decision is not None:
+                await _run_call(self, call, decision)
+            else:
+                await _run_plain_call(self, open_call, call)
         finally:
             if open_call.holds_slot:
                 open_call.holds_slot = False
@@ -89,10 +93,10 @@ class CallGroup:
         self.run.group = None
 
 
-async def run_calls(run: RunScope, calls: tuple[ToolCall, ...]) -> None:
+def run_calls(run: RunScope, calls: tuple[ToolCall, ...]) -> Coroutine[Any, Any, None]:
     """Run the calls of one step. Those that wait for a human are still open afterwards."""
     run.group = group = CallGroup(run, calls)
-    await group.run_all(calls, {})
+    return group.run_all(calls, {})
 
 
 async def resume_calls(run: RunScope, decisions: Mapping[str, Decision]) -> None:
@@ -111,6 +115,24 @@ def refuse_calls(run: RunScope, calls: tuple[ToolCall, ...], code: str, reason: 
         refusal = outcome_of(call, ToolResult.error(reason, code=code))
         _end(group, run.open_calls[call.id], refusal)
     group.join()
+
+
+async def _run_plain_call(group: CallGroup, open_call: OpenCall, call: ToolCall) -> None:
+    """A call that nobody hooks into and nobody has decided on: the common case, with nothing in its way."""
+    run = group.run
+    _start(run, call, None)
+    try:
+        bound = prepare(run, call)
+    except ToolError as exc:
+        _finalize(group, open_call, failed(call, exc))
+        return
+    about = (call.name, call.args)
+    outcome = await run.journal.record("tool", f"tool:{call.id}", about, execute, run, bound, call, group.snapshot)
+    if run.sealed:  # the run was given up on while this went on
+        raise asyncio.CancelledError
+    committed = _finalize(group, open_call, outcome)
+    if committed is not None and (committed.actions or committed.effects):
+        await carry_out(run, committed, "after_tool")
 
 
 async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None) -> None:
@@ -145,7 +167,7 @@ async def _run_hooked_call(
 ) -> None:
     """A call that hooks may block, suspend or answer before it is made."""
     if decision is not None and _decides_result(open_call):
-        intercept, command = None, StateCommand()
+        intercept, command = None, None
     else:
         intercept, command = await _before_tool(group, open_call, call, decision)
     open_call.admitted = intercept is None
@@ -160,7 +182,8 @@ async def _run_hooked_call(
             outcome = _outcome(call, intercept.result)
         case None:
             outcome = await _perform(group, bound, open_call, call, decision)
-    outcome = outcome.with_command_before(command)
+    if command is not None:
+        outcome = outcome.with_command_before(command)
     if isinstance(intercept, Block | Suspend):
         await _carry_out(group.run, _finalize(group, open_call, outcome))
     else:
@@ -241,16 +264,17 @@ def prepare(run: RunScope, call: ToolCall) -> BoundTool:
 
 async def _before_tool(
     group: CallGroup, open_call: OpenCall, call: ToolCall, decision: Decision | None
-) -> tuple[Intercept | None, StateCommand]:
+) -> tuple[Intercept | None, StateCommand | None]:
     """What the hooks say before a call: the strongest intercept, and the state they change with it."""
     run = group.run
-    at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
     if "before_tool" not in run.hooks.by_phase:
-        return None, at_work.command
+        return None, None
+    at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
     said = await at_work.run_hooks()
     if at_work.deferred:  # they must see what the others wrote, so that is committed now
-        committed, at_work.command = at_work.command, StateCommand()
-        await commit(run, committed, "before_tool", call.id)
+        committed, at_work.command = at_work.command, None
+        if committed is not None:
+            await commit(run, committed, "before_tool", call.id)
         said += await at_work.finish(call.id)
     if decision is not None and open_call.asked_by is not None:
         open_call.answered |= {open_call.asked_by}
@@ -282,7 +306,7 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
         at_work.merge(outcome.command)
     at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
     await at_work.commands_only()
-    committed = _finalize(group, open_call, outcome.with_command(at_work.command))
+    committed = _finalize(group, open_call, outcome.with_command(at_work.command) if at_work.command else outcome)
     await at_work.finish(call.id)
     await _carry_out(run, committed)
 

@@ -103,13 +103,16 @@ class HookRound:
         self.run = run
         self.phase: Phase = phase
         self.context = run.hook_context(phase, snapshot, **seen)
-        self.command = StateCommand()
-        self.deferred: list[Hook] = []
-        self._written: set[str] = set()
+        # Most phases pass without a word: what is collected is made when there is something to collect.
+        self.command: StateCommand | None = None
+        self.deferred: tuple[Hook, ...] = ()
+        self._written: frozenset[str] = frozenset()
 
     def merge(self, command: StateCommand) -> None:
+        if self.command is None:
+            self.command = StateCommand()
         self.command.extend(command)
-        self._written.update(_exclusive(command))
+        self._written |= _exclusive(command)
 
     async def run_hooks(self) -> list[tuple[Hook, Any]]:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
@@ -128,14 +131,14 @@ class HookRound:
                 if self._written.isdisjoint(_exclusive(returned)):
                     self.merge(returned)
                 else:
-                    self.deferred.append(hook)
+                    self.deferred += (hook,)
             elif returned is not None:
                 others.append((hook, returned))
         return others
 
     def keep_off(self, keys: Iterable[str]) -> None:
         """Hooks that write these keys are to run on fresh state."""
-        self._written.update(keys)
+        self._written |= frozenset(keys)
 
     async def commands_only(self) -> None:
         """As `run_hooks`, for a phase in which there is nothing to intercept."""
@@ -157,7 +160,7 @@ class HookRound:
                 await commit(self.run, returned, self.phase, call_id)
             elif returned is not None:
                 others.append((hook, returned))
-        self.deferred = []
+        self.deferred = ()
         return others
 
     async def _checked(self, returned: Any) -> HookReturn:
@@ -187,7 +190,7 @@ async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
         return
     at_work = HookRound(run, phase, run.state.snapshot(), **seen)
     await at_work.commands_only()
-    if at_work.command:
+    if at_work.command is not None:
         await commit(run, at_work.command, phase)
     if at_work.deferred:
         await at_work.finish()

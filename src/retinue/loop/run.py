@@ -61,7 +61,7 @@ async def run_loop(run: RunScope) -> Ending:
             run.refused_limit = limit
         else:
             await run_calls(run, answer.tool_calls)
-        if (ending := await _end_step(run)) is not None:
+        if run.needs_attention and (ending := await _end_step(run)) is not None:
             return ending
         run.close_step()
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"

@@ -340,6 +340,11 @@ class RunScope:
                 return text
         return None
 
+    @property
+    def needs_attention(self) -> bool:
+        """Whether anything but the next step may follow this one."""
+        return bool(self.open_calls or self.has_hooks or self.blocked is not None or self.stopping or self.next_agent)
+
     def open_step(self, number: int) -> None:
         self.step, self.step_is_open = number, True
         self.emit(StepStarted(step=number))

@@ -122,7 +122,8 @@ async def ask_model(run: RunScope) -> Message:
     request = _request(run)
     if run.has_hooks:
         compacted = run.compacted
-        await run_phase(run, "before_inference", request=request, messages=tuple(run.conversation))
+        whole = tuple(run.conversation) if run.history else run.own_messages
+        await run_phase(run, "before_inference", request=request, messages=whole)
         if run.compacted is not compacted:
             request = _request(run)
     if run.step_actions:
