@@ -52,6 +52,28 @@ def test_a_call_moves_only_along_the_table_and_an_illegal_move_changes_nothing(w
         assert call.status is current
 
 
+RUN_LEGAL = {
+    *[("running", end) for end in ("completed", "failed", "cancelled", "timeout")],
+    *[("running", wait) for wait in ("suspended", "waiting_input", "waiting_auth")],
+    *[
+        (wait, to)
+        for wait in ("suspended", "waiting_input", "waiting_auth")
+        for to in ("running", "cancelled", "failed")
+    ],
+}
+
+
+@given(st.lists(st.sampled_from(RunStatus), max_size=12))
+def test_a_run_moves_only_along_its_table(wanted: list[RunStatus]) -> None:
+    current = RunStatus.RUNNING
+    for status in wanted:
+        legal = status in RUN_MOVES[current]
+        assert legal == ((current.value, status.value) in RUN_LEGAL)
+        current = status if legal else current
+        if current.value in ("completed", "failed", "cancelled", "timeout"):
+            assert not RUN_MOVES[current]
+
+
 def test_the_error_survives_pickling() -> None:
     error = IllegalMove("call 'x'", "new", "failed")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

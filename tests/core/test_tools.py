@@ -36,6 +36,7 @@ from retinue import (
     tool,
 )
 from retinue.testing import RecordingSink, ScriptedModel, call, say
+from tests.busy import Busy
 
 
 class Greet(Tool):
@@ -370,20 +371,9 @@ async def test_a_huge_result_is_cut_where_it_shows_and_the_event_keeps_it_whole(
 
 
 async def test_only_so_many_calls_run_at_once() -> None:
-    running, most = 0, 0
-
-    @tool
-    async def work() -> str:
-        """Work."""
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001)
-        running -= 1
-        return "ok"
-
-    await run_one([work], *[call("work") for _ in range(50)], limits=retinue.Limits(parallel=4))
-    assert most == 4
+    busy = Busy()
+    await run_one([busy.tool], *[call("work") for _ in range(50)], limits=retinue.Limits(parallel=4))
+    assert busy.most == 4
 
 
 def test_misuse_raises_at_once_and_says_where() -> None:

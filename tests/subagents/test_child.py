@@ -37,6 +37,7 @@ from retinue import (
     tool,
 )
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
+from tests.busy import Busy
 
 config: StateKey[str, str] = StateKey("config", str)
 found: StateKey[list[str], list[str]] = StateKey("found", list[str], persistent=True)
@@ -84,14 +85,20 @@ async def outcome_of(agent: Agent, **options: Any) -> tuple[RunResult, RunResult
     return outcomes[0], result, sink
 
 
-async def test_the_research_example_whole() -> None:
+def load_research_example() -> Any:
+    """A fresh copy of the example, with its scripted models at their beginning."""
     path = Path(__file__).parents[2] / "examples/research.py"
     spec = importlib.util.spec_from_file_location("research_example", path)
     assert spec is not None
     assert spec.loader is not None
-    research = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = research
-    spec.loader.exec_module(research)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_the_research_example_whole() -> None:
+    research = load_research_example()
     runtime = Runtime([research.parent, research.researcher])
     result = await runtime.run("parent", "What is new?")
     assert result.state[research.summary] == research.ResearchSummary(
@@ -103,13 +110,7 @@ async def test_the_research_example_whole() -> None:
 
 
 async def test_a_child_that_does_not_complete_exports_nothing_though_the_tool_succeeds() -> None:
-    path = Path(__file__).parents[2] / "examples/research.py"
-    spec = importlib.util.spec_from_file_location("research_example_2", path)
-    assert spec is not None
-    assert spec.loader is not None
-    research = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = research
-    spec.loader.exec_module(research)
+    research = load_research_example()
     model = ScriptedModel([call("search", {"query": "x"}), fail(OSError("gone"))])
     failing = Agent("researcher", model, "", [research.search], [research.ResearchPlugin()])
     result = await Runtime([research.parent, failing]).run("parent", "go")
@@ -490,23 +491,13 @@ async def test_depth_children_and_parallel_are_limits_of_the_tree() -> None:
 
 
 async def test_parallel_holds_for_the_whole_tree_and_cannot_wait_for_itself() -> None:
-    running, most = 0, 0
-
-    @tool
-    async def work() -> str:
-        """Work."""
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.002)
-        running -= 1
-        return "ok"
+    busy = Busy(0.002)
 
     def worker(request: Any) -> Any:
         return say("ok") if request.messages[-1].role == "tool" else [call("work") for _ in range(3)]
 
-    sub = Agent("sub", ScriptedModel(worker), tools=[work])
+    sub = Agent("sub", ScriptedModel(worker), tools=[busy.tool])
     fan_out = [call("task", {"subagent_type": "sub", "description": str(n)}) for n in range(6)]
     parent = Agent("parent", ScriptedModel([fan_out, say("done")]), subagents=[sub], limits=Limits(parallel=2))
     result = await asyncio.wait_for(Runtime([parent]).run("parent", "go"), 10)
-    assert (result.response, most) == ("done", 2)
+    assert (result.response, busy.most) == ("done", 2)

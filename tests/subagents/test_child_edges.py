@@ -22,6 +22,7 @@ from retinue import (
     tool,
 )
 from retinue.testing import RecordingSink, ScriptedModel, ScriptError, call, say
+from tests.busy import Busy
 
 
 def echo(name: str = "echo") -> Agent:
@@ -363,20 +364,9 @@ async def test_cancelling_a_tree_that_waits_tells_how_its_children_ended() -> No
 
 
 async def test_a_child_may_have_a_narrower_limit_on_parallel_calls() -> None:
-    running, most = 0, 0
-
-    @tool
-    async def work() -> str:
-        """Work."""
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001)
-        running -= 1
-        return "ok"
-
+    busy = Busy()
     script = [[call("work") for _ in range(6)], say("ok")]
-    child = Agent("child", ScriptedModel(script), tools=[work], limits=Limits(parallel=2))
+    child = Agent("child", ScriptedModel(script), tools=[busy.tool], limits=Limits(parallel=2))
 
     @tool
     async def delegate(ctx: ToolContext) -> str:
@@ -384,4 +374,4 @@ async def test_a_child_may_have_a_narrower_limit_on_parallel_calls() -> None:
         return (await ctx.run_child(child, "x")).response or ""
 
     assert texts(await asyncio.wait_for(boss(delegate).run("boss", "go"), 5)) == ["ok"]
-    assert most == 2
+    assert busy.most == 2
