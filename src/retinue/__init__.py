@@ -57,6 +57,7 @@ from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Ro
 from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from .core.plugins import (
     AddContextMessage,
+    AddSystemText,
     Block,
     Compact,
     ExcludeTools,
@@ -98,6 +99,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AddContextMessage",
+    "AddSystemText",
     "Agent",
     "Backend",
     "BackendProfile",

@@ -8,7 +8,7 @@ from typing import Any
 
 from .backends.local import LocalBackend, LocalRun
 from .core.agents import Agent
-from .core.backend import Backend, ExecutionPlan, RunRequest
+from .core.backend import ExecutionPlan, RunRequest
 from .core.children import Child, ParentContext
 from .core.context import CancellationToken, ToolContext
 from .core.decisions import Decision
@@ -46,7 +46,7 @@ class AgentRegistry:
     def __init__(self, price: Price | None) -> None:
         self.agents: dict[str, Agent] = {}
         self._price, self.prices = price, price is not None
-        self.backend: Backend | None = None
+        self.backend: LocalBackend | None = None
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
@@ -76,6 +76,10 @@ class AgentRegistry:
 
     def price(self, model: str, usage: Usage) -> float:
         return 0.0 if self._price is None else self._price(model, usage)
+
+    def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
+        assert self.backend is not None
+        return self.backend.refuse_child(ctx.run.run_id)
 
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any
@@ -277,7 +281,7 @@ class Runtime:
         self._store: Store = store if store is not None else MemoryStore()
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
-        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal)
+        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store)
         self._runs: dict[str, Run] = {}
         self._busy: dict[str, Run] = {}
         self._closed = False

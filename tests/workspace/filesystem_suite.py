@@ -170,7 +170,43 @@ def check_parallel_writers_make_their_folders(make: Factory) -> None:
     assert all(files.read(path) == path.encode() for path in paths)
 
 
+def check_a_folder_is_a_filesystem(make: Factory) -> None:
+    files = make()
+    inner = files.below("a/b")
+    assert inner.stamps() == {}
+    inner.make_folder("")
+    inner.make_folder("deep/er")
+    inner.make_folder("deep/er")
+    inner.write("x.txt", b"1")
+    assert files.read("a/b/x.txt") == inner.read("x.txt") == inner.below(".").read("x.txt") == b"1"
+    assert inner.below("deep").list() == [FileEntry("er", True)]
+    files.write("secret.txt", b"2")
+    for path in (*OUTSIDE_PATHS, "../../secret.txt"):
+        with pytest.raises(FilesystemError):
+            inner.read(path)
+        with pytest.raises(FilesystemError):
+            inner.below(path).write("x", b"")
+    assert sorted(entry.path for entry in files.walk()) == ["a/b/x.txt", "secret.txt"]
+    assert inner.changing is files.changing
+
+
+def check_stamps_tell_changes(make: Factory) -> None:
+    files = make()
+    assert files.stamp("x.txt") is None
+    assert files.stamps("none") == {}
+    files.write("x.txt", b"1")
+    files.write("inner/y.txt", b"1")
+    before = files.stamp("x.txt")
+    assert before
+    assert files.stamps() == {"x.txt": before}
+    files.write("x.txt", b"2")
+    assert files.stamp("x.txt") not in (None, before)
+    assert files.stamp("inner") is None
+
+
 CONTRACT = (
+    check_a_folder_is_a_filesystem,
+    check_stamps_tell_changes,
     check_bytes_come_back,
     check_paths_are_normalised,
     check_listing_is_sorted_and_flat,

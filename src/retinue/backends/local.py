@@ -22,12 +22,12 @@ from ..core.plugins import Registrar
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
-from ..core.stores import ThreadRecord
+from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
 from ..loop.children import child_ns, enter_child, find_again, next_number, tell_child_finished
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
-from ..loop.limits import Budget
+from ..loop.limits import Budget, child_refusal
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
 from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
@@ -92,7 +92,10 @@ class LocalRun:
         self._parent_budget = None if parent is None else parent.budget
         self._hooks = blueprint.hooks if parent is None else blueprint.hooks.below(parent.hooks)
         self._state = blueprint.state.empty_copy()
-        self._blueprint, self._model = blueprint, resolver.model_of(request.agent, request.model)
+        # An agent without a model of its own runs, as a child, on its parent's.
+        inherits = parent is not None and request.agent.model is None and request.model is None
+        self._model = parent.model if parent and inherits else resolver.model_of(request.agent, request.model)
+        self._blueprint = blueprint
         if request.seed.extensions:
             self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
@@ -197,8 +200,8 @@ class LocalRun:
 class LocalBackend:
     """The backend for agents that run here. Agents, models and journals come from outside."""
 
-    def __init__(self, resolver: Resolver, make_journal: Callable[[], Journal]) -> None:
-        self._resolver, self._make_journal = resolver, make_journal
+    def __init__(self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store) -> None:
+        self._resolver, self._make_journal, self._store = resolver, make_journal, store
         self._scopes: dict[str, RunScope] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
@@ -228,9 +231,15 @@ class LocalBackend:
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
+        return self._run_on_thread(request) if request.keeps_thread else self._run(request)
+
+    async def _run_on_thread(self, request: RunRequest) -> RunResult:
+        return await self._run(request, await self._store.load_thread(request.identity.thread_id))
+
+    def _run(self, request: RunRequest, thread: ThreadRecord | None = None) -> Coroutine[Any, Any, RunResult]:
         identity = request.identity
         if identity.parent_run_id is None:
-            return self._start(request, None)
+            return self._start(request, None, thread)
         parent = self._scopes.get(identity.parent_run_id)
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
@@ -239,7 +248,12 @@ class LocalBackend:
             earlier = find_again(open_call, asked_for(request))
             if isinstance(earlier, LocalRun):
                 return self._go_on(earlier, parent, open_call, request)
-        return self._start(request, parent)
+        return self._start(request, parent, thread)
+
+    def refuse_child(self, run_id: str) -> tuple[str, int] | None:
+        """The limit that stands in the way of a child of a run, and its value; or None."""
+        scope = self._scopes.get(run_id)
+        return None if scope is None else scope.budget.refuse_child(scope.identity.depth + 1)
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
@@ -256,24 +270,37 @@ class LocalBackend:
         elif (scope := self._scopes.get(run_id)) is not None:
             scope.cancellation.set("aborted")  # it shares a task with its call: it stops with its present step
 
-    def _start(self, request: RunRequest, parent: RunScope | None) -> Coroutine[Any, Any, RunResult]:
+    def _start(
+        self, request: RunRequest, parent: RunScope | None, thread: ThreadRecord | None
+    ) -> Coroutine[Any, Any, RunResult]:
         given, request.cancellation = request.cancellation, CancellationToken()
         if parent is None:
             child = self._open_child(request, None, ())
-            self.begin(child)
-            return self._conduct(child, child.execute(), given)
+            self.begin(child, thread)
+            return self._conduct(child, self._keeping(child, child.execute()), given)
         call_id = request.identity.parent_tool_call_id or ""
         number = next_number(parent, call_id)
         ns = child_ns(parent, call_id, number)
         child = self._open_child(request, parent, ns)
-        self.begin(child)
+        self.begin(child, thread)
         enter_child(parent, call_id, number, child)
         parent.budget.count_child()
         identity = request.identity
         parent.emit(
             ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
         )
-        return self._as_child(child, parent, parent.open_calls.get(call_id), child.execute(), given)
+        work = self._keeping(child, child.execute())
+        return self._as_child(child, parent, parent.open_calls.get(call_id), work, given)
+
+    def _keeping(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> Coroutine[Any, Any, RunResult]:
+        """The work of a child, with its thread stored at the end where it keeps one."""
+        return self._keep(child, work) if child.request.keeps_thread else work
+
+    async def _keep(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> RunResult:
+        result = await work
+        if result.status is not RunStatus.SUSPENDED:
+            await self._store.save_thread(child.thread_after())
+        return result
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
@@ -282,7 +309,7 @@ class LocalBackend:
             depth = parent.identity.depth + 1
             refusal = parent.budget.refuse_child(depth)
             if refusal is not None:
-                raise LimitReached(name, *refusal)
+                raise LimitReached(name, refusal[0], child_refusal(*refusal))
             request.identity = replace(request.identity, depth=depth)
         try:
             blueprint = self._blueprint(request.agent)
@@ -299,7 +326,8 @@ class LocalBackend:
         pending, child.scope.pending = child.scope.pending, {}
         child.scope.sink = request.sink
         self._scopes[child.scope.run_id] = child.scope
-        return await self._as_child(child, parent, open_call, child.resume(pending), request.cancellation)
+        work = self._keeping(child, child.resume(pending))
+        return await self._as_child(child, parent, open_call, work, request.cancellation)
 
     async def _as_child(
         self,

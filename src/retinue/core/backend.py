@@ -76,6 +76,8 @@ class RunRequest(Struct, kw_only=True):
     """Hears this run's own events, beside the log."""
     timeout: float | None = None
     """Seconds after which the run is stopped as TIMEOUT."""
+    keeps_thread: bool = False
+    """Whether a child goes on with its thread as it was stored, and leaves it stored; else it starts fresh."""
 
     def remote_messages(self) -> tuple[Message, ...]:
         """What a backend elsewhere is sent: what the user said for all to see, and nothing of the conversation else."""
@@ -117,6 +119,10 @@ class Resolver(Protocol):
 
     def price(self, model: str, usage: Usage) -> float:
         """What a model call costs."""
+        ...
+
+    def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
+        """The name and value of the limit that stands in the way of a child of this call, or None."""
         ...
 
     def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> ChildWork:

@@ -154,10 +154,22 @@ class ToolContext:
         timeout: float | None = None,
         limits: Limits | None = None,
         cancellation: CancellationToken | None = None,
+        thread_id: str | None = None,
     ) -> Coroutine[Any, Any, RunResult]:
-        """Run another agent as a child of this call, with lineage and cancellation filled in."""
+        """Run another agent as a child of this call, with lineage and cancellation filled in.
+
+        With a `thread_id` it goes on with that conversation, and leaves it stored.
+        """
         return self.resolver.run_child(
-            self, agent, input, seed=seed, sink=sink, timeout=timeout, limits=limits, cancellation=cancellation
+            self,
+            agent,
+            input,
+            seed=seed,
+            sink=sink,
+            timeout=timeout,
+            limits=limits,
+            cancellation=cancellation,
+            thread_id=thread_id,
         )
 
     def run_children(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, Protocol
 
 from msgspec import Struct
 
@@ -19,6 +20,15 @@ class Filesystem(Protocol):
     """Contract: no path leaves the root, whatever it says and whatever is linked; a refusal is a FilesystemError
     whose message names the path. Blocking: callers run it beside the event loop."""
 
+    @property
+    def changing(self) -> AbstractContextManager[Any]:
+        """Held while a file is read and written back; one for a filesystem and all that is below it."""
+        ...
+
+    def below(self, path: str) -> Filesystem:
+        """A folder as a filesystem of its own, that leads no further than this one. It need not exist."""
+        ...
+
     def read(self, path: str) -> bytes: ...
 
     def open(self, path: str) -> BinaryIO:
@@ -29,12 +39,24 @@ class Filesystem(Protocol):
         """Replace the file or make it, with the folders above it; a reader never sees half of it."""
         ...
 
+    def make_folder(self, path: str) -> None:
+        """Make a folder, with those above it; nothing happens where it is there."""
+        ...
+
     def list(self, path: str = "") -> list[FileEntry]:
         """What a folder holds, sorted by name."""
         ...
 
     def walk(self, path: str = "") -> list[FileEntry]:
         """Every file below a folder, sorted by path; links that lead out are left out."""
+        ...
+
+    def stamp(self, path: str) -> str | None:
+        """Another one than before means that a file has changed; None where there is no such file."""
+        ...
+
+    def stamps(self, path: str = "") -> dict[str, str]:
+        """The stamp of each file in a folder by its name, without those deeper; none where there is no such folder."""
         ...
 
     def exists(self, path: str) -> bool: ...

@@ -108,6 +108,12 @@ class AddContextMessage(Struct, frozen=True):
     text: str
 
 
+class AddSystemText(Struct, frozen=True):
+    """Action: the system message of the next request goes on with this text."""
+
+    text: str
+
+
 class ExcludeTools(Struct, frozen=True):
     """Action: the next request does not offer these tools."""
 
@@ -126,7 +132,7 @@ class OverrideSettings(Struct, frozen=True):
     settings: dict[str, Any]
 
 
-StepAction = AddContextMessage | ExcludeTools | IncludeTools | OverrideSettings
+StepAction = AddContextMessage | AddSystemText | ExcludeTools | IncludeTools | OverrideSettings
 
 
 class HandOff(Struct, frozen=True):

@@ -65,6 +65,13 @@ class Slots:
         self._free += 1
 
 
+def child_refusal(limit: str, value: int) -> str:
+    """What to say of a limit that stands in the way of a child."""
+    if limit == "depth":
+        return f"agents may be nested {value} deep: do this yourself"
+    return f"this tree may start {value} children: go on with what you have"
+
+
 class Budget:
     """Counts what a run uses against its own limits and those of every run above it."""
 
@@ -105,15 +112,15 @@ class Budget:
             return "seconds"
         return None if self.parent is None else self.parent.exhausted(journal)
 
-    def refuse_child(self, depth: int) -> tuple[str, str] | None:
-        """The limit that stands in the way of a child at that depth, and what to say of it; or None."""
+    def refuse_child(self, depth: int) -> tuple[str, int] | None:
+        """The limit that stands in the way of a child at that depth, and its value; or None."""
         limits = self.limits
         # An agent that sets nothing does not narrow what the run above it may do.
         if self.parent is None or limits != _DEFAULTS:
             if depth - self.depth > limits.depth:
-                return "depth", f"agents may be nested {limits.depth} deep: do this yourself"
+                return "depth", limits.depth
             if self.children >= limits.children:
-                return "children", f"this tree may start {limits.children} children: go on with what you have"
+                return "children", limits.children
         return None if self.parent is None else self.parent.refuse_child(depth)
 
     def count_child(self) -> None:

@@ -18,6 +18,7 @@ from ..core.errors import Escape, HookFailed, RunawayActions, UnknownAction
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     AddContextMessage,
+    AddSystemText,
     Block,
     Compact,
     ExcludeTools,
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 MAX_ACTION_ROUNDS = 16
 
-_STEP_ACTIONS = (AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings)
+_STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
 _RUN_ACTIONS = (HandOff, StopRun, Compact)
 _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
 

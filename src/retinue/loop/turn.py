@@ -18,7 +18,7 @@ from ..core.events import (
 )
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
-from ..core.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings, StepAction
+from ..core.plugins import AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings, StepAction
 from .outcomes import cancelled
 from .phases import run_phase
 from .scope import RunScope
@@ -173,6 +173,9 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
             messages.append(Message.user(action.text, visibility=Visibility.INTERNAL))
         elif isinstance(action, OverrideSettings):
             settings.update(action.settings)
+    if added := [action.text for action in actions if isinstance(action, AddSystemText)]:
+        said = [messages.pop(0).text] if messages and messages[0].role is Role.SYSTEM else []
+        messages.insert(0, Message.system("\n\n".join([*said, *added])))
     if only:
         tools = [tool for tool in tools if any(tool.name in names for names in only)]
     tools = [tool for tool in tools if tool.name not in excluded]

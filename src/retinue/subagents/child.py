@@ -36,9 +36,11 @@ async def run_child_agent(
     timeout: float | None = None,
     limits: Limits | None = None,
     model: str | Model | None = None,
+    thread_id: str | None = None,
 ) -> RunResult:
     """Run another agent to its end and return how it ended, whatever that is.
 
+    With a `thread_id` it goes on with that conversation and leaves it stored; without, it starts fresh.
     Raises ExecutionBackendError where the run could not be set up or dispatched; then no event of it exists.
     """
     try:
@@ -54,7 +56,7 @@ async def run_child_agent(
     unique = urandom(10).hex()
     identity = RunIdentity(
         run_id=f"run_{unique}",
-        thread_id=f"thread_{unique}",
+        thread_id=thread_id or f"thread_{unique}",
         agent=plan.agent.name,
         parent_run_id=parent.parent_run_id,
         parent_thread_id=parent.parent_thread_id,
@@ -73,6 +75,7 @@ async def run_child_agent(
         model=model,
         sink=None if isinstance(sink, NullSink) else sink,  # a sink that does nothing need not be called
         timeout=timeout,
+        keeps_thread=thread_id is not None,
     )
     return await plan.backend.run(request)
 

@@ -7,7 +7,9 @@ import stat
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from copy import copy
 from secrets import token_hex
+from threading import Lock
 from typing import BinaryIO, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
@@ -42,9 +44,27 @@ class LocalFilesystem:
             raise ConfigurationError(f"not a folder to work in: {given!r}")
         self.root = os.path.abspath(given)
         self.read_limit, self.fsync = read_limit, fsync
+        self.changing = Lock()
+        self._anchor, self._base = self.root, ()
+
+    _anchor: str
+    """The folder that whoever configured it meant."""
+    _base: tuple[str, ...]
+    """The folders from there to the root, which are entered like any other: through no link."""
 
     def __repr__(self) -> str:
         return f"LocalFilesystem({self.root!r})"
+
+    def below(self, path: str) -> LocalFilesystem:
+        names = split_path(path)
+        made = copy(self)
+        made._base = (*self._base, *names)
+        made.root = os.path.join(self.root, *names)
+        return made
+
+    def make_folder(self, path: str) -> None:
+        with self._folder(split_path(path), create=True):
+            return
 
     def read(self, path: str) -> bytes:
         """The whole file; one over `read_limit` bytes is refused, `open` reads it in parts."""
@@ -95,6 +115,27 @@ class LocalFilesystem:
     def walk(self, path: str = "") -> list[FileEntry]:
         return list(walk_files(self.list, path, True, lambda above, _: above))
 
+    def stamp(self, path: str) -> str | None:
+        parents, name = _leaf(path)
+        try:
+            with self._folder(parents) as folder:
+                status = folder.stat(name)
+        except (FileMissing, FileNotFoundError):
+            return None
+        except OSError as error:
+            raise refusal_of(error, path) from error
+        return _stamp(status) if stat.S_ISREG(status.st_mode) else None
+
+    def stamps(self, path: str = "") -> dict[str, str]:
+        try:
+            with self._folder(split_path(path)) as folder:
+                found = _asking(folder.scan, path)
+        except FileMissing:
+            return {}
+        return {
+            name: _stamp(status) for name, status in found if stat.S_ISREG(status.st_mode) and not name_problem(name)
+        }
+
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there that can be used."""
         names = split_path(path)
@@ -124,8 +165,9 @@ class LocalFilesystem:
     def _folder(self, names: tuple[str, ...], *, create: bool = False) -> Generator[Folder, None, None]:
         folder = self._open_root(create=create)
         try:
-            for depth, name in enumerate(names, 1):
-                inner = _enter(folder, name, join_path(names[:depth]), create=create)
+            for depth, name in enumerate((*self._base, *names), 1 - len(self._base)):
+                shown = self.root if depth < 1 else join_path(names[:depth])
+                inner = _enter(folder, name, shown, create=create)
                 folder.close()
                 folder = inner
             yield folder
@@ -135,8 +177,8 @@ class LocalFilesystem:
     def _open_root(self, *, create: bool) -> Folder:
         try:
             if create:
-                os.makedirs(self.root, exist_ok=True)
-            return self._folder_type.at(self.root)
+                os.makedirs(self._anchor, exist_ok=True)
+            return self._folder_type.at(self._anchor)
         except FileNotFoundError as error:
             problem = "the root folder of this workspace does not exist; create it, or write a file to have it made"
             raise FileMissing(self.root, problem) from error
@@ -226,6 +268,10 @@ def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
     if stat.S_ISDIR(status.st_mode):
         return FileEntry(join_path(names), True)
     return FileEntry(join_path(names), False, status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}"
 
 
 def _asking(question: Callable[[], T], path: str) -> T:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
-from threading import Lock
 
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import (
@@ -59,8 +58,6 @@ def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
 class _FileTools:
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
-        # Two edits of one file at once would each write back a file without the other's.
-        self._changing = Lock()
 
     def read_file(self, path: str, offset: int = 0, limit: int = 2000) -> str:
         """Read a text file.
@@ -93,7 +90,7 @@ class _FileTools:
             content: The whole text of the file.
         """
         data = _encoded("content", content)
-        with self._refusing(path), self._changing:
+        with self._refusing(path), self._filesystem.changing:
             self._filesystem.write(path, data)
         lines = content.count("\n") + (content != "" and not content.endswith("\n"))
         return f"wrote {_count(lines, 'line')} ({_count(len(data), 'byte')}) to {normal_path(path)}"
@@ -113,7 +110,7 @@ class _FileTools:
         if not old:
             raise InvalidArguments("old must not be empty; use write_file to make a file or to replace all of it")
         old_data, new_data = _encoded("old", old), _encoded("new", new)
-        with self._refusing(path), self._changing:
+        with self._refusing(path), self._filesystem.changing:
             data = self._filesystem.read(path)
             edit = replace_text(data, old_data, new_data)
             if not edit.lines:
