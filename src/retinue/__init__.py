@@ -92,6 +92,8 @@ from .runtime import Run, Runtime
 from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
 from .subagents.child import run_child_agent, run_child_agent_checked
+from .subagents.declarations import SubagentDeclaration, WorkspaceMode
+from .subagents.harness import HarnessAgent
 from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
 from .workspace import LocalFilesystem, file_tools
 
@@ -132,6 +134,7 @@ __all__ = [
     "FrontEndTool",
     "FunctionTool",
     "HandOff",
+    "HarnessAgent",
     "HookContext",
     "HookFailed",
     "IllegalMove",
@@ -204,6 +207,7 @@ __all__ = [
     "Store",
     "StreamedChild",
     "StreamingPassthroughSink",
+    "SubagentDeclaration",
     "Suspend",
     "SuspendTicket",
     "TextChunk",
@@ -230,6 +234,7 @@ __all__ = [
     "UnknownRun",
     "Usage",
     "Visibility",
+    "WorkspaceMode",
     "WriteConflict",
     "__version__",
     "event_from_json",

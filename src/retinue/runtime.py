@@ -56,6 +56,7 @@ class AgentRegistry:
             return
         if agent.name in self.agents:
             raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
+        agent.check()
         self.agents[agent.name] = agent
         self._take_linked(agent)
 
@@ -318,6 +319,7 @@ class Runtime:
         identity = RunIdentity(
             run_id=run_id, thread_id=thread_id or journal.new_id("thread"), agent=spec.name, user_id=user_id
         )
+        spec.check_thread(identity.thread_id)
         if holder := self._busy.get(identity.thread_id):
             raise ThreadBusy(identity.thread_id, holder.run_id)
         request = RunRequest(

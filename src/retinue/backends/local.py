@@ -13,7 +13,6 @@ from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.context import CancellationToken
 from ..core.decisions import Decision
-from ..core.delegation import TaskTool
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildStarted, Namespace, Sink
 from ..core.journal import Journal
@@ -52,10 +51,7 @@ class Blueprint:
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
     """An agent's tools, those of its plugins, and the one for its sub-agents."""
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
-    if agent.subagents:
-        children = [resolver.resolve(child).agent for child in agent.subagents]
-        tools.append(TaskTool({child.name: child for child in children}))
-    return agent.toolbox.extended(tools)
+    return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
 class LocalRun:

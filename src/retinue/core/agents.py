@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .delegation import AgentTool, HandOffTool
+from .delegation import AgentTool, HandOffTool, TaskTool
 from .errors import ConfigurationError
 from .functions import as_tool
 from .messages import Message
@@ -18,11 +18,14 @@ from .runs import Limits
 from .schema import ArgumentCheck
 from .tools import Tool, ToolDescriptor
 
+if TYPE_CHECKING:
+    from .backend import Resolver
+
 Conflicts = Literal["error", "last_wins"]
 
 RESULT_LIMIT = 80_000
 
-_AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -55,7 +58,7 @@ class Agent:
     """The instructions as the model reads them, with the shape of the answer where there is one."""
 
     def __post_init__(self) -> None:
-        if not _AGENT_NAME.fullmatch(str(self.name)):
+        if not AGENT_NAME.fullmatch(str(self.name)):
             raise ConfigurationError(
                 f"agent name {self.name!r}: use a letter, then up to 63 letters, digits, '_' or '-'"
             )
@@ -90,6 +93,19 @@ class Agent:
     def as_tool(self) -> Tool:
         """A tool `agent_run_<name>` with which another agent delegates to this one."""
         return AgentTool(self)
+
+    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
+        """The tools with which the model reaches this agent's sub-agents."""
+        if not self.subagents:
+            return ()
+        children = [resolver.resolve(child).agent for child in self.subagents]
+        return (TaskTool({child.name: child for child in children}),)
+
+    def check(self) -> None:
+        """What can be wrong beyond one argument; raises ConfigurationError. Called when a runtime takes the agent."""
+
+    def check_thread(self, thread_id: str) -> None:
+        """Whether runs on that thread are possible; raises ConfigurationError."""
 
     def linked(self) -> Iterable[Agent]:
         """The agents this one names as objects."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
 from typing import Annotated, Any, Protocol, get_args, get_origin
 
 import msgspec
@@ -238,4 +240,16 @@ def isolate(value: Any) -> Any:
         return [isolate(item) for item in value]
     if kind is dict:
         return {key: isolate(item) for key, item in value.items()}
-    return deepcopy(value)
+    return value if _cannot_change(kind) else deepcopy(value)
+
+
+@cache
+def _cannot_change(kind: type) -> bool:
+    """Whether it is a frozen record of nothing but atoms: then copies would only cost time."""
+    if not (issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen):
+        return False
+    return all(_is_atomic(field.type) for field in msgspec.structs.fields(kind))
+
+
+def _is_atomic(hint: Any) -> bool:
+    return hint in _ATOMS or (isinstance(hint, UnionType) and all(map(_is_atomic, get_args(hint))))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Protocol
 
 from msgspec import Struct
+
+Stamp = Hashable
+"""Tells one state of a file from another."""
 
 
 class FileEntry(Struct, frozen=True):
@@ -19,6 +23,11 @@ class FileEntry(Struct, frozen=True):
 class Filesystem(Protocol):
     """Contract: no path leaves the root, whatever it says and whatever is linked; a refusal is a FilesystemError
     whose message names the path. Blocking: callers run it beside the event loop."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a look at a few files is a matter of microseconds, so that nobody need leave the event loop for it."""
+        ...
 
     @property
     def changing(self) -> AbstractContextManager[Any]:
@@ -51,11 +60,11 @@ class Filesystem(Protocol):
         """Every file below a folder, sorted by path; links that lead out are left out."""
         ...
 
-    def stamp(self, path: str) -> str | None:
+    def stamp(self, path: str) -> Stamp | None:
         """Another one than before means that a file has changed; None where there is no such file."""
         ...
 
-    def stamps(self, path: str = "") -> dict[str, str]:
+    def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
         """The stamp of each file in a folder by its name, without those deeper; none where there is no such folder."""
         ...
 

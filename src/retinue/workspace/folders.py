@@ -50,7 +50,9 @@ class Folder(Protocol):
 
     def rmdir(self, name: str) -> None: ...
 
-    def scan(self) -> list[tuple[str, os.stat_result]]: ...
+    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
+        """What is in it, where the name ends so."""
+        ...
 
     def sync(self) -> None: ...
 
@@ -94,9 +96,9 @@ class AnchoredFolder:
     def rmdir(self, name: str) -> None:
         os.rmdir(name, dir_fd=self._fd)
 
-    def scan(self) -> list[tuple[str, os.stat_result]]:
+    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
         with os.scandir(self._fd) as entries:
-            return list(_statuses(entries))
+            return _statuses(entries, suffix)
 
     def sync(self) -> None:
         os.fsync(self._fd)
@@ -142,9 +144,9 @@ class ResolvedFolder:
     def rmdir(self, name: str) -> None:
         os.rmdir(self._below(name))
 
-    def scan(self) -> list[tuple[str, os.stat_result]]:
+    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
         with os.scandir(self._checked(self._path)) as entries:
-            return list(_statuses(entries))
+            return _statuses(entries, suffix)
 
     def sync(self) -> None:
         """Windows cannot do it for a folder."""
@@ -161,9 +163,14 @@ class ResolvedFolder:
         return path
 
 
-def _statuses(entries: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
+def _statuses(entries: Iterator[os.DirEntry[str]], suffix: str) -> list[tuple[str, os.stat_result]]:
+    found: list[tuple[str, os.stat_result]] = []
     for entry in entries:
+        name = entry.name
+        if not name.endswith(suffix):
+            continue
         try:
-            yield entry.name, entry.stat(follow_symlinks=False)
+            found.append((name, entry.stat(follow_symlinks=False)))
         except OSError:
             continue  # gone since the folder was read
+    return found

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import BinaryIO, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
-from ..core.filesystem import FileEntry
+from ..core.filesystem import FileEntry, Stamp
 from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
 from .paths import TEMPORARY, join_path, name_problem, split_path
 from .refusals import LINK, refusal_of
@@ -36,6 +36,7 @@ class LocalFilesystem:
     A link made by another process in between is then followed: give such a workspace to nobody else.
     """
 
+    is_near = True
     _folder_type: type[Folder] = AnchoredFolder if CAN_ANCHOR else ResolvedFolder
 
     def __init__(self, root: str | os.PathLike[str], *, read_limit: int = READ_LIMIT, fsync: bool = False) -> None:
@@ -115,7 +116,7 @@ class LocalFilesystem:
     def walk(self, path: str = "") -> list[FileEntry]:
         return list(walk_files(self.list, path, True, lambda above, _: above))
 
-    def stamp(self, path: str) -> str | None:
+    def stamp(self, path: str) -> Stamp | None:
         parents, name = _leaf(path)
         try:
             with self._folder(parents) as folder:
@@ -126,15 +127,13 @@ class LocalFilesystem:
             raise refusal_of(error, path) from error
         return _stamp(status) if stat.S_ISREG(status.st_mode) else None
 
-    def stamps(self, path: str = "") -> dict[str, str]:
+    def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
         try:
             with self._folder(split_path(path)) as folder:
-                found = _asking(folder.scan, path)
+                found = _asking(lambda: folder.scan(suffix), path)
         except FileMissing:
             return {}
-        return {
-            name: _stamp(status) for name, status in found if stat.S_ISREG(status.st_mode) and not name_problem(name)
-        }
+        return {name: _stamp(status) for name, status in found if stat.S_ISREG(status.st_mode)}
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there that can be used."""
@@ -270,8 +269,8 @@ def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
     return FileEntry(join_path(names), False, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
-def _stamp(status: os.stat_result) -> str:
-    return f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}"
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _asking(question: Callable[[], T], path: str) -> T:

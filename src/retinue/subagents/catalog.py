@@ -1,0 +1,288 @@
+"""The catalog: every sub-agent an agent can spawn, from all the places that declare some."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
+
+from ..core.agents import AGENT_NAME, Agent
+from ..core.context import ToolContext
+from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemError
+from ..core.filesystem import Filesystem
+from ..core.functions import in_thread
+from ..workspace import AGENTS_FILE, LocalFilesystem
+from .declarations import BUILTIN_TOOLS, Problem, SubagentDeclaration, WorkspaceMode
+from .folder import DeclarationFolder
+from .markdown import read_claude_markdown, read_markdown
+from .prompt import with_context
+
+if TYPE_CHECKING:
+    from .harness import HarnessAgent
+
+_log = logging.getLogger(__name__)
+
+GENERAL_PURPOSE = "general-purpose"
+GENERAL_PURPOSE_DESCRIPTION = (
+    "Works as you do, with your tools and in your workspace, on a task of several steps whose details you need not "
+    "see: a search over many files, a piece of work that stands on its own. Returns a short report."
+)
+
+Factory = Callable[[ToolContext], Agent | Awaitable[Agent]]
+"""Makes a sub-agent for the call that wants it."""
+
+
+class Entry(Struct, frozen=True):
+    """A sub-agent that can be spawned."""
+
+    id: str
+    description: str
+    source: str
+    """`built in`, `code`, `factory`, or the path of a file."""
+    make: Factory
+    declaration: SubagentDeclaration | None = None
+
+    async def agent(self, ctx: ToolContext) -> Agent:
+        made: Any = self.make(ctx)
+        if inspect.isawaitable(made):
+            made = await made
+        if not isinstance(made, Agent):
+            raise ExecutionBackendError(self.id, f"its factory gave {made!r}, which is not an agent")
+        return made
+
+
+class Catalog:
+    """The sub-agents of one harness. `refresh` looks at the files again; without it only code counts."""
+
+    def __init__(self, parent: HarnessAgent) -> None:
+        self._parent = parent
+        self._nursery = Nursery(parent)
+        self._named: Mapping[str, Agent] = {}
+        self._folders: tuple[DeclarationFolder, ...] = ()
+        if parent.reads_workspace:
+            self._folders = (
+                DeclarationFolder(parent.files, "subagents", read_markdown),
+                DeclarationFolder(parent.files, ".claude/agents", read_claude_markdown),
+            )
+        self._is_fresh = False
+        self.entries: dict[str, Entry] = {}
+        self.problems: tuple[Problem, ...] = ()
+        self._merge()
+
+    def check(self) -> None:
+        """Two declarations in code with one name are an error that names both."""
+        places: dict[str, str] = {}
+        declared = [(name_of(given), "subagents") for given in self._parent.subagents]
+        made = [(name, "subagent_factories") for name in self._parent.subagent_factories]
+        for name, place in (*declared, *made):
+            if not AGENT_NAME.fullmatch(name):
+                raise ConfigurationError(f"sub-agent {name!r}: a name is a letter, then letters, digits, '_' or '-'")
+            if name in places:
+                raise ConfigurationError(
+                    f"agent {self._parent.name!r} has two sub-agents named {name!r}, one in {places[name]} and one "
+                    f"in {place}: rename one"
+                )
+            places[name] = place
+
+    def take_named(self, agents: Mapping[str, Agent]) -> None:
+        """The agents that `subagents` names as text."""
+        self._named = agents
+        self._merge()
+
+    def refresh(self) -> None:
+        """Read the files that have changed. Blocking."""
+        changed = [folder.refresh() for folder in self._folders]
+        if any(changed) or not self._is_fresh:
+            self._is_fresh = True
+            before = set(self.problems)
+            self._merge()
+            for problem in self.problems:
+                if problem not in before:
+                    _log.warning("%s", problem)
+
+    async def look(self) -> None:
+        """As `refresh`, beside the event loop where it may take long."""
+        if self._parent.files.is_near and all(folder.is_small for folder in self._folders):
+            self.refresh()
+        else:
+            await in_thread(self.refresh, {})
+
+    async def up_to_date(self) -> dict[str, Entry]:
+        """The entries, read for the first time where nobody has."""
+        if not self._is_fresh:
+            await self.look()
+        return self.entries
+
+    def _merge(self) -> None:
+        """Code counts before files, files in the order of their folders; `general-purpose` gives way to any."""
+        problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
+        entries: dict[str, Entry] = {}
+        if self._parent.general_purpose:
+            entries[GENERAL_PURPOSE] = self._nursery.general_purpose()
+        in_code = [self._entry(given) for given in self._parent.subagents]
+        factories = [_factory_entry(name, given) for name, given in self._parent.subagent_factories.items()]
+        taken = {entry.id: entry.source for entry in (*in_code, *factories)}
+        from_files: list[Entry] = []
+        for declaration in [found for folder in self._folders for found in folder.declarations]:
+            if declaration.name in taken:
+                where = taken[declaration.name]
+                problems.append(
+                    Problem(declaration.source, f"{declaration.name!r} is declared in {where}, which counts")
+                )
+                continue
+            taken[declaration.name] = declaration.source
+            from_files.append(self._entry(declaration))
+        for entry in (*in_code, *from_files, *factories):
+            refusal, remarks = (None, []) if entry.declaration is None else self._nursery.judge(entry.declaration)
+            problems.extend(remarks)
+            if refusal is None:
+                entries[entry.id] = entry
+            else:
+                problems.append(refusal)
+        self.entries, self.problems = entries, tuple(problems)
+
+    def _entry(self, given: SubagentDeclaration | Agent | str) -> Entry:
+        if isinstance(given, SubagentDeclaration):
+            make = self._nursery.maker(given)
+            return Entry(given.name, given.description, given.source, make, given)
+        name = name_of(given)
+        agent = self._named.get(name) if isinstance(given, str) else given
+        description = (agent.description if agent is not None else "") or name
+
+        def make_given(ctx: ToolContext) -> Agent:
+            return ctx.resolver.agent(name) if agent is None else agent
+
+        return Entry(name, description, "code", make_given)
+
+
+class Nursery:
+    """Makes the children of a harness from declarations. A child can do nothing that its parent cannot."""
+
+    def __init__(self, parent: HarnessAgent) -> None:
+        self._parent = parent
+        self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
+        self._prepared: set[str] = set()
+
+    def general_purpose(self) -> Entry:
+        parent = self._parent
+
+        def make(ctx: ToolContext) -> Agent:
+            return self._kept(GENERAL_PURPOSE, None, "", lambda: parent.mirror(GENERAL_PURPOSE))
+
+        return Entry(GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", make)
+
+    def maker(self, declaration: SubagentDeclaration) -> Factory:
+        async def make(ctx: ToolContext) -> Agent:
+            try:
+                base = await self._base(declaration)
+                return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
+            except (FilesystemError, ConfigurationError) as exc:
+                raise ExecutionBackendError(declaration.name, str(exc)) from exc
+
+        return make
+
+    def judge(self, declaration: SubagentDeclaration) -> tuple[Problem | None, list[Problem]]:
+        """Why a declaration cannot be used, if it cannot, and what about it has no effect."""
+        remarks: list[Problem] = []
+
+        def remark(field: str, message: str) -> None:
+            remarks.append(Problem(declaration.source, message, declaration.lines.get(field), field, True))
+
+        parent = self._parent
+        for name in declaration.tools or ():
+            if name in BUILTIN_TOOLS:
+                remark("tools", f"{name} is a built-in tool, which `tools` does not narrow: use builtin_tools")
+            elif name not in parent.own_tool_names:
+                known = ", ".join(sorted(parent.own_tool_names)) or "none"
+                remark("tools", f"{parent.name} has no tool {name!r} to inherit; it has {known}")
+        for name in declaration.builtin_tools or ():
+            if name not in parent.builtin_names:
+                remark("builtin_tools", f"{parent.name} itself has no {name}, so {declaration.name} gets none")
+        try:
+            if declaration.workspace is not None:
+                self._definition(declaration)
+        except (FilesystemError, ConfigurationError) as exc:
+            line = declaration.lines.get("workspace")
+            return Problem(declaration.source, str(exc), line, "workspace"), remarks
+        return None, remarks
+
+    def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
+        """The child made before, where nothing about it has changed."""
+        made = self._made.get(name)
+        if made is None or made[0] is not declaration or made[1] != base:
+            made = self._made[name] = (declaration, base, build())
+        return made[2]
+
+    async def _base(self, declaration: SubagentDeclaration) -> str:
+        """What instructs the child, as it is now; and its folder is made, where it has one of its own."""
+        if declaration.workspace is not None:
+            return await in_thread(self._read_definition, {"declaration": declaration})
+        if declaration.mode is WorkspaceMode.ISOLATED and declaration.name not in self._prepared:
+            if not self._parent.disable_filesystem:
+                await in_thread(self._runtime_files(declaration).make_folder, {"path": ""})
+            self._prepared.add(declaration.name)
+        return declaration.inline or ""
+
+    def _read_definition(self, declaration: SubagentDeclaration) -> str:
+        files = self._definition(declaration)
+        if files.stamp(AGENTS_FILE) is None:
+            return ""
+        try:
+            return files.read(AGENTS_FILE).decode("utf-8-sig").strip()
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{AGENTS_FILE} of {declaration.workspace} is not UTF-8 text") from None
+
+    def _build(self, declaration: SubagentDeclaration, base: str) -> Agent:
+        files = self._runtime_files(declaration)
+        defined_here = declaration.workspace is not None and same_place(self._definition(declaration), files)
+        return self._parent.child(declaration, with_context(base), files, tells_agents_file=not defined_here)
+
+    def _runtime_files(self, declaration: SubagentDeclaration) -> Filesystem:
+        """Where a child works: rows two to five of the table of workspaces."""
+        if declaration.mode is WorkspaceMode.SHARED:
+            return self._parent.files
+        if declaration.workspace is not None:
+            return self._definition(declaration)
+        return self._parent.files.below(f"agents/{declaration.name}/workspace")
+
+    def _definition(self, declaration: SubagentDeclaration) -> Filesystem:
+        """The folder that defines a child: in the main workspace, or in one of the roots its parent allows."""
+        given = os.fspath(declaration.workspace or "")
+        files = self._parent.files
+        path = posixpath.normpath(given.replace(os.sep, "/"))
+        if not os.path.isabs(given) and path != ".." and not path.startswith("../"):
+            return files.below(path)
+        main = files.root if isinstance(files, LocalFilesystem) else None
+        if main is not None:
+            wanted = os.path.normpath(os.path.join(main, given))
+            roots = [os.path.normpath(os.path.join(main, root)) for root in self._parent.workspace_roots]
+            for root, root_files in ((main, files), *[(root, LocalFilesystem(root)) for root in roots]):
+                if os.path.commonpath([root, wanted]) == root:
+                    return root_files.below(os.path.relpath(wanted, root).replace(os.sep, "/"))
+        raise ConfigurationError(
+            f"{given!r} is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
+        )
+
+
+def name_of(given: SubagentDeclaration | Agent | str) -> str:
+    return given if isinstance(given, str) else given.name
+
+
+def same_place(one: Filesystem, other: Filesystem) -> bool:
+    if isinstance(one, LocalFilesystem) and isinstance(other, LocalFilesystem):
+        return one.root == other.root
+    return one is other
+
+
+def _factory_entry(name: str, given: Any) -> Entry:
+    description, factory = cast("tuple[str, Factory]", given if isinstance(given, tuple) else ("", given))
+    return Entry(name, description or name, "factory", factory)
+
+
+def listed(problems: Iterable[Problem]) -> list[str]:
+    return [str(problem) for problem in problems]

@@ -1,0 +1,137 @@
+"""Declarations: what says which sub-agents an agent has, and how each is made."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from ..core.agents import AGENT_NAME
+from ..core.errors import ConfigurationError
+from ..core.runs import Limits
+
+FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "glob_files", "grep_files")
+BUILTIN_TOOLS = (*FILE_TOOLS, "shell")
+"""The tools a harness brings itself, as far as it may."""
+
+DEFAULT_STEPS = 10
+"""Fewer than an agent of its own has: a sub-agent does one thing."""
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class WorkspaceMode(StrEnum):
+    """Where a sub-agent works: in a folder of its own, or in its parent's."""
+
+    ISOLATED = "isolated"
+    SHARED = "shared"
+
+
+class Problem(Struct, frozen=True):
+    """Something wrong with a declaration. A warning leaves it usable; otherwise there is no such sub-agent."""
+
+    where: str
+    """The file, or `code`."""
+    message: str
+    line: int | None = None
+    field: str | None = None
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        place = self.where if self.line is None else f"{self.where}:{self.line}"
+        return ": ".join([part for part in (place, self.field, self.message) if part])
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentDeclaration:
+    """A sub-agent: a folder that defines it (`workspace`), its instructions as text (`inline`), or a server (`url`)."""
+
+    name: str
+    description: str
+    """For the parent's model: when to use it, what it gives back, what it must not be used for."""
+    workspace: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    """The folder whose AGENTS.md instructs it, relative to the main workspace."""
+    inline: str | None = field(default=None, kw_only=True)
+    url: str | None = field(default=None, kw_only=True)
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    """Sent to `url` with every request; never written anywhere."""
+    mode: WorkspaceMode | str = field(default=WorkspaceMode.ISOLATED, kw_only=True)
+    model: str | Any | None = field(default=None, kw_only=True)
+    """Without one it runs on its parent's."""
+    max_steps: int = field(default=DEFAULT_STEPS, kw_only=True)
+    tools: Iterable[str] | None = field(default=None, kw_only=True)
+    """Which of the tools given to its parent it inherits; None is all. Built-in ones are not meant."""
+    builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
+    """Which of the built-in tools its parent has it has too; None is all."""
+    disallowed_tools: Iterable[str] = field(default=(), kw_only=True)
+    """Tools it does not have, inherited or built in, whatever the others say."""
+    timeout: float | None = field(default=None, kw_only=True)
+    """Seconds after which a run of it is stopped."""
+    limits: Limits | None = field(default=None, kw_only=True)
+    source: str = field(default="code", kw_only=True)
+    """Where it was declared: the path of its file, or `code`."""
+    lines: Mapping[str, int] = field(default_factory=dict[str, int], kw_only=True, repr=False, compare=False)
+    """On which line of the file each field is."""
+
+    def __post_init__(self) -> None:
+        owner = f"sub-agent {self.name!r}"
+        if not AGENT_NAME.fullmatch(str(self.name)):
+            raise ConfigurationError(f"{owner}: a name is a letter, then up to 63 letters, digits, '_' or '-'")
+        if not str(self.description).strip():
+            raise ConfigurationError(f"{owner} needs a description: the model decides by it when to use it")
+        self._check_source(owner)
+        try:
+            object.__setattr__(self, "mode", WorkspaceMode(self.mode))
+        except ValueError:
+            raise ConfigurationError(f"{owner}: mode is 'isolated' or 'shared', not {self.mode!r}") from None
+        if self.max_steps < 1:
+            raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ConfigurationError(f"{owner}: timeout must be above 0 seconds, got {self.timeout}")
+        for name in ("tools", "builtin_tools", "disallowed_tools"):
+            object.__setattr__(self, name, _names(getattr(self, name), f"{owner}: {name}"))
+        for name in self.builtin_tools or ():
+            if name not in BUILTIN_TOOLS:
+                raise ConfigurationError(
+                    f"{owner}: there is no built-in tool {name!r}; there are {', '.join(BUILTIN_TOOLS)}"
+                )
+
+    def _check_source(self, owner: str) -> None:
+        """The three ways to say what it is exclude each other."""
+        has_inline = bool(self.inline and self.inline.strip())
+        if self.url is not None and self.workspace is not None:
+            raise ConfigurationError(f"{owner}: url and workspace exclude each other")
+        if self.url is not None and has_inline:
+            raise ConfigurationError(f"{owner}: url and inline exclude each other")
+        if self.workspace is not None and has_inline:
+            raise ConfigurationError(f"{owner}: workspace and inline exclude each other")
+        if self.headers and self.url is None:
+            raise ConfigurationError(f"{owner}: headers are sent to a url, and there is none")
+        if self.url is not None:
+            parts = urlsplit(self.url)
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise ConfigurationError(f"{owner}: url must begin with http:// or https:// and name a host")
+        for name, value in (self.headers or {}).items():
+            if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
+                raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
+
+    @property
+    def is_remote(self) -> bool:
+        return self.url is not None
+
+
+def _names(given: Any, owner: str) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise ConfigurationError(f"{owner} is a list of tool names, not the text {given!r}")
+    names = tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"{owner} is a list of tool names, not {names!r}")
+    return names

@@ -1,0 +1,71 @@
+"""A folder of Markdown declarations: read once, and again where a file has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from ..core.errors import FilesystemError
+from ..core.filesystem import Filesystem, Stamp
+from .declarations import Problem, SubagentDeclaration
+from .markdown import Loaded
+
+SMALL = 16
+"""So many files are looked at without leaving the event loop."""
+
+Reader = Callable[[str, bytes, str], Loaded]
+
+
+class _Kept(Struct, frozen=True, gc=False):
+    stamp: Stamp
+    loaded: Loaded
+
+
+class DeclarationFolder:
+    """The `.md` files directly in one folder. Blocking."""
+
+    def __init__(self, filesystem: Filesystem, folder: str, read: Reader) -> None:
+        self._filesystem, self._folder, self._reader = filesystem, folder, read
+        self._stamps: dict[str, Stamp] | None = None
+        self._files: dict[str, _Kept] = {}
+        self.problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether looking at it again is a matter of microseconds."""
+        return self._stamps is not None and len(self._stamps) <= SMALL
+
+    @property
+    def declarations(self) -> list[SubagentDeclaration]:
+        """Those that could be read, in the order of their files' names."""
+        found = [kept.loaded.declaration for _, kept in sorted(self._files.items())]
+        return [declaration for declaration in found if declaration is not None]
+
+    def refresh(self) -> bool:
+        """Read what has changed since the last time; whether anything had."""
+        try:
+            stamps = self._filesystem.stamps(self._folder, ".md")
+        except FilesystemError as exc:
+            changed = self._stamps is not None or not self.problems
+            self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, str(exc)),)
+            return changed
+        if stamps == self._stamps:
+            return False
+        self._files = {
+            name: kept
+            if (kept := self._files.get(name)) is not None and kept.stamp == stamp
+            else _Kept(stamp, self._read(name))
+            for name, stamp in stamps.items()
+        }
+        self._stamps = stamps
+        self.problems = tuple([problem for _, kept in sorted(self._files.items()) for problem in kept.loaded.problems])
+        return True
+
+    def _read(self, name: str) -> Loaded:
+        path = f"{self._folder}/{name}"
+        try:
+            data = self._filesystem.read(path)
+        except FilesystemError as exc:
+            return Loaded(None, (Problem(path, str(exc)),))
+        return self._reader(name.removesuffix(".md"), data, path)

@@ -1,0 +1,269 @@
+"""The harness: an agent with a workspace, file tools and sub-agents."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..core.agents import RESULT_LIMIT, Agent
+from ..core.errors import ConfigurationError
+from ..core.filesystem import Filesystem
+from ..core.functions import as_tool
+from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
+from ..core.state import StateCommand
+from ..core.tools import Tool
+from ..plugins import Compaction, ResultFiles
+from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
+from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
+from .declarations import SubagentDeclaration
+from .prompt import subagent_section, with_context
+from .spawned import SPAWNED
+from .tools import AgentTools
+
+if TYPE_CHECKING:
+    from ..core.backend import Resolver
+
+_SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
+
+HOOK_PRIORITY = 80
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HarnessAgent(Agent):
+    """An agent that works in a folder and delegates. Making one does no I/O.
+
+    Sub-agents come from `subagents` (declarations, agents, names of agents), `subagent_factories`, Markdown files in
+    `<workspace>/subagents` and `<workspace>/.claude/agents`, and the built-in `general-purpose`. They are there unless
+    it is a leaf, they are disabled, or it has no model.
+    """
+
+    subagents: Iterable[Any] = field(default=(), kw_only=True)
+    """SubagentDeclaration, Agent, or the name of an agent the runtime knows."""
+    subagent_factories: Mapping[str, Factory | tuple[str, Factory]] = field(
+        default_factory=dict[str, Any], kw_only=True
+    )
+    """Functions of a ToolContext that make an agent, by its name; with what it is for as `(text, function)`."""
+    workspace: str | os.PathLike[str] = field(default=".", kw_only=True)
+    filesystem: Filesystem | None = field(default=None, kw_only=True)
+    """Instead of the folder `workspace` of this machine."""
+    context_files: Iterable[str] = field(default=(), kw_only=True)
+    """Files of the workspace that the model reads with AGENTS.md, always."""
+    max_context_tokens: int = field(default=8000, kw_only=True)
+    compaction: Compaction | None = field(default=None, kw_only=True)
+    tool_result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
+    """Characters of a tool result the model reads; the whole goes to a file of the workspace."""
+    workspace_roots: Iterable[str | os.PathLike[str]] = field(default=(), kw_only=True)
+    """Folders outside the workspace that sub-agents may be defined in."""
+    general_purpose: bool = field(default=True, kw_only=True)
+    builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
+    """Which of the tools of the workspace it has; None is all that are not disabled."""
+    disable_subagents: bool = field(default=False, kw_only=True)
+    disable_filesystem: bool = field(default=False, kw_only=True)
+    disable_shell: bool = field(default=True, kw_only=True)
+    disable_workspace_context: bool = field(default=False, kw_only=True)
+    leaf: bool = field(default=False, kw_only=True)
+    """A sub-agent that has none itself."""
+    tells_agents_file: bool = field(default=True, kw_only=True)
+    """Whether AGENTS.md is among the context files; not where the instructions already are its text."""
+    files: Filesystem = field(init=False, repr=False)
+    own_tools: tuple[Tool, ...] = field(init=False, repr=False)
+    """The tools it was given, which its children inherit; not those it brings itself."""
+    own_plugins: tuple[Plugin, ...] = field(init=False, repr=False)
+    own_tool_names: frozenset[str] = field(init=False, repr=False)
+    builtin_names: frozenset[str] = field(init=False, repr=False)
+    catalog: Catalog | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        owner = f"agent {self.name!r}"
+        own_tools = tuple([as_tool(candidate) for candidate in self.tools])
+        own_plugins = tuple(self.plugins)
+        filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(self.workspace)
+        built_in = _builtin_tools(self, filesystem, owner)
+        for name, value in (
+            ("files", filesystem),
+            ("own_tools", own_tools),
+            ("own_plugins", own_plugins),
+            ("own_tool_names", frozenset([tool.name for tool in own_tools])),
+            ("builtin_names", frozenset([tool.name for tool in built_in])),
+            ("subagents", _subagents(self.subagents, owner)),
+            ("subagent_factories", dict(self.subagent_factories)),
+            ("context_files", tuple(self.context_files)),
+            ("workspace_roots", tuple([os.fspath(root) for root in self.workspace_roots])),
+            ("result_limit", self.tool_result_limit),
+            ("tools", (*own_tools, *built_in)),
+            ("catalog", None),
+        ):
+            object.__setattr__(self, name, value)
+        if self.has_subagents:
+            object.__setattr__(self, "catalog", Catalog(self))
+        object.__setattr__(self, "plugins", (*own_plugins, *self._brought_plugins()))
+        Agent.__post_init__(self)
+
+    def _brought_plugins(self) -> Iterable[Plugin]:
+        if not self.disable_workspace_context:
+            first = (AGENTS_FILE,) if self.tells_agents_file else ()
+            yield WorkspaceContext(self.files, (*first, *self.context_files), self.max_context_tokens)
+        if self.catalog is not None:
+            yield Subagents(self.catalog)
+        if self.compaction is not None:
+            yield self.compaction
+        if not self.disable_filesystem:
+            yield ResultFiles(self.files)
+
+    @property
+    def has_subagents(self) -> bool:
+        return not self.leaf and not self.disable_subagents and self.model is not None
+
+    @property
+    def reads_workspace(self) -> bool:
+        """Whether anything in the workspace is looked at."""
+        return not self.disable_filesystem or not self.disable_workspace_context
+
+    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
+        """None: the sub-agent plugin brings them. Sub-agents given by name are looked up here."""
+        if self.catalog is not None:
+            names = [given for given in self.subagents if isinstance(given, str)]
+            self.catalog.take_named({name: resolver.agent(name) for name in names})
+        return ()
+
+    def check(self) -> None:
+        if self.catalog is not None:
+            self.catalog.check()
+
+    def check_thread(self, thread_id: str) -> None:
+        if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
+            raise ConfigurationError(
+                f"agent {self.name!r}: the thread id {thread_id!r} also names files: use up to 128 letters, digits "
+                "and any of _ . @ : = + -"
+            )
+
+    def child(
+        self, declaration: SubagentDeclaration, instructions: str, files: Filesystem, *, tells_agents_file: bool
+    ) -> HarnessAgent:
+        """A sub-agent as declared: a leaf, with what the declaration leaves it of the tools this agent has."""
+        denied = frozenset(declaration.disallowed_tools)
+        allowed = self.own_tool_names if declaration.tools is None else frozenset(declaration.tools)
+        kept = self.builtin_names if declaration.builtin_tools is None else frozenset(declaration.builtin_tools)
+        return HarnessAgent(
+            declaration.name,
+            declaration.model,
+            instructions,
+            [tool for tool in self.own_tools if tool.name in allowed - denied],
+            [StateOf(plugin) for plugin in self.own_plugins],
+            description=declaration.description,
+            max_steps=declaration.max_steps,
+            conflicts=self.conflicts,
+            settings=self.settings,
+            filesystem=files,
+            compaction=self.compaction,
+            tool_result_limit=self.tool_result_limit,
+            max_context_tokens=self.max_context_tokens,
+            builtin_tools=(kept & self.builtin_names) - denied,
+            disable_filesystem=self.disable_filesystem,
+            disable_shell=self.disable_shell,
+            disable_workspace_context=self.disable_workspace_context,
+            tells_agents_file=tells_agents_file,
+            leaf=True,
+        )
+
+    def mirror(self, name: str) -> HarnessAgent:
+        """A sub-agent that can do what this agent can, but for having sub-agents."""
+        return HarnessAgent(
+            name,
+            None,
+            with_context(""),
+            self.own_tools,
+            [StateOf(plugin) if plugin.inherited else plugin for plugin in self.own_plugins],
+            description=GENERAL_PURPOSE_DESCRIPTION,
+            max_steps=self.max_steps,
+            conflicts=self.conflicts,
+            settings=self.settings,
+            filesystem=self.files,
+            context_files=self.context_files,
+            max_context_tokens=self.max_context_tokens,
+            compaction=self.compaction,
+            tool_result_limit=self.tool_result_limit,
+            builtin_tools=self.builtin_names,
+            disable_filesystem=self.disable_filesystem,
+            disable_shell=self.disable_shell,
+            disable_workspace_context=self.disable_workspace_context,
+            tells_agents_file=self.tells_agents_file,
+            leaf=True,
+        )
+
+
+class Subagents(Plugin):
+    """Gives the model the tools for sub-agents and tells it, in every request, which there are."""
+
+    name = "subagents"
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog, self._tools = catalog, AgentTools(catalog)
+        self._section: tuple[object, str] = (None, "")
+
+    def register(self, r: Registrar) -> None:
+        self._catalog.check()
+        r.key(SPAWNED)
+        for tool in self._tools.tools():
+            r.tool(tool)
+        r.hook("run_start", self._look, priority=HOOK_PRIORITY)
+        r.hook("before_inference", self._tell, priority=HOOK_PRIORITY)
+        r.hook("run_end", self._forget, priority=HOOK_PRIORITY)
+
+    async def _look(self, ctx: HookContext) -> StateCommand | None:
+        await self._catalog.look()
+        problems = listed(self._catalog.problems)
+        return StateCommand().event({"type": "subagents", "problems": problems}) if problems else None
+
+    async def _tell(self, ctx: HookContext) -> StateCommand | None:
+        entries = await self._catalog.up_to_date()
+        if not entries:
+            return None
+        if self._section[0] is not entries:
+            self._section = (entries, subagent_section(entries.values()))
+        return StateCommand().schedule(AddSystemText(self._section[1]))
+
+    def _forget(self, ctx: HookContext) -> None:
+        self._tools.labels.forget_run(ctx.run.run_id)
+
+
+class StateOf(Plugin):
+    """The state keys of a plugin and what carries out its actions, without its hooks: inherited tools work with it."""
+
+    name = "state_of"
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+        self.name = plugin.name
+
+    def register(self, r: Registrar) -> None:
+        inner = Registrar(self._plugin)
+        self._plugin.register(inner)
+        for key in inner.keys:
+            r.key(key)
+        r.actions.update(inner.actions)
+        r.effects.update(inner.effects)
+
+
+def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
+    """The tools of the workspace an agent has."""
+    tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(filesystem))
+    if not agent.disable_shell:
+        if not isinstance(filesystem, LocalFilesystem):
+            raise ConfigurationError(f"{owner}: there is a shell only for a LocalFilesystem: leave disable_shell on")
+        tools.append(shell_tool(filesystem.root))
+    if agent.builtin_tools is None:
+        return tuple(tools)
+    kept = frozenset(agent.builtin_tools)
+    return tuple([tool for tool in tools if tool.name in kept])
+
+
+def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
+    declared = tuple(given)
+    for one in declared:
+        if not isinstance(one, SubagentDeclaration | Agent | str):
+            raise ConfigurationError(f"{owner}: a sub-agent is a SubagentDeclaration, an Agent or a name, not {one!r}")
+    return declared

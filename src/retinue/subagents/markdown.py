@@ -1,0 +1,203 @@
+"""Declarations in Markdown: `subagents/<id>.md`, and the agents of other tools in `.claude/agents/`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ..core.agents import AGENT_NAME
+from ..core.errors import ConfigurationError
+from ..core.runs import Limits
+from .declarations import BUILTIN_TOOLS, DEFAULT_STEPS, Problem, SubagentDeclaration, WorkspaceMode
+from .frontmatter import BadFile, FrontMatter, as_number
+
+_FIELDS = frozenset(
+    {
+        "description",
+        "workspace",
+        "model",
+        "maxIters",
+        "max_steps",
+        "steps",
+        "tools",
+        "builtin_tools",
+        "disallowed_tools",
+        "timeout",
+        "limits",
+    }
+)
+_REMOTE = frozenset({"url", "headers"})
+
+_CLAUDE_TOOLS = {
+    "Read": "read_file",
+    "Write": "write_file",
+    "Edit": "edit_file",
+    "MultiEdit": "edit_file",
+    "LS": "list_files",
+    "Glob": "glob_files",
+    "Grep": "grep_files",
+    "Bash": "shell",
+}
+_CLAUDE_FIELDS = frozenset({"name", "description", "tools", "disallowedTools", "model", "maxTurns"})
+_CLAUDE_FAMILIES = frozenset({"sonnet", "opus", "haiku", "fable"})
+
+
+class Loaded(Struct, frozen=True):
+    """What a file gave: a declaration, or none, and what is wrong with it."""
+
+    declaration: SubagentDeclaration | None
+    problems: tuple[Problem, ...] = ()
+
+
+def read_markdown(name: str, data: bytes, where: str) -> Loaded:
+    """A file of `subagents/`. Its name is the id; `name` is the file's name without `.md`."""
+    if not AGENT_NAME.fullmatch(name):
+        problem = "the file name is the agent_id: a letter, then up to 63 letters, digits, '_' or '-', then .md"
+        return Loaded(None, (Problem(where, problem),))
+    try:
+        front = FrontMatter(data, where)
+    except BadFile as exc:
+        return Loaded(None, (Problem(where, exc.message, exc.line),))
+    for field in front.fields:
+        if field in _REMOTE:
+            front.warn(field, "is not read from files; declare remote sub-agents in code")
+        elif field == "name":
+            front.warn(field, f"is not read: the file name makes this {name!r}")
+        elif field not in _FIELDS:
+            front.warn(field, f"is not known and has no effect; known: {', '.join(sorted(_FIELDS))}")
+    mode, path = _workspace(front)
+    body: str | None = front.body or None
+    if path is not None and body is not None:
+        front.warn("workspace", "has a path, whose AGENTS.md counts: the text below the front matter is ignored")
+        body = None
+    given = {
+        "workspace": path,
+        "inline": body,
+        "mode": mode,
+        "model": front.text("model", warning=True),
+        "max_steps": _steps(front),
+        "tools": front.names("tools"),
+        "builtin_tools": front.names("builtin_tools"),
+        "disallowed_tools": front.names("disallowed_tools") or (),
+        "timeout": front.number("timeout"),
+        "limits": _limits(front),
+    }
+    return _declare(front, name, given)
+
+
+def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
+    """A file of `.claude/agents/`; one without a name in its front matter is a document, not an agent."""
+    try:
+        front = FrontMatter(data, where)
+    except BadFile as exc:
+        return Loaded(None, (Problem(where, exc.message, exc.line),))
+    given_name = front.text("name")
+    if given_name is None:
+        return Loaded(None, tuple(front.problems))
+    if not AGENT_NAME.fullmatch(given_name):
+        front.fault("name", "must be a letter, then up to 63 letters, digits, '_' or '-'")
+        return Loaded(None, tuple(front.problems))
+    for field in front.fields:
+        if field not in _CLAUDE_FIELDS:
+            front.warn(field, "has no counterpart here and has no effect")
+    inherited, built_in = _claude_tools(front, front.names("tools"))
+    denied, denied_built_in = _claude_tools(front, front.names("disallowedTools"))
+    given = {
+        "inline": front.body or None,
+        "mode": WorkspaceMode.SHARED,
+        "model": _claude_model(front),
+        "max_steps": front.whole_number("maxTurns") or DEFAULT_STEPS,
+        "tools": inherited,
+        "builtin_tools": built_in,
+        "disallowed_tools": (*(denied or ()), *(denied_built_in or ())),
+    }
+    return _declare(front, given_name, given)
+
+
+def _declare(front: FrontMatter, name: str, given: dict[str, Any]) -> Loaded:
+    description = front.text("description")
+    if description is None and not any(problem.field == "description" for problem in front.problems):
+        front.fault("description", "is missing: say when to use this sub-agent and what it gives back")
+    made: SubagentDeclaration | None = None
+    if description is not None and all(problem.is_warning for problem in front.problems):
+        lines = {field: found.line for field, found in front.fields.items()}
+        try:
+            made = SubagentDeclaration(name, description, source=front.where, lines=lines, **given)
+        except ConfigurationError as exc:
+            front.problems.append(Problem(front.where, str(exc)))
+    return Loaded(made, tuple(front.problems))
+
+
+def _workspace(front: FrontMatter) -> tuple[WorkspaceMode, str | None]:
+    given = front.mapping("workspace") or {}
+    for field in given:
+        if field not in ("mode", "path"):
+            front.warn("workspace", f"{field} is not known and has no effect; known: mode, path")
+    mode, path = given.get("mode"), given.get("path")
+    if path is not None and not isinstance(path, str):
+        front.fault("workspace", "path must be text")
+        path = None
+    if mode is None:
+        return WorkspaceMode.ISOLATED, path
+    if isinstance(mode, str) and mode.lower() in list(WorkspaceMode):
+        return WorkspaceMode(mode.lower()), path
+    front.warn("workspace", f"mode must be isolated or shared, not {mode!r}; isolated is used")
+    return WorkspaceMode.ISOLATED, path
+
+
+def _steps(front: FrontMatter) -> int:
+    given = [name for name in ("max_steps", "steps", "maxIters") if name in front.fields]
+    for name in given[1:]:
+        front.warn(name, f"says the same as {given[0]}, which counts")
+    return (front.whole_number(given[0]) if given else None) or DEFAULT_STEPS
+
+
+def _limits(front: FrontMatter) -> Limits | None:
+    """Limits that cannot be read are a fault, not a warning: without them the sub-agent might spend anything."""
+    given = front.mapping("limits")
+    if given is None:
+        if "limits" in front.fields and front.fields["limits"].value is not None:
+            front.fault("limits", "must hold fields such as `tokens: 20000`")
+        return None
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        number = as_number(value)
+        if name not in Limits.__struct_fields__:
+            front.fault("limits", f"there is no limit {name!r}; there are {', '.join(Limits.__struct_fields__)}")
+        elif number is None or number < 0 or (name not in ("cost", "seconds") and number != int(number)):
+            front.fault("limits", f"{name} must be a number of 0 or more, not {value!r}")
+        else:
+            found[name] = number if name in ("cost", "seconds") else int(number)
+    try:
+        return Limits(**found)
+    except ValueError as exc:
+        front.fault("limits", str(exc))
+        return None
+
+
+def _claude_tools(front: FrontMatter, names: list[str] | None) -> tuple[list[str] | None, list[str] | None]:
+    """Names of tools there as names of inherited and of built-in tools here."""
+    if names is None:
+        return None, None
+    inherited: list[str] = []
+    built_in: list[str] = []
+    for name in names:
+        plain = name.partition("(")[0].strip()
+        if plain in _CLAUDE_TOOLS or plain in BUILTIN_TOOLS:
+            built_in.append(_CLAUDE_TOOLS.get(plain, plain))
+        elif plain in ("Agent", "Task"):
+            front.warn("tools", f"{plain} has no effect: a declared sub-agent starts none itself")
+        else:
+            inherited.append(plain)
+    return inherited, list(dict.fromkeys(built_in))
+
+
+def _claude_model(front: FrontMatter) -> str | None:
+    model = front.text("model", warning=True)
+    if model in (None, "inherit"):
+        return None
+    if model in _CLAUDE_FAMILIES:
+        front.warn("model", f"{model!r} names a family, not a model: the parent's is used; write provider:model")
+        return None
+    return model if ":" in model else f"anthropic:{model}"

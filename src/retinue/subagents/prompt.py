@@ -1,0 +1,53 @@
+"""What models are told about sub-agents: the parent how to use them, a child that it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+SUBAGENT_CONTEXT = """\
+# Subagent Context
+
+You are a sub-agent: another agent has given you one task, in the first message. Work on that task and nothing else.
+- Your last message is your report. It goes to the agent that asked; nobody else reads along, and nobody answers questions.
+- Say in it what you did or found, with the details that matter (paths, names, numbers), in plain text and briefly. \
+If you could not finish, say what is missing and why.
+- Start no side work and no other agents, and do not speak as the main agent.
+- You may be stopped at any time, so do what matters first.
+- Where a tool's output was cut, read on in smaller pieces."""
+
+_RULES = """\
+# Sub-agents
+
+You can give work to sub-agents. Each has a conversation of its own, sees nothing of yours, and reports back once.
+
+Use one when a task stands on its own and would fill your context, when several tasks can be done side by side, or when \
+only the outcome matters. Do small things yourself, and things whose every step you need to see.
+
+- agent_spawn(agent_id, task, label, timeout_seconds) starts one. Write the whole task: what to do, what is known, what \
+to give back. Several calls in one step work side by side. Without a task it waits for agent_send.
+- Keep the agent_key of the answer: agent_send(agent_key, message) goes on with the same sub-agent, which remembers. It \
+takes the full agent_key or the label, not the agent_id, session_id or task_id.
+- agent_list() shows those you have, agent_close(agent_key) lets one go and frees its label.
+- The user sees none of their reports: say yourself what came of them."""
+
+
+class Listed(Protocol):
+    """A sub-agent as the prompt shows it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+
+def subagent_section(entries: Iterable[Listed]) -> str:
+    """The section about sub-agents, for the system message of an agent that has some."""
+    listed = "\n".join([f"- `{entry.id}`: {' '.join(entry.description.split())}" for entry in entries])
+    return f"{_RULES}\n\nAvailable agent ids:\n{listed}"
+
+
+def with_context(base: str) -> str:
+    """The instructions of a child: its own, then that it is one."""
+    return f"{base}\n\n{SUBAGENT_CONTEXT}" if base.strip() else SUBAGENT_CONTEXT

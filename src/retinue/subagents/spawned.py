@@ -1,0 +1,94 @@
+"""Spawned sub-agents: which ones a session has, under which keys and labels."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+
+from ..core.context import ToolContext
+from ..core.state import StateKey
+
+_LABEL = re.compile(r"\w[\w .-]{0,63}")
+
+
+class Spawned(Struct, frozen=True, gc=False):
+    """A sub-agent with a conversation of its own. It belongs to one user and one session."""
+
+    agent_key: str
+    agent_id: str
+    session_id: str
+    label: str | None = None
+    depth: int = 1
+    user_id: str | None = None
+    closed: bool = False
+    """As an update: it is let go."""
+
+
+def _note(known: dict[str, Spawned], change: Spawned) -> dict[str, Spawned]:
+    left = {key: spawned for key, spawned in known.items() if key != change.agent_key}
+    return left if change.closed else {**left, change.agent_key: change}
+
+
+SPAWNED: StateKey[dict[str, Spawned], Spawned] = StateKey(
+    "retinue.subagents",
+    dict[str, Spawned],
+    update=Spawned,
+    reduce=_note,
+    merge="commutative",
+    scope="thread",
+    default=dict[str, Spawned],
+)
+"""Kept with the thread of the session, so that it is there after a restart."""
+
+
+def spawned_of(ctx: ToolContext) -> dict[str, Spawned]:
+    """What this call's user has spawned in this session, by key."""
+    return {key: spawned for key, spawned in ctx.state(SPAWNED).items() if spawned.user_id == ctx.run.user_id}
+
+
+def label_problem(label: str) -> str | None:
+    if _LABEL.fullmatch(label):
+        return None
+    return "a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
+
+
+class Labels:
+    """Labels given out since the step began, which its snapshot cannot show: two calls of a step may ask for one."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str | None, str, str], tuple[str, str]] = {}
+
+    def claim(self, label: str, ctx: ToolContext) -> bool:
+        """Whether no other call of this run has it; a call that runs again keeps its own."""
+        place, holder = _place(label, ctx), (ctx.run.run_id, ctx.call_id)
+        before = self._given.get(place, holder)
+        if before != holder and before[0] == ctx.run.run_id:
+            return False
+        self._given[place] = holder  # what an earlier run of the session left is in its snapshot, or was never kept
+        return True
+
+    def release(self, label: str, ctx: ToolContext) -> None:
+        self._given.pop(_place(label, ctx), None)
+
+    def forget_run(self, run_id: str) -> None:
+        self._given = {place: holder for place, holder in self._given.items() if holder[0] != run_id}
+
+
+def _place(label: str, ctx: ToolContext) -> tuple[str | None, str, str]:
+    return ctx.run.user_id, ctx.run.thread_id, label.casefold()
+
+
+class Turns:
+    """One message at a time for each sub-agent; the others wait."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, session_id: str) -> asyncio.Lock:
+        lock = self._locks.get(session_id)
+        if lock is None:
+            lock = self._locks[session_id] = asyncio.Lock()
+        return lock

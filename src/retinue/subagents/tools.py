@@ -1,0 +1,240 @@
+"""The tools with which a model works with sub-agents. The docstrings of their methods are what it reads.
+
+Answers are lines of `key: value`; what went wrong is a line that begins with `Error: `.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+from ..core.agents import Agent
+from ..core.codec import to_json_text
+from ..core.context import ToolContext
+from ..core.errors import ExecutionBackendError, LimitReached
+from ..core.functions import FunctionTool
+from ..core.lifecycle import RunStatus
+from ..core.results import SuspendTicket, ToolOutput, ToolResult
+from ..core.runs import RunResult
+from ..core.tools import Tool
+from .catalog import Catalog, Entry
+from .spawned import SPAWNED, Labels, Spawned, Turns, label_problem, spawned_of
+
+DEFAULT_SECONDS = 30
+MOST_SECONDS = 600
+
+Introduction = Callable[[Spawned], str]
+"""The lines with which an answer begins."""
+
+
+class AgentTools:
+    """`agent_spawn`, `agent_send`, `agent_list` and `agent_close` over one catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.labels, self._turns = Labels(), Turns()
+
+    def tools(self) -> tuple[Tool, ...]:
+        functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
+        return tuple([FunctionTool(function, category="subagents") for function in functions])
+
+    async def agent_spawn(
+        self,
+        agent_id: str,
+        ctx: ToolContext,
+        task: str | None = None,
+        label: str | None = None,
+        timeout_seconds: int | None = None,
+    ) -> ToolOutput | ToolResult:
+        """Start a sub-agent and, with a task, wait for its report.
+
+        The answer has its agent_key: keep it to go on with the same sub-agent by agent_send.
+
+        Args:
+            agent_id: Which one: an id from the list of available agent ids.
+            task: The whole task. The sub-agent sees nothing else. Without one it waits for agent_send.
+            label: A name of your choice for agent_send, unique among your sub-agents.
+            timeout_seconds: How long to wait for the report: 30 if not given, 600 at most.
+        """
+        if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
+            return _error(_limit_text(*refusal))
+        entries = await self._catalog.up_to_date()
+        entry = entries.get(agent_id.strip())
+        if entry is None:
+            return _error(f"Unknown agent_id: {agent_id}\nAvailable agent ids: {', '.join(entries) or 'none'}")
+        label = (label or "").strip() or None
+        if label is not None and (problem := self._label_refusal(label, ctx)):
+            return _error(problem)
+        unique = str(uuid4())
+        spawned = Spawned(
+            f"agent:{entry.id}:{unique}", entry.id, f"sub-{unique}", label, ctx.run.depth + 1, ctx.run.user_id
+        )
+        text = (task or "").strip()
+        if not text:
+            return ToolOutput(f"{_introduction(spawned)}\nstatus: accepted", {SPAWNED: spawned})
+        answer = await self._ask(entry, spawned, task or "", seconds_of(timeout_seconds), ctx, _introduction)
+        if label is not None and isinstance(answer, ToolResult) and answer.is_error():
+            self.labels.release(label, ctx)
+        return answer
+
+    async def agent_send(
+        self,
+        message: str,
+        ctx: ToolContext,
+        agent_key: str | None = None,
+        label: str | None = None,
+        timeout_seconds: int | None = None,
+    ) -> ToolOutput | ToolResult:
+        """Send a sub-agent another message. It remembers its conversation with you; if it is busy, your turn comes.
+
+        Args:
+            message: What to do or answer now.
+            agent_key: The full agent_key from the answer of agent_spawn. Give this or the label.
+            label: The label given in agent_spawn.
+            timeout_seconds: How long to wait for the answer: 30 if not given, 600 at most.
+        """
+        found = self._find(agent_key, label, ctx, message)
+        if isinstance(found, str):
+            return _error(found)
+        if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
+            return _error(_limit_text(*refusal))
+        entry = (await self._catalog.up_to_date()).get(found.agent_id)
+        if entry is None:
+            return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
+        return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
+
+    async def agent_list(self, ctx: ToolContext) -> str:
+        """List the sub-agents you have spawned in this conversation and not closed."""
+        known = spawned_of(ctx).values()
+        if not known:
+            return "No active subagents."
+        lines = [f"Active subagents ({len(known)}):"]
+        for spawned in known:
+            lines += [f"- agent_key: {spawned.agent_key}", f"  agent_id: {spawned.agent_id}"]
+            lines += [f"  label: {spawned.label}"] if spawned.label else []
+            lines += [f"  spawn_depth: {spawned.depth}"]
+        return "\n".join(lines)
+
+    async def agent_close(
+        self, ctx: ToolContext, agent_key: str | None = None, label: str | None = None
+    ) -> ToolOutput | ToolResult:
+        """Let a sub-agent go that you need no more. Its label is free again, and it takes no more messages.
+
+        Args:
+            agent_key: The full agent_key from the answer of agent_spawn. Give this or the label.
+            label: The label given in agent_spawn.
+        """
+        found = self._find(agent_key, label, ctx)
+        if isinstance(found, str):
+            return _error(found)
+        if self._turns.of(found.session_id).locked():
+            return _error(f"{found.agent_key} is working on a message: wait for its answer first")
+        if found.label is not None:
+            self.labels.release(found.label, ctx)
+        gone = Spawned(found.agent_key, found.agent_id, found.session_id, user_id=found.user_id, closed=True)
+        return ToolOutput(f"agent_key: {found.agent_key}\nstatus: closed", {SPAWNED: gone})
+
+    def _label_refusal(self, label: str, ctx: ToolContext) -> str | None:
+        if problem := label_problem(label):
+            return f"Invalid label: {problem}"
+        taken = any((spawned.label or "").casefold() == label.casefold() for spawned in spawned_of(ctx).values())
+        return f"Label already in use: {label}" if taken or not self.labels.claim(label, ctx) else None
+
+    def _find(
+        self, agent_key: str | None, label: str | None, ctx: ToolContext, message: str | None = None
+    ) -> Spawned | str:
+        """The sub-agent that is meant, or what is wrong with how it is named."""
+        key, label = (agent_key or "").strip(), (label or "").strip()
+        if key and label:
+            return "Provide either agent_key or label, not both."
+        if not key and not label:
+            return "Either agent_key or label is required."
+        if message is not None and not message.strip():
+            return "message is required"
+        known = spawned_of(ctx)
+        if label:
+            alike = [spawned for spawned in known.values() if (spawned.label or "").casefold() == label.casefold()]
+            return alike[0] if alike else f"Unknown label: {label}"
+        return known.get(key) or f"Unknown agent_key: {key}"
+
+    async def _ask(
+        self,
+        entry: Entry,
+        spawned: Spawned,
+        text: str,
+        seconds: int,
+        ctx: ToolContext,
+        introduction: Introduction,
+    ) -> ToolOutput | ToolResult:
+        """Have a sub-agent work on a message in its own conversation, and tell what came of it."""
+        try:
+            agent = await entry.agent(ctx)
+            async with self._turns.of(spawned.session_id):
+                outcome = await self._run(agent, entry, spawned, text, seconds, ctx)
+        except LimitReached as exc:
+            return _error(exc.reason)
+        except ExecutionBackendError as exc:
+            return _error(str(exc))
+        if outcome.status is RunStatus.SUSPENDED:
+            ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
+            return ToolResult.suspended(ticket.message, ticket=ticket)
+        # A call that went on after a wait has the sub-agent it began with.
+        spawned = known_as(spawned, outcome.thread_id)
+        metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
+        told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, seconds)}", metadata=metadata)
+        return ToolOutput(told, {SPAWNED: spawned})
+
+    async def _run(
+        self, agent: Agent, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext
+    ) -> RunResult:
+        declared = entry.declaration
+        own = None if declared is None else declared.timeout
+        timeout = min(seconds, own) if own is not None else seconds
+        limits = None if declared is None else declared.limits
+        return await ctx.run_child(agent, text, thread_id=spawned.session_id, timeout=timeout, limits=limits)
+
+
+def seconds_of(given: int | None) -> int:
+    """How long to wait; 0 is not at all."""
+    if given is None:
+        return DEFAULT_SECONDS
+    return 0 if given <= 0 else min(given, MOST_SECONDS)
+
+
+def known_as(spawned: Spawned, session_id: str) -> Spawned:
+    """The same under the session it really has."""
+    if spawned.session_id == session_id:
+        return spawned
+    key = f"agent:{spawned.agent_id}:{session_id.removeprefix('sub-')}"
+    return Spawned(key, spawned.agent_id, session_id, spawned.label, spawned.depth, spawned.user_id)
+
+
+def tell_outcome(outcome: RunResult, seconds: int) -> str:
+    """How a sub-agent's work ended, in lines."""
+    if outcome.status is RunStatus.COMPLETED:
+        text = (outcome.response or "") if outcome.output is None else to_json_text(outcome.output)
+        return f"status: ok\nreply:\n{text}"
+    partial = f"\nreply so far:\n{outcome.response}" if outcome.response else ""
+    if outcome.status is RunStatus.TIMEOUT:
+        return f"status: timeout\nnote: it was stopped after {seconds} s; send it a smaller task{partial}"
+    if outcome.status is RunStatus.CANCELLED:
+        return f"status: cancelled{partial}"
+    return f"status: error\nerror: {outcome.error or outcome.termination}{partial}"
+
+
+def _introduction(spawned: Spawned) -> str:
+    return f"agent_key: {spawned.agent_key}\nagent_id: {spawned.agent_id}\nsession_id: {spawned.session_id}"
+
+
+def _key_line(spawned: Spawned) -> str:
+    return f"agent_key: {spawned.agent_key}"
+
+
+def _limit_text(limit: str, value: int) -> str:
+    if limit == "depth":
+        return f"Maximum spawn depth exceeded (max={value})"
+    return f"This conversation may start {value} sub-agents, and has: go on with what you have"
+
+
+def _error(text: str) -> ToolResult:
+    return ToolResult.error(f"Error: {text}")
