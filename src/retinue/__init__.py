@@ -37,6 +37,7 @@ from .core.errors import (
     RevisionConflict,
     RunawayActions,
     StateError,
+    TaskStoreError,
     ThreadBusy,
     ToolCancelled,
     ToolError,
@@ -57,6 +58,7 @@ from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Ro
 from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from .core.plugins import (
     AddContextMessage,
+    AddMessage,
     AddSystemText,
     Block,
     Compact,
@@ -95,12 +97,16 @@ from .subagents.child import run_child_agent, run_child_agent_checked
 from .subagents.declarations import SubagentDeclaration, WorkspaceMode
 from .subagents.harness import HarnessAgent
 from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
+from .tasks.files import WorkspaceTaskRepository
+from .tasks.repository import TaskRepository, TaskSettings
+from .tasks.task import TaskRecord, TaskScope, TaskStatus
 from .workspace import LocalFilesystem, file_tools
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AddContextMessage",
+    "AddMessage",
     "AddSystemText",
     "Agent",
     "Backend",
@@ -210,6 +216,12 @@ __all__ = [
     "SubagentDeclaration",
     "Suspend",
     "SuspendTicket",
+    "TaskRecord",
+    "TaskRepository",
+    "TaskScope",
+    "TaskSettings",
+    "TaskStatus",
+    "TaskStoreError",
     "TextChunk",
     "TextPart",
     "ThreadBusy",
@@ -235,6 +247,7 @@ __all__ = [
     "Usage",
     "Visibility",
     "WorkspaceMode",
+    "WorkspaceTaskRepository",
     "WriteConflict",
     "__version__",
     "event_from_json",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from .backends.background import LocalBackground
 from .backends.local import LocalBackend, LocalRun
 from .core.agents import Agent
 from .core.backend import ExecutionPlan, RunRequest
@@ -47,6 +48,7 @@ class AgentRegistry:
         self.agents: dict[str, Agent] = {}
         self._price, self.prices = price, price is not None
         self.backend: LocalBackend | None = None
+        self.background: LocalBackground | None = None
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
@@ -193,6 +195,10 @@ class Run:
                 await self._leave_behind(reason)
         return await self.result()
 
+    async def cancel_tasks(self) -> None:
+        """Stop the background tasks that were started under this run."""
+        await asyncio.gather(*[cancel("cancelled") for cancel in list(self._local.log.holders.values())])
+
     async def _give_up(self, reason: str) -> RunResult:
         """End a run that waits for an answer which will not come."""
         self._local.request.cancellation.set(reason)
@@ -283,6 +289,7 @@ class Runtime:
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
         self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store)
+        self._background = self._registry.background = LocalBackground(self._backend)
         self._runs: dict[str, Run] = {}
         self._busy: dict[str, Run] = {}
         self._closed = False
@@ -375,7 +382,12 @@ class Runtime:
         return run
 
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
-        """As `stream_resume`, and wait for the end or for the next time it waits."""
+        """As `stream_resume`, and wait for the end or for the next time it waits.
+
+        The run may also be a background child: the id is in its events and, as the run id, in its task's record.
+        """
+        if run_id not in self._runs and (answered := await self._background.answer(run_id, decisions)) is not None:
+            return answered
         return await _result_or_cancel(self.stream_resume(run_id, decisions))
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
@@ -384,12 +396,17 @@ class Runtime:
 
     async def cancel(self, run_id: str, *, tasks: bool = False, grace: float = GRACE) -> RunResult:
         """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`."""
-        return await self._find(run_id).cancel(grace=grace)
+        run = self._find(run_id)
+        result = await run.cancel(grace=grace)
+        if tasks:
+            await run.cancel_tasks()
+        return result
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop every run and take no more."""
         self._closed = True
         await asyncio.gather(*[run.cancel("the runtime was closed", grace) for run in self._busy.values()])
+        await self._background.close(grace)
         await self._backend.close(grace)
 
     def _find(self, run_id: str) -> Run:

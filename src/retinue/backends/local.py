@@ -202,6 +202,10 @@ class LocalBackend:
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
         """The tasks of calls in which children run alongside."""
+        self._kept: dict[str, LocalRun] = {}
+        """Children that keep their threads, while they work or, detached, wait for a human."""
+        self._held: dict[str, int] = {}
+        """Runs that may have children after their end, and how many tasks want that."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
 
     def _blueprint(self, agent: Agent) -> Blueprint:
@@ -223,7 +227,8 @@ class LocalBackend:
         self._scopes[scope.run_id] = scope
 
     def forget(self, run_id: str) -> None:
-        self._scopes.pop(run_id, None)
+        if run_id not in self._held:
+            self._scopes.pop(run_id, None)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
@@ -286,6 +291,8 @@ class LocalBackend:
             ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
         )
         work = self._keeping(child, child.execute())
+        if request.detached:
+            return self._apart(child, parent, work, given)
         return self._as_child(child, parent, parent.open_calls.get(call_id), work, given)
 
     def _keeping(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> Coroutine[Any, Any, RunResult]:
@@ -293,10 +300,62 @@ class LocalBackend:
         return self._keep(child, work) if child.request.keeps_thread else work
 
     async def _keep(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> RunResult:
+        run_id = child.identity.run_id
+        self._kept[run_id] = child
         result = await work
         if result.status is not RunStatus.SUSPENDED:
             await self._store.save_thread(child.thread_after())
+        if result.status is not RunStatus.SUSPENDED or not child.request.detached:
+            self._kept.pop(run_id, None)
         return result
+
+    async def _apart(
+        self, child: LocalRun, parent: RunScope, work: Coroutine[Any, Any, RunResult], given: CancellationToken
+    ) -> RunResult:
+        """Run a child that nobody need wait for; its parent is told of its end while it is still there."""
+        before = child.result
+        try:
+            return await self._conduct(child, work, given)
+        finally:
+            if child.result is not None and child.result is not before:
+                parent.usage += child.result.usage
+                tell_child_finished(parent, child.identity, child.result)
+
+    def detach(self, run_id: str) -> None:
+        """Let a child outlive its call."""
+        if (child := self._kept.get(run_id)) is not None:
+            child.request.detached = True
+
+    def hold(self, run_id: str) -> RunScope | None:
+        """The scope of a run in progress, which can then have children until it is released, even after its end."""
+        scope = self._scopes.get(run_id)
+        if scope is not None:
+            self._held[run_id] = self._held.get(run_id, 0) + 1
+        return scope
+
+    def release(self, run_id: str) -> None:
+        self._held[run_id] -= 1
+        if not self._held[run_id]:
+            del self._held[run_id]
+            if (scope := self._scopes.get(run_id)) is not None and scope.sealed:
+                del self._scopes[run_id]
+
+    def waiting_child(self, run_id: str) -> LocalRun | None:
+        """The detached child of that id that waits for a human."""
+        child = self._kept.get(run_id)
+        return child if child is not None and child.request.detached else None
+
+    async def go_on(self, run_id: str, decisions: Mapping[str, Decision], given: CancellationToken) -> RunResult:
+        """Go on with a detached child, with decisions that fit."""
+        child = self._kept[run_id]
+        assert child.scope is not None
+        self._scopes[child.scope.run_id] = child.scope
+        return await self._conduct(child, self._keeping(child, child.resume(decisions)), given)
+
+    def give_up(self, run_id: str) -> RunResult | None:
+        """End a detached child that waits for an answer which will not come."""
+        child = self._kept.pop(run_id, None)
+        return None if child is None else child.abandon()
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""

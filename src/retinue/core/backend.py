@@ -78,6 +78,8 @@ class RunRequest(Struct, kw_only=True):
     """Seconds after which the run is stopped as TIMEOUT."""
     keeps_thread: bool = False
     """Whether a child goes on with its thread as it was stored, and leaves it stored; else it starts fresh."""
+    detached: bool = False
+    """Whether a child outlives the call that started it: it lives by its own token, and a human may answer it."""
 
     def remote_messages(self) -> tuple[Message, ...]:
         """What a backend elsewhere is sent: what the user said for all to see, and nothing of the conversation else."""
@@ -113,6 +115,9 @@ class Resolver(Protocol):
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model: ...
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
+
+    background: Any
+    """What tools that start background work need; see `tasks.background`."""
 
     prices: bool
     """Whether `price` says anything."""

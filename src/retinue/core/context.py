@@ -155,10 +155,13 @@ class ToolContext:
         limits: Limits | None = None,
         cancellation: CancellationToken | None = None,
         thread_id: str | None = None,
+        detached: bool = False,
+        run_id: str | None = None,
     ) -> Coroutine[Any, Any, RunResult]:
         """Run another agent as a child of this call, with lineage and cancellation filled in.
 
-        With a `thread_id` it goes on with that conversation, and leaves it stored.
+        With a `thread_id` it goes on with that conversation, and leaves it stored. A `detached` child may go on when
+        the call has ended: give it a cancellation token of its own.
         """
         return self.resolver.run_child(
             self,
@@ -170,6 +173,8 @@ class ToolContext:
             limits=limits,
             cancellation=cancellation,
             thread_id=thread_id,
+            detached=detached,
+            run_id=run_id,
         )
 
     def run_children(

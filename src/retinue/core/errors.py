@@ -28,6 +28,7 @@
     │   └── LimitReached          the tree may start no more children, or none so deep
     ├── ChildAgentError           a child that had to complete did not; carries its result
     ├── DecisionRefused           a decision does not fit what the run waits for
+    ├── TaskStoreError            the records of background tasks cannot be read or written
     ├── ModelError                the model could not answer
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
@@ -352,6 +353,17 @@ class ChildAgentError(RetinueError):
 
 class DecisionRefused(RetinueError):
     """A decision does not fit what the run waits for; nothing was changed."""
+
+
+class TaskStoreError(RetinueError):
+    """The records of background tasks cannot be read or written; nothing of them was changed."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(place, problem)
+        self.place, self.problem = place, problem
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}"
 
 
 class ModelError(RetinueError):

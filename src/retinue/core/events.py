@@ -218,6 +218,8 @@ class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"
 
     task_id: str
     status: str
+    call_id: str = ""
+    """The call that started it."""
 
 
 class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):

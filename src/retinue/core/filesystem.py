@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Protocol
 
@@ -46,6 +46,12 @@ class Filesystem(Protocol):
 
     def write(self, path: str, data: bytes) -> None:
         """Replace the file or make it, with the folders above it; a reader never sees half of it."""
+        ...
+
+    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
+        """Read a file (None where there is none), write what `change` makes of it (None leaves it), with no other
+        `update` in between, of this process or another; the stamp of what is there then. `change` may be called
+        more than once."""
         ...
 
     def make_folder(self, path: str) -> None:

@@ -159,7 +159,13 @@ class Compact(Struct, frozen=True):
     summary: str
 
 
-RunAction = HandOff | StopRun | Compact
+class AddMessage(Struct, frozen=True):
+    """Action: the conversation goes on with this message, for good. The model reads it as the user's; users need not."""
+
+    text: str
+
+
+RunAction = HandOff | StopRun | Compact | AddMessage
 
 
 class Plugin:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from msgspec.structs import replace
 
 from ..core.events import Event, RunFinished, Sink
 from ..core.runs import RunResult
@@ -16,13 +19,15 @@ class EventLog:
     Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
     """
 
-    __slots__ = ("_sinks", "_waiting", "closed", "events", "results", "watched")
+    __slots__ = ("_sinks", "_waiting", "ended", "events", "holders", "results", "watched")
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self.events: list[Event] = []
         self.results: dict[str, RunResult] = {}
         """How the runs in this log ended, or where they wait."""
-        self.closed = False
+        self.ended = False
+        self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
+        """The background tasks that still write to it, by their ids: how each is cancelled."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
         self.watched = bool(self._sinks)
@@ -35,14 +40,30 @@ class EventLog:
         if self._waiting:
             self._wake()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come: followers end after the last event."""
+        return self.ended and not self.holders
+
     def close(self) -> None:
-        """Nothing more will come: followers end after the last event."""
-        self.closed = True
+        """The root run has ended; what runs in the background goes on."""
+        self.ended = True
         self._wake()
+
+    def release(self, task_id: str) -> None:
+        """A background task has ended."""
+        self.holders.pop(task_id, None)
+        self._wake()
+
+    def append(self, event: Event) -> None:
+        """Add an event that is stamped but for its number and time."""
+        stamped = replace(event, seq=len(self.events) + 1, at=time.time())
+        self.events.append(stamped)
+        self.tell(stamped)
 
     def reopen(self) -> None:
         """More will come after all."""
-        self.closed = False
+        self.ended = False
 
     async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
         """Every event after number `after`, as it comes, until the log closes or that run ends."""

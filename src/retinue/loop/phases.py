@@ -18,6 +18,7 @@ from ..core.errors import Escape, HookFailed, RunawayActions, UnknownAction
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     AddContextMessage,
+    AddMessage,
     AddSystemText,
     Block,
     Compact,
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 MAX_ACTION_ROUNDS = 16
 
 _STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
-_RUN_ACTIONS = (HandOff, StopRun, Compact)
+_RUN_ACTIONS = (HandOff, StopRun, Compact, AddMessage)
 _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
 
 

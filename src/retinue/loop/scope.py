@@ -22,7 +22,7 @@ from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
 from ..core.model import Model
-from ..core.plugins import Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
+from ..core.plugins import AddMessage, Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
 from ..core.results import SuspendTicket
 from ..core.runs import RunIdentity, RunResult, Usage
 from ..core.state import Snapshot
@@ -292,6 +292,9 @@ class RunScope:
             self.next_agent = self.next_agent or action
         elif isinstance(action, StopRun):
             self.stopping = self.stopping or action
+        elif isinstance(action, AddMessage):
+            said = Message.user(action.text, id=self.next_message_id(), visibility=Visibility.INTERNAL)
+            self.conversation.append(said)
         else:
             self.compacted = action
 

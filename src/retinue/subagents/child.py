@@ -37,6 +37,8 @@ async def run_child_agent(
     limits: Limits | None = None,
     model: str | Model | None = None,
     thread_id: str | None = None,
+    detached: bool = False,
+    run_id: str | None = None,
 ) -> RunResult:
     """Run another agent to its end and return how it ended, whatever that is.
 
@@ -55,7 +57,7 @@ async def run_child_agent(
         raise ExecutionBackendError(plan.agent.name, reason)
     unique = urandom(10).hex()
     identity = RunIdentity(
-        run_id=f"run_{unique}",
+        run_id=run_id or f"run_{unique}",
         thread_id=thread_id or f"thread_{unique}",
         agent=plan.agent.name,
         parent_run_id=parent.parent_run_id,
@@ -76,6 +78,7 @@ async def run_child_agent(
         sink=None if isinstance(sink, NullSink) else sink,  # a sink that does nothing need not be called
         timeout=timeout,
         keeps_thread=thread_id is not None,
+        detached=detached,
     )
     return await plan.backend.run(request)
 

@@ -16,12 +16,18 @@ from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
 from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
+from ..tasks.background import Background
+from ..tasks.files import WorkspaceTaskRepository
+from ..tasks.repository import TaskRepository
 from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
+from .announce import TOLD, Announcer
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
 from .declarations import SubagentDeclaration
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
+from .task_tools import TaskTools, task_summary
 from .tools import AgentTools
+from .work import OnTimeout, Workers
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver
@@ -49,6 +55,10 @@ class HarnessAgent(Agent):
     workspace: str | os.PathLike[str] = field(default=".", kw_only=True)
     filesystem: Filesystem | None = field(default=None, kw_only=True)
     """Instead of the folder `workspace` of this machine."""
+    task_repository: TaskRepository | None = field(default=None, kw_only=True)
+    """Where background tasks are kept, instead of `agents/<name>/tasks` in the workspace."""
+    on_timeout: OnTimeout = field(default="promote", kw_only=True)
+    """What becomes of a sub-agent that works longer than its parent waits: a background task, or it is stopped."""
     context_files: Iterable[str] = field(default=(), kw_only=True)
     """Files of the workspace that the model reads with AGENTS.md, always."""
     max_context_tokens: int = field(default=8000, kw_only=True)
@@ -107,11 +117,21 @@ class HarnessAgent(Agent):
             first = (AGENTS_FILE,) if self.tells_agents_file else ()
             yield WorkspaceContext(self.files, (*first, *self.context_files), self.max_context_tokens)
         if self.catalog is not None:
-            yield Subagents(self.catalog)
+            yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
         if self.compaction is not None:
             yield self.compaction
         if not self.disable_filesystem:
             yield ResultFiles(self.files)
+
+    def _tasks(self) -> TaskRepository:
+        if self.on_timeout not in ("promote", "cancel"):
+            raise ConfigurationError(
+                f"agent {self.name!r}: on_timeout is 'promote' or 'cancel', not {self.on_timeout!r}"
+            )
+        if self.task_repository is None:
+            object.__setattr__(self, "task_repository", WorkspaceTaskRepository(self.files, self.name))
+        assert self.task_repository is not None
+        return self.task_repository
 
     @property
     def has_subagents(self) -> bool:
@@ -123,10 +143,12 @@ class HarnessAgent(Agent):
         return not self.disable_filesystem or not self.disable_workspace_context
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
-        """None: the sub-agent plugin brings them. Sub-agents given by name are looked up here."""
+        """None: the sub-agent plugin brings them. Sub-agents given by name are looked up, tasks looked after."""
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
             self.catalog.take_named({name: resolver.agent(name) for name in names})
+            background: Background = resolver.background
+            background.service(self._tasks()).watch()
         return ()
 
     def check(self) -> None:
@@ -200,16 +222,21 @@ class Subagents(Plugin):
 
     name = "subagents"
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog, self._tools = catalog, AgentTools(catalog)
+    def __init__(self, agent_name: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
+        self._catalog, self._repository = catalog, repository
+        self._agents = AgentTools(catalog, Workers(agent_name, repository, on_timeout))
+        self._tasks = TaskTools(agent_name, repository)
+        self._announce = Announcer(agent_name, repository)
         self._section: tuple[object, str] = (None, "")
 
     def register(self, r: Registrar) -> None:
         self._catalog.check()
         r.key(SPAWNED)
-        for tool in self._tools.tools():
+        r.key(TOLD)
+        for tool in (*self._agents.tools(), *self._tasks.tools()):
             r.tool(tool)
         r.hook("run_start", self._look, priority=HOOK_PRIORITY)
+        r.hook("step_start", self._announce, priority=HOOK_PRIORITY)
         r.hook("before_inference", self._tell, priority=HOOK_PRIORITY)
         r.hook("run_end", self._forget, priority=HOOK_PRIORITY)
 
@@ -220,14 +247,14 @@ class Subagents(Plugin):
 
     async def _tell(self, ctx: HookContext) -> StateCommand | None:
         entries = await self._catalog.up_to_date()
-        if not entries:
-            return None
         if self._section[0] is not entries:
-            self._section = (entries, subagent_section(entries.values()))
-        return StateCommand().schedule(AddSystemText(self._section[1]))
+            self._section = (entries, subagent_section(entries.values()) if entries else "")
+        tasks = task_summary(await self._repository.list(self._announce.scope(ctx)))
+        text = "\n\n".join([part for part in (self._section[1], tasks) if part])
+        return StateCommand().schedule(AddSystemText(text)) if text else None
 
     def _forget(self, ctx: HookContext) -> None:
-        self._tools.labels.forget_run(ctx.run.run_id)
+        self._agents.labels.forget_run(ctx.run.run_id)
 
 
 class StateOf(Plugin):

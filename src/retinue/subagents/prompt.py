@@ -28,6 +28,11 @@ only the outcome matters. Do small things yourself, and things whose every step 
 to give back. Several calls in one step work side by side. Without a task it waits for agent_send.
 - Keep the agent_key of the answer: agent_send(agent_key, message) goes on with the same sub-agent, which remembers. It \
 takes the full agent_key or the label, not the agent_id, session_id or task_id.
+- With timeout_seconds=0 it works in the background, and so does what takes longer than you wait (status \
+timeout_promoted, nothing is lost). You get a task_id and are told when the task has ended: do not wait for it in a \
+loop, do not ask right after starting it, and do not start the same task again. Go on, or answer the user.
+- task_output(task_id, block=false) shows how a task stands, task_cancel(task_id) stops it, task_list() shows all of \
+them. What was said of a task earlier may be old; after a break, call task_list() first.
 - agent_list() shows those you have, agent_close(agent_key) lets one go and frees its label.
 - The user sees none of their reports: say yourself what came of them."""
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import uuid4
 
-from ..core.agents import Agent
 from ..core.codec import to_json_text
 from ..core.context import ToolContext
-from ..core.errors import ExecutionBackendError, LimitReached
+from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool
 from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket, ToolOutput, ToolResult
 from ..core.runs import RunResult
 from ..core.tools import Tool
+from ..tasks.task import TaskRecord
 from .catalog import Catalog, Entry
-from .spawned import SPAWNED, Labels, Spawned, Turns, label_problem, spawned_of
+from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
+from .work import Commission, Workers
 
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
@@ -30,9 +31,9 @@ Introduction = Callable[[Spawned], str]
 class AgentTools:
     """`agent_spawn`, `agent_send`, `agent_list` and `agent_close` over one catalog."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self.labels, self._turns = Labels(), Turns()
+    def __init__(self, catalog: Catalog, workers: Workers) -> None:
+        self._catalog, self._workers = catalog, workers
+        self.labels = Labels()
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
@@ -46,7 +47,7 @@ class AgentTools:
         label: str | None = None,
         timeout_seconds: int | None = None,
     ) -> ToolOutput | ToolResult:
-        """Start a sub-agent and, with a task, wait for its report.
+        """Start a sub-agent and, with a task, wait for its report or let it work in the background.
 
         The answer has its agent_key: keep it to go on with the same sub-agent by agent_send.
 
@@ -54,7 +55,8 @@ class AgentTools:
             agent_id: Which one: an id from the list of available agent ids.
             task: The whole task. The sub-agent sees nothing else. Without one it waits for agent_send.
             label: A name of your choice for agent_send, unique among your sub-agents.
-            timeout_seconds: How long to wait for the report: 30 if not given, 600 at most.
+            timeout_seconds: How long to wait for the report: 30 if not given, 600 at most. 0 lets it work in the
+                background; what takes longer than you wait goes on there too.
         """
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
             return _error(_limit_text(*refusal))
@@ -91,7 +93,8 @@ class AgentTools:
             message: What to do or answer now.
             agent_key: The full agent_key from the answer of agent_spawn. Give this or the label.
             label: The label given in agent_spawn.
-            timeout_seconds: How long to wait for the answer: 30 if not given, 600 at most.
+            timeout_seconds: How long to wait for the answer: 30 if not given, 600 at most. 0 lets it work in the
+                background; what takes longer than you wait goes on there too.
         """
         found = self._find(agent_key, label, ctx, message)
         if isinstance(found, str):
@@ -127,7 +130,7 @@ class AgentTools:
         found = self._find(agent_key, label, ctx)
         if isinstance(found, str):
             return _error(found)
-        if self._turns.of(found.session_id).locked():
+        if self._workers.turns.of(found.session_id).locked():
             return _error(f"{found.agent_key} is working on a message: wait for its answer first")
         if found.label is not None:
             self.labels.release(found.label, ctx)
@@ -169,12 +172,17 @@ class AgentTools:
         """Have a sub-agent work on a message in its own conversation, and tell what came of it."""
         try:
             agent = await entry.agent(ctx)
-            async with self._turns.of(spawned.session_id):
-                outcome = await self._run(agent, entry, spawned, text, seconds, ctx)
+            commission = Commission.of(entry, agent, spawned, text, ctx)
+            if seconds == 0:
+                record = await self._workers.start(commission)
+                return ToolOutput(f"{introduction(spawned)}\n{_accepted(record)}", {SPAWNED: spawned})
+            outcome = await self._workers.wait_for(commission, seconds)
         except LimitReached as exc:
             return _error(exc.reason)
-        except ExecutionBackendError as exc:
+        except (ExecutionBackendError, TaskStoreError, FilesystemError) as exc:
             return _error(str(exc))
+        if isinstance(outcome, TaskRecord):
+            return ToolOutput(f"{introduction(spawned)}\n{_promoted(outcome, seconds)}", {SPAWNED: spawned})
         if outcome.status is RunStatus.SUSPENDED:
             ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
             return ToolResult.suspended(ticket.message, ticket=ticket)
@@ -183,15 +191,6 @@ class AgentTools:
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
         told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, seconds)}", metadata=metadata)
         return ToolOutput(told, {SPAWNED: spawned})
-
-    async def _run(
-        self, agent: Agent, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext
-    ) -> RunResult:
-        declared = entry.declaration
-        own = None if declared is None else declared.timeout
-        timeout = min(seconds, own) if own is not None else seconds
-        limits = None if declared is None else declared.limits
-        return await ctx.run_child(agent, text, thread_id=spawned.session_id, timeout=timeout, limits=limits)
 
 
 def seconds_of(given: int | None) -> int:
@@ -220,6 +219,21 @@ def tell_outcome(outcome: RunResult, seconds: int) -> str:
     if outcome.status is RunStatus.CANCELLED:
         return f"status: cancelled{partial}"
     return f"status: error\nerror: {outcome.error or outcome.termination}{partial}"
+
+
+def _accepted(record: TaskRecord) -> str:
+    return (
+        f"status: accepted\ntask_id: {record.task_id}\nnote: It works in the background, and you are told when it has "
+        "ended. Do NOT call task_output now; go on or answer the user. Later: task_output(task_id, block=false), "
+        "task_cancel, task_list."
+    )
+
+
+def _promoted(record: TaskRecord, seconds: int) -> str:
+    return (
+        f"status: timeout_promoted\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in "
+        "the background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
+    )
 
 
 def _introduction(spawned: Spawned) -> str:

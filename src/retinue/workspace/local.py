@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
 from ..core.filesystem import FileEntry, Stamp
 from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
+from .locks import locked
 from .paths import TEMPORARY, join_path, name_problem, split_path
 from .refusals import LINK, refusal_of
 from .tree import walk_files
@@ -105,6 +106,20 @@ class LocalFilesystem:
                 if isinstance(error, OSError):
                     raise refusal_of(error, path) from error
                 raise
+
+    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
+        parents, name = _leaf(path)
+        with self._folder(parents, create=True) as folder:
+            with _refusing(path), locked(folder, name, path):
+                try:
+                    with self.open(path) as stream:
+                        before = stream.read()
+                except FileMissing:
+                    before = None
+                after = change(before)
+                if after is not None:
+                    self.write(path, after)
+                return self.stamp(path)
 
     def list(self, path: str = "") -> list[FileEntry]:
         names = split_path(path)
@@ -271,6 +286,14 @@ def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
 
 def _stamp(status: os.stat_result) -> Stamp:
     return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+@contextmanager
+def _refusing(path: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise refusal_of(error, path) from error
 
 
 def _asking(question: Callable[[], T], path: str) -> T:

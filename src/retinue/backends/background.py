@@ -1,0 +1,119 @@
+"""Background work of a runtime: task services, their voices in the log, and children that wait for a human."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ..core.context import CancellationToken, ToolContext
+from ..core.decisions import Decision
+from ..core.errors import ExecutionBackendError
+from ..core.events import TaskUpdated
+from ..core.runs import RunResult
+from ..loop.scope import RunScope
+from ..tasks.repository import TaskRepository
+from ..tasks.service import Silence, TaskService, Voice
+from ..tasks.task import TaskRecord
+from .local import LocalBackend
+
+
+class LocalBackground:
+    """The background of one runtime."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self._services: dict[int, TaskService] = {}
+        self._questions: dict[str, _Question] = {}
+
+    def service(self, repository: TaskRepository) -> TaskService:
+        made = self._services.get(id(repository))
+        if made is None:
+            made = self._services[id(repository)] = TaskService(repository)
+        return made
+
+    def voice(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> Voice:
+        scope = self._backend.hold(ctx.run.run_id)
+        return Silence() if scope is None else LogVoice(self._backend, scope, ctx, record, service)
+
+    def detach(self, run_id: str) -> None:
+        self._backend.detach(run_id)
+
+    async def next_leg(self, run_id: str, token: CancellationToken) -> RunResult:
+        question = self._questions[run_id] = _Question()
+
+        def give_up() -> None:
+            question.loop.call_soon_threadsafe(question.take, None)
+
+        token.on_set(give_up)
+        try:
+            decisions = await question.decisions
+        finally:
+            token.forget(give_up)
+            del self._questions[run_id]
+        if decisions is None:
+            result = self._backend.give_up(run_id)
+            if result is None:
+                raise ExecutionBackendError(run_id, "it is not there any more")
+        else:
+            result = await self._backend.go_on(run_id, decisions, token)
+        question.result.set_result(result)
+        return result
+
+    async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult | None:
+        """Answer a background child that waits; its result, or where it waits next. None where there is none."""
+        child = self._backend.waiting_child(run_id)
+        if child is None:
+            return None
+        fresh = child.match(decisions)
+        question = self._questions.get(run_id)
+        if not fresh or question is None:
+            return child.result
+        question.take(fresh)
+        return await asyncio.shield(question.result)
+
+    async def close(self, grace: float) -> None:
+        await asyncio.gather(*[service.close(grace) for service in self._services.values()])
+
+
+class _Question:
+    """What a child waits for, and what will come of the answer."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.decisions: asyncio.Future[Mapping[str, Decision] | None] = self.loop.create_future()
+        self.result: asyncio.Future[RunResult] = self.loop.create_future()
+
+    def take(self, decisions: Mapping[str, Decision] | None) -> None:
+        if not self.decisions.done():
+            self.decisions.set_result(decisions)
+
+
+class LogVoice:
+    """Tells of a task in a log, as the task's own events: under the namespace of its child, with its id as run id."""
+
+    def __init__(
+        self, backend: LocalBackend, scope: RunScope, ctx: ToolContext, record: TaskRecord, service: TaskService
+    ) -> None:
+        self._backend, self._scope, self._record = backend, scope, record
+        self._call_id, self._ns = ctx.call_id, (*scope.ns, f"tools:{ctx.call_id}")
+        self._service = service
+        scope.log.holders[record.task_id] = self._cancel
+
+    def tell(self, task_id: str, status: str) -> None:
+        told = TaskUpdated(
+            task_id=task_id,
+            status=str(status),
+            call_id=self._call_id,
+            run_id=task_id,
+            parent_run_id=self._scope.run_id,
+            agent=self._record.sub_agent_id,
+            ns=self._ns,
+        )
+        self._scope.log.append(told)
+
+    def close(self) -> None:
+        self._scope.log.release(self._record.task_id)
+        self._backend.release(self._scope.run_id)
+
+    async def _cancel(self, reason: str) -> None:
+        await self._service.cancel(self._record.scope, self._record.task_id)

@@ -1,0 +1,86 @@
+"""Announcements: a session is told of its background tasks that have ended, once, at its next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.plugins import AddMessage, HookContext
+from ..core.state import StateCommand, StateKey
+from ..tasks.repository import TaskRepository
+from ..tasks.task import TaskRecord, TaskScope, TaskStatus
+
+MOST_TASKS = 10
+"""Announced at once; the others follow in the next step."""
+MOST_CHARACTERS = 4000
+"""Of one result; the rest is there for task_output."""
+
+
+def _note(told: dict[str, str], news: dict[str, str]) -> dict[str, str]:
+    return {**told, **news}
+
+
+TOLD: StateKey[dict[str, str], dict[str, str]] = StateKey(
+    "retinue.tasks_told",
+    dict[str, str],
+    reduce=_note,
+    merge="commutative",
+    scope="thread",
+    default=dict[str, str],
+)
+"""What the session knows of its tasks' ends. Kept with the conversation, so that neither is there without the other."""
+
+
+class Announcer:
+    """A hook for the beginning of a step."""
+
+    def __init__(self, agent_name: str, repository: TaskRepository) -> None:
+        self._agent_name, self._repository = agent_name, repository
+
+    async def __call__(self, ctx: HookContext) -> StateCommand | None:
+        records = await self._repository.list(self.scope(ctx))
+        if not records:
+            return None
+        told = ctx.snapshot[TOLD]
+        news = [record for record in records if _news(record, told) is not None]
+        if not news:
+            return None
+        news.sort(key=lambda record: record.last_updated_at)
+        running = sum(not record.status.is_terminal for record in records)
+        shown = news[:MOST_TASKS]
+        text = await self._text(shown, len(news) - len(shown), running)
+        known = {record.task_id: _news(record, told) or "" for record in shown}
+        event = {"type": "tasks_announced", "tasks": known}
+        return StateCommand().update(TOLD, known).schedule(AddMessage(text)).event(event)
+
+    def scope(self, ctx: HookContext) -> TaskScope:
+        return TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
+
+    async def _text(self, shown: Sequence[TaskRecord], more: int, running: int) -> str:
+        parts = ["News of your background tasks. The user has not seen this."]
+        for record in shown:
+            head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {_news(record, {})}"
+            parts.append(f"{head}\n{await self._body(record)}")
+        if more:
+            parts.append(f"{more} more have ended; they are announced next, or use task_list().")
+        parts.append(f"Still running: {running}.")
+        return "<task-notification>\n" + "\n\n".join(parts) + "\n</task-notification>"
+
+    async def _body(self, record: TaskRecord) -> str:
+        if not record.status.is_terminal:
+            return f"question: {record.awaiting}\nnote: It goes on when a human has answered."
+        error = f"error: {record.error_message or 'unknown'}"
+        if record.status is TaskStatus.CANCELLED:
+            return error if record.error_message else "note: It was stopped."
+        result = await self._repository.read_result(record) or ""
+        if len(result) > MOST_CHARACTERS:
+            left = len(result) - MOST_CHARACTERS
+            result = f'{result[:MOST_CHARACTERS]}\n[{left:,} more characters: task_output("{record.task_id}")]'
+        if record.status is TaskStatus.FAILED:
+            return f"{error}\nwhat it had by then:\n{result}" if result else error
+        return f"result:\n{result}" if result else "note: It gave no result."
+
+
+def _news(record: TaskRecord, told: dict[str, str]) -> str | None:
+    """What there is to tell of a task: that it has ended, or waits; None where that is known."""
+    state = record.status.lower() if record.status.is_terminal else "waiting" if record.awaiting else None
+    return None if state == told.get(record.task_id) else state

@@ -1,0 +1,168 @@
+"""The tools with which a model looks after background tasks. The docstrings of their methods are what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from ..core.context import ToolContext
+from ..core.functions import FunctionTool
+from ..core.results import ToolOutput, ToolResult
+from ..core.tools import Tool
+from ..tasks.background import Background
+from ..tasks.repository import TaskRepository
+from ..tasks.service import TaskService
+from ..tasks.task import TaskRecord, TaskScope, TaskStatus
+from .announce import TOLD
+
+DEFAULT_MILLISECONDS = 30_000
+MOST_MILLISECONDS = 600_000
+FILTERS = ("running", "completed", "failed", "cancelled", "pending", "all")
+
+
+class TaskTools:
+    """`task_output`, `task_cancel` and `task_list` over one repository."""
+
+    def __init__(self, agent_name: str, repository: TaskRepository) -> None:
+        self._agent_name, self._repository = agent_name, repository
+
+    def tools(self) -> tuple[Tool, ...]:
+        functions = (self.task_output, self.task_cancel, self.task_list)
+        return tuple([FunctionTool(function, category="subagents") for function in functions])
+
+    async def task_output(
+        self, task_id: str, ctx: ToolContext, block: bool = True, timeout: int = DEFAULT_MILLISECONDS
+    ) -> ToolOutput | ToolResult:
+        """Get the state of a background task, and its result once it has one.
+
+        Do not call it right after the task was started, and never in a loop: you are told when a task has ended.
+
+        Args:
+            task_id: The task_id from the answer of agent_spawn or agent_send.
+            block: Whether to wait for the task to end. Use false to look how it stands.
+            timeout: How many milliseconds to wait at most: 30000 if not given, 600000 at most.
+        """
+        task_id = task_id.strip()
+        if not task_id:
+            return _error("task_id is required")
+        service, scope = self._service(ctx), self._scope(ctx)
+        seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
+        record = await service.wait(scope, task_id, seconds)
+        if record is None:
+            return _error(
+                f"No background task found with ID: {task_id}. Use task_list() to see all known tasks for this session."
+            )
+        if not record.status.is_terminal and block:
+            note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
+            return ToolOutput(f"task_id: {task_id}\nstatus: running\nnote: {_awaiting(record) or note}")
+        text = await self._detail(record)
+        return ToolOutput(text, {TOLD: {task_id: record.status.lower()}} if record.status.is_terminal else None)
+
+    async def task_cancel(self, task_id: str, ctx: ToolContext) -> ToolOutput | ToolResult:
+        """Stop a background task. What it has done until then stays done.
+
+        Args:
+            task_id: The task_id from the answer of agent_spawn or agent_send.
+        """
+        task_id = task_id.strip()
+        if not task_id:
+            return _error("task_id is required")
+        service, scope = self._service(ctx), self._scope(ctx)
+        before = await service.get(scope, task_id)
+        if before is None:
+            return _error(f"No background task found with ID: {task_id}")
+        if before.status.is_terminal:
+            note = "note: Task already in terminal state, cannot cancel."
+            return ToolOutput(f"task_id: {task_id}\nstatus: {before.status.lower()}\n{note}")
+        after = await service.cancel(scope, task_id) or before
+        if not after.status.is_terminal:
+            note = "note: Cancellation requested; the task has not stopped yet."
+            return ToolOutput(f"task_id: {task_id}\nstatus: cancelling\n{note}")
+        if after.status is not TaskStatus.CANCELLED:
+            note = "note: It ended before it could be cancelled; see task_output."
+            return ToolOutput(f"task_id: {task_id}\nstatus: {after.status.lower()}\n{note}")
+        text = f"task_id: {task_id}\nstatus: cancelled\nCancellation requested successfully."
+        return ToolOutput(text, {TOLD: {task_id: after.status.lower()}})
+
+    async def task_list(self, ctx: ToolContext, status_filter: str | None = None) -> str | ToolResult:
+        """List the background tasks of this conversation, whatever was forgotten of it.
+
+        Args:
+            status_filter: Only these: running, completed, failed, cancelled, pending, or all.
+        """
+        wanted = (status_filter or "all").strip().lower()
+        if wanted not in FILTERS:
+            return _error(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
+        known = await self._repository.list(self._scope(ctx))
+        records = [record for record in known if wanted in ("all", record.status.lower())]
+        if not records:
+            return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")
+        return "\n".join([f"{len(records)} tracked task(s):", *map(list_line, records)])
+
+    def _service(self, ctx: ToolContext) -> TaskService:
+        background: Background = ctx.resolver.background
+        return background.service(self._repository)
+
+    def _scope(self, ctx: ToolContext) -> TaskScope:
+        return TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
+
+    async def _detail(self, record: TaskRecord) -> str:
+        failed = f"Failed: {record.error_message}" if record.status is TaskStatus.FAILED else None
+        lines = [
+            f"task_id: {record.task_id}",
+            f"agent_id: {record.sub_agent_id}",
+            f"status: {failed or record.status.capitalize()}",
+            f"created_at: {moment(record.created_at)}",
+            "",
+        ]
+        result = await self._repository.read_result(record)
+        if record.status is TaskStatus.FAILED:
+            lines += ["Error:", record.error_message or "unknown"]
+            lines += ["What it had by then:", result] if result else []
+        elif not record.status.is_terminal:
+            lines.append(_awaiting(record) or "Task still running...")
+        elif result:
+            lines += ["Result:", result]
+        else:
+            lines.append("Task completed with no result." if record.status is TaskStatus.COMPLETED else "No result.")
+        return "\n".join(lines)
+
+
+def list_line(record: TaskRecord) -> str:
+    return (
+        f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  "
+        f"status: {record.status.lower()}  created: {moment(record.created_at)}"
+    )
+
+
+def moment(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def task_summary(records: Iterable[TaskRecord], most: int = 10) -> str:
+    """The tasks of a session for the prompt: those that run first, then the newest; "" where there are none."""
+    known = list(records)
+    if not known:
+        return ""
+    newest = sorted(known, key=lambda record: record.created_at, reverse=True)
+    ordered = sorted(newest, key=lambda record: record.status.is_terminal)
+    lines = [
+        f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  status: {_state(record)}  "
+        f"started: {record.created_at.strftime('%H:%MZ')}"
+        for record in ordered[:most]
+    ]
+    if len(ordered) > most:
+        lines.append(f"- ... ({len(ordered) - most} more - use task_list() to see all)")
+    return "\n".join(["# Async tasks (current session)", "", *lines, "", "What was said of them earlier may be old."])
+
+
+def _state(record: TaskRecord) -> str:
+    return f"{record.status.lower()} (waits for a human)" if record.awaiting else record.status.lower()
+
+
+def _awaiting(record: TaskRecord) -> str | None:
+    return f"It waits for a human: {record.awaiting}" if record.awaiting else None
+
+
+def _error(text: str) -> ToolResult:
+    return ToolResult.error(f"Error: {text}")

@@ -1,0 +1,1 @@
+"""Background tasks: durable records of children that outlive the run that started them."""

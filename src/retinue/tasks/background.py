@@ -1,0 +1,32 @@
+"""Port: what the tools that start background work need of the runtime they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from ..core.context import CancellationToken, ToolContext
+from ..core.runs import RunResult
+from .repository import TaskRepository
+from .service import TaskService, Voice
+from .task import TaskRecord
+
+
+class Background(Protocol):
+    """Contract: a child that was detached lives until it ends, its token is set, or the runtime is closed."""
+
+    def service(self, repository: TaskRepository) -> TaskService:
+        """The service for a repository; one for each in a runtime."""
+        ...
+
+    def voice(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> Voice:
+        """Tells of a task in the log of the run that started it, which stays open until the task has ended."""
+        ...
+
+    def detach(self, run_id: str) -> None:
+        """Let a child outlive its call."""
+        ...
+
+    def next_leg(self, run_id: str, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
+        """How a detached child went on that waited for a human, once somebody has answered."""
+        ...

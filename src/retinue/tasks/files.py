@@ -1,0 +1,232 @@
+"""Task records in a workspace: one JSON file a session, `agents/<agent>/tasks/<session>.json`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..core.errors import FileMissing, FilesystemError, TaskStoreError
+from ..core.filesystem import Filesystem, Stamp
+from ..core.functions import in_thread
+from .repository import Change, TaskSettings
+from .task import TaskRecord, TaskScope
+
+LONGEST_RESULT = 4096
+"""Bytes of a result that stay in the record."""
+
+_decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class _Contents(Struct, gc=False):
+    """A file as it was read or written last: its bytes, and what they say."""
+
+    data: bytes = b""
+    records: dict[str, TaskRecord] = {}
+    lines: dict[str, bytes] = {}
+    stamp: Stamp | None = None
+
+
+class _Queue:
+    """Changes to one file that wait to be written, together."""
+
+    __slots__ = ("changes", "writer")
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[Callable[[dict[str, TaskRecord]], Any], asyncio.Future[Any]]] = []
+        self.writer: asyncio.Task[None] | None = None
+
+
+class WorkspaceTaskRepository:
+    """Visible to every process that works on the same files. Writes that arrive during one are joined."""
+
+    def __init__(self, filesystem: Filesystem, agent: str, settings: TaskSettings | None = None) -> None:
+        self.settings = settings or TaskSettings()
+        self._filesystem, self._folder, self._agent = filesystem, f"agents/{agent}/tasks", agent
+        self._read: dict[str, _Contents] = {}
+        self._queues: dict[str, _Queue] = {}
+
+    def __repr__(self) -> str:
+        return f"WorkspaceTaskRepository({self._filesystem!r}, {self._agent!r})"
+
+    async def add(self, record: TaskRecord) -> None:
+        def put(records: dict[str, TaskRecord]) -> None:
+            if record.task_id in records:
+                raise TaskStoreError(self._path(record.parent_session_id), f"task {record.task_id} is there already")
+            records[record.task_id] = record
+
+        await self._write(record.parent_session_id, put)
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        record = (await self._look(scope.session_id)).get(task_id)
+        return record if record is not None and record.user_id == scope.user_id else None
+
+    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
+        records = await self._look(scope.session_id)
+        return [record for record in records.values() if record.user_id == scope.user_id]
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        return await self._write(scope.session_id, _changing(scope, task_id, change))
+
+    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
+        await asyncio.gather(*[self.update(scope, task_id, change) for scope, task_id, change in changes])
+
+    async def keep_result(self, record: TaskRecord, text: str) -> str | None:
+        if len(text) <= LONGEST_RESULT // 4 or len(text.encode(errors="replace")) <= LONGEST_RESULT:
+            return None
+        path = f"{self._folder}/{record.parent_session_id}/{record.task_id}.txt"
+        await in_thread(self._filesystem.write, {"path": path, "data": text.encode(errors="replace")})
+        return path
+
+    async def read_result(self, record: TaskRecord) -> str | None:
+        if record.result_file is None:
+            return record.result
+        try:
+            data: bytes = await in_thread(self._filesystem.read, {"path": record.result_file})
+        except FilesystemError as exc:
+            return f"{record.result or ''}\n[the whole result cannot be read: {exc}]"
+        return data.decode(errors="replace")
+
+    async def open_scopes(self) -> Sequence[TaskScope]:
+        return await in_thread(self._open_scopes, {})
+
+    def _open_scopes(self) -> list[TaskScope]:
+        found: set[TaskScope] = set()
+        for name in self._filesystem.stamps(self._folder, ".json"):
+            session_id = name.removesuffix(".json")
+            try:
+                records = self._fresh(session_id).records
+            except TaskStoreError:
+                continue  # whoever works in that session is told
+            found |= {record.scope for record in records.values() if not record.status.is_terminal}
+        return sorted(found, key=lambda scope: (scope.session_id, scope.user_id or ""))
+
+    def _path(self, session_id: str) -> str:
+        return f"{self._folder}/{session_id}.json"
+
+    async def _look(self, session_id: str) -> dict[str, TaskRecord]:
+        """The records of a session as they are now; read again only where the file has changed."""
+        kept = self._read.get(session_id)
+        if self._filesystem.is_near:
+            stamp = self._filesystem.stamp(self._path(session_id))
+            if stamp is None:
+                return {}
+            if kept is not None and kept.stamp == stamp:
+                return kept.records
+        return (await in_thread(self._fresh, {"session_id": session_id})).records
+
+    def _fresh(self, session_id: str) -> _Contents:
+        """Read a file, unless it is as it was. Blocking."""
+        path, kept = self._path(session_id), self._read.get(session_id)
+        stamp = self._filesystem.stamp(path)
+        if kept is not None and stamp is not None and kept.stamp == stamp:
+            return kept
+        try:
+            with self._filesystem.open(path) as stream:
+                data = stream.read()
+        except FileMissing:
+            return _Contents()
+        # The stamp was taken before reading: what is written in between is noticed the next time.
+        made = self._read[session_id] = self._parsed(session_id, data, stamp)
+        return made
+
+    def _parsed(self, session_id: str, data: bytes, stamp: Stamp | None) -> _Contents:
+        kept = self._read.get(session_id)
+        if kept is not None and kept.data == data:
+            return _Contents(data, kept.records, kept.lines, stamp)
+        try:
+            records = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise TaskStoreError(
+                self._path(session_id), f"it is not a file of task records ({exc}): mend it, or move it away"
+            ) from None
+        return _Contents(data, records, {}, stamp)
+
+    async def _write(self, session_id: str, change: Callable[[dict[str, TaskRecord]], Any]) -> Any:
+        """Have a change written with whatever else waits to be; returns what the change returned."""
+        queue = self._queues.setdefault(session_id, _Queue())
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        queue.changes.append((change, done))
+        if queue.writer is None:
+            queue.writer = asyncio.create_task(self._drain(session_id, queue))
+        return await asyncio.shield(done)
+
+    async def _drain(self, session_id: str, queue: _Queue) -> None:
+        try:
+            while queue.changes:
+                batch, queue.changes = queue.changes, []
+                changes = [change for change, _ in batch]
+                try:
+                    outcomes: list[Any] = await in_thread(
+                        self._write_now, {"session_id": session_id, "changes": changes}
+                    )
+                except Exception as exc:
+                    outcomes = [exc] * len(batch)
+                for (_, done), outcome in zip(batch, outcomes, strict=True):
+                    if done.done():
+                        continue
+                    if isinstance(outcome, Exception):
+                        done.set_exception(outcome)
+                    else:
+                        done.set_result(outcome)
+        finally:
+            queue.writer = None
+            if not queue.changes:
+                self._queues.pop(session_id, None)
+
+    def _write_now(self, session_id: str, changes: list[Callable[[dict[str, TaskRecord]], Any]]) -> list[Any]:
+        """Read, change and write back a file, with nobody in between. Blocking."""
+        outcomes: list[Any] = []
+        made = _Contents()
+
+        def apply(data: bytes | None) -> bytes | None:
+            nonlocal made
+            before = _Contents() if data is None else self._parsed(session_id, data, None)
+            records = dict(before.records)
+            outcomes[:] = [_outcome(change, records) for change in changes]
+            lines = {
+                task_id: line
+                if before.records.get(task_id) is record and (line := before.lines.get(task_id)) is not None
+                else _line(task_id, record)
+                for task_id, record in records.items()
+            }
+            if records == before.records:
+                made = _Contents(before.data, records, lines)
+                return None
+            written = b"{\n" + b",\n".join(lines.values()) + b"\n}\n"
+            made = _Contents(written, records, lines)
+            return written
+
+        path = self._path(session_id)
+        made.stamp = self._filesystem.update(path, apply)
+        self._read[session_id] = made
+        return outcomes
+
+
+def _changing(scope: TaskScope, task_id: str, change: Change) -> Callable[[dict[str, TaskRecord]], Any]:
+    def apply(records: dict[str, TaskRecord]) -> TaskRecord | None:
+        record = records.get(task_id)
+        if record is None or record.user_id != scope.user_id:
+            return None
+        changed = change(record)
+        if changed is not None:
+            records[task_id] = changed
+        return records[task_id]
+
+    return apply
+
+
+def _outcome(change: Callable[[dict[str, TaskRecord]], Any], records: dict[str, TaskRecord]) -> Any:
+    """What a change returned or raised: one that fails does not spoil the others."""
+    try:
+        return change(records)
+    except Exception as exc:
+        return exc
+
+
+def _line(task_id: str, record: TaskRecord) -> bytes:
+    return _encode(task_id) + b": " + _encode(record)

@@ -1,0 +1,101 @@
+"""The life of a task: one table, and the only functions that move a record through it.
+
+Each takes a record and gives the next one, or None where nothing is to be written. A terminal record never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from .task import TaskRecord, TaskStatus, at
+
+_ENDS = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
+_NOWHERE: frozenset[TaskStatus] = frozenset()
+
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.PENDING: _ENDS | {TaskStatus.RUNNING},
+    TaskStatus.RUNNING: _ENDS,
+    TaskStatus.COMPLETED: _NOWHERE,
+    TaskStatus.FAILED: _NOWHERE,
+    TaskStatus.CANCELLED: _NOWHERE,
+}
+
+
+def begin(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
+    """The work begins; not where the task was cancelled before it could."""
+    if record.cancel_requested or TaskStatus.RUNNING not in TASK_MOVES[record.status]:
+        return None
+    return _next(record, now, status=TaskStatus.RUNNING, node=node)
+
+
+def finish(
+    record: TaskRecord,
+    status: TaskStatus,
+    now: float,
+    *,
+    result: str | None = None,
+    result_file: str | None = None,
+    error: str | None = None,
+) -> TaskRecord | None:
+    """The work has ended. What comes later than another end is not written."""
+    if status not in TASK_MOVES[record.status]:
+        return None
+    return _next(
+        record,
+        now,
+        status=status,
+        result=result,
+        result_file=result_file,
+        error_message=error,
+        awaiting=None,
+    )
+
+
+def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:
+    """Somebody wants it to stop. One that nobody has begun is stopped by that."""
+    if record.status.is_terminal or record.cancel_requested:
+        return None
+    if record.status is TaskStatus.PENDING and record.node is None:
+        return _next(record, now, cancel_requested=True, status=TaskStatus.CANCELLED)
+    # The time of the last sign of life is the executor's alone to move.
+    return replace(record, cancel_requested=True, version=record.version + 1)
+
+
+def beat(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
+    """The executor is alive. Another node's beat counts for nothing."""
+    if record.status.is_terminal or record.node != node:
+        return None
+    return _next(record, now)
+
+
+def await_human(record: TaskRecord, now: float, question: str | None) -> TaskRecord | None:
+    """It waits for a decision, or (None) goes on after one."""
+    if record.status.is_terminal or record.awaiting == question:
+        return None
+    return _next(record, now, awaiting=question)
+
+
+def sweep(record: TaskRecord, now: float, orphan_after: float, observed: float = 0.0) -> TaskRecord | None:
+    """Give up on a task whose executor has been silent for too long, by the clock or as observed.
+
+    One that waits for a human may wait on, unless somebody wants it to stop.
+    """
+    if record.status.is_terminal or record.is_remote:
+        return None
+    if record.awaiting is not None and not record.cancel_requested:
+        return None
+    silent = max(now - record.last_updated_at.timestamp(), observed)
+    if silent < orphan_after:
+        return None
+    status = TaskStatus.CANCELLED if record.cancel_requested else TaskStatus.FAILED
+    last = record.last_updated_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    lost = f"executor lost: no heartbeat for {silent:.0f} seconds (last updated: {last})"
+    return _next(record, now, status=status, error_message=lost, awaiting=None)
+
+
+def _next(record: TaskRecord, now: float, **changes: object) -> TaskRecord:
+    # A clock that was set back must not make a record look older than it is.
+    moment = max(at(now), record.last_updated_at)
+    return replace(record, last_updated_at=moment, version=record.version + 1, **changes)

@@ -1,0 +1,69 @@
+"""Port: where task records are kept. The record is the truth; whatever a process has in memory only saves looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from .task import TaskRecord, TaskScope
+
+Change = Callable[[TaskRecord], TaskRecord | None]
+"""The next record, or None to leave it. It may be called more than once and must do nothing else."""
+
+
+class TaskSettings(Struct, frozen=True, kw_only=True):
+    """How the executor of a task shows that it lives, and when others stop believing it."""
+
+    heartbeat: float = 30.0
+    orphan_after: float = 600.0
+    sweep_every: float = 300.0
+    look_every: float = 0.5
+    """Seconds between two looks at what other processes wrote: cancels, ends."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"TaskSettings.{name} must be above 0 seconds")
+        if self.orphan_after <= self.heartbeat:
+            raise ValueError("TaskSettings.orphan_after must be longer than heartbeat, or living tasks are given up on")
+
+
+class TaskRepository(Protocol):
+    """Contract: an update is atomic, in this process and between processes; a terminal record is never changed, lost
+    or torn; what was written is read by every process that looks afterwards."""
+
+    settings: TaskSettings
+
+    async def add(self, record: TaskRecord) -> None:
+        """A new task."""
+        ...
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        """The task, if it is one of that session and user."""
+        ...
+
+    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
+        """The tasks of a session and user, oldest first."""
+        ...
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        """Apply a change; the record as it is afterwards, None where there is no such task."""
+        ...
+
+    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
+        """Several at once, each as `update`."""
+        ...
+
+    async def keep_result(self, record: TaskRecord, text: str) -> str | None:
+        """Put a result that is too long for its record elsewhere, and say where; None where it is not too long."""
+        ...
+
+    async def read_result(self, record: TaskRecord) -> str | None:
+        """The whole result of a task."""
+        ...
+
+    async def open_scopes(self) -> Sequence[TaskScope]:
+        """The sessions that may have tasks which have not ended, of every user."""
+        ...

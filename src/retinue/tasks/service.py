@@ -1,0 +1,279 @@
+"""The task service: executes tasks in this process, and deals with those of others through their records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from secrets import token_hex
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from ..core.context import CancellationToken
+from ..core.lifecycle import RunStatus
+from ..core.runs import RunResult
+from .lifecycle import await_human, beat, begin, finish, request_cancel
+from .repository import TaskRepository
+from .sweeper import Sweeper
+from .task import TaskRecord, TaskScope, TaskStatus
+
+_log = logging.getLogger(__name__)
+
+GRACE = 5.0
+"""Seconds a cancel waits for the work to stop."""
+
+Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
+"""Does the work of a task. It stops when the token is set, and says through the second when it waits for a human."""
+Waits = Callable[[str | None], None]
+
+
+class Voice(Protocol):
+    """Where a task tells its audience how it stands; closed when it has ended."""
+
+    def tell(self, task_id: str, status: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silence:
+    """Nobody listens."""
+
+    def tell(self, task_id: str, status: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class LocalTask(Struct, eq=False):
+    """The handle of a task that this process executes."""
+
+    record: TaskRecord
+    token: CancellationToken
+    voice: Voice
+    ended: asyncio.Event
+    job: asyncio.Task[None] | None = None
+    last_beat: float = 0.0
+
+
+class TaskService:
+    """Tasks over one repository. Start work, adopt work that is under way, wait, cancel; close it with the runtime."""
+
+    def __init__(self, repository: TaskRepository, clock: Callable[[], float] = time.time) -> None:
+        self.repository, self._clock = repository, clock
+        self.node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._local: dict[str, LocalTask] = {}
+        self._sweeper = Sweeper(repository, clock)
+        self._watch: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._next_sweep = 0.0
+
+    async def start(
+        self, record: TaskRecord, work: Work, voice: Voice | None = None, token: CancellationToken | None = None
+    ) -> TaskRecord:
+        """Write a task down, then let it run; one that is RUNNING already is work under way, with its token.
+
+        It goes on after whoever started it has ended.
+        """
+        task = LocalTask(record, token or CancellationToken(), voice or Silence(), asyncio.Event())
+        task.last_beat = self._clock()
+        self._local[record.task_id] = task
+        try:
+            await self.repository.add(record)
+        except BaseException:
+            self._drop(task)
+            raise
+        task.voice.tell(record.task_id, record.status)
+        task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
+        self.watch()
+        return record
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        return await self.repository.get(scope, task_id)
+
+    async def wait(self, scope: TaskScope, task_id: str, seconds: float) -> TaskRecord | None:
+        """The task when it has ended, or as it is after so long, whichever process executes it."""
+        deadline = time.monotonic() + max(seconds, 0)
+        pause = 0.02
+        while True:
+            record = await self.repository.get(scope, task_id)
+            left = deadline - time.monotonic()
+            if record is None or record.status.is_terminal or left <= 0:
+                return record
+            task = self._local.get(task_id)
+            if task is not None:
+                await _within(task.ended.wait(), left)
+            else:
+                await asyncio.sleep(min(pause, left))
+                pause = min(pause * 1.5, self.repository.settings.look_every)
+
+    async def cancel(self, scope: TaskScope, task_id: str, grace: float = GRACE) -> TaskRecord | None:
+        """Ask for a task to stop, and wait a while for it to have stopped."""
+
+        def ask(record: TaskRecord) -> TaskRecord | None:
+            return request_cancel(record, self._clock())
+
+        record = await self.repository.update(scope, task_id, ask)
+        if record is None or record.status.is_terminal:
+            return record
+        if (task := self._local.get(task_id)) is not None:
+            task.token.set("the task was cancelled")
+        return await self.wait(scope, task_id, grace)
+
+    async def sweep(self) -> list[TaskRecord]:
+        """Give up on tasks whose executors are gone; those that were given up on just now."""
+        return await self._sweeper.sweep(self._local.keys())
+
+    def watch(self) -> None:
+        """See to it that orphans are found from time to time, and that this process shows that it lives."""
+        self._woken.set()
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._keep_watch(), name="retinue-tasks")
+
+    async def close(self, grace: float = GRACE) -> None:
+        """Stop the tasks of this process. They end as cancelled, with the reason."""
+        tasks = list(self._local.values())
+        for task in tasks:
+            task.token.set("the runtime was closed")
+        jobs = [task.job for task in tasks if task.job is not None]
+        if jobs:
+            await asyncio.wait(jobs, timeout=grace)
+        left = [job for job in jobs if not job.done()]
+        if self._watch is not None:
+            left.append(self._watch)
+        for job in left:
+            job.cancel()
+        if left:
+            await asyncio.wait(left, timeout=grace)
+
+    def _drop(self, task: LocalTask) -> None:
+        self._local.pop(task.record.task_id, None)
+        task.ended.set()
+        task.voice.close()
+
+    async def _execute(self, task: LocalTask, work: Work) -> None:
+        """The life of a task in this process: from its beginning to its last record, whatever happens."""
+        record = task.record
+        try:
+            if record.status is TaskStatus.PENDING and not await self._begin(task):
+                return
+            outcome = await work(task.token, lambda question: self._note_wait(task, question))
+            status, text, error = _ending(outcome)
+            if task.token.is_set() and status is not TaskStatus.COMPLETED:
+                status, error = TaskStatus.CANCELLED, task.token.reason
+            await self._finish(task, status, text, error)
+        except asyncio.CancelledError:
+            await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
+            raise
+        except Exception as exc:
+            _log.error("task %s failed", record.task_id, exc_info=exc)
+            await self._finish(task, TaskStatus.FAILED, None, f"{type(exc).__name__}: {exc}")
+        finally:
+            self._drop(task)
+
+    async def _begin(self, task: LocalTask) -> bool:
+        def to_running(record: TaskRecord) -> TaskRecord | None:
+            return begin(record, self._clock(), self.node)
+
+        record = await self.repository.update(task.record.scope, task.record.task_id, to_running)
+        if record is not None and record.status is TaskStatus.RUNNING:
+            task.voice.tell(record.task_id, record.status)
+            return True
+        await self._finish(task, TaskStatus.CANCELLED, None, "it was cancelled before it began")
+        return False
+
+    async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
+        try:
+            kept = await self.repository.keep_result(task.record, text) if text else None
+
+            def end(record: TaskRecord) -> TaskRecord | None:
+                shown = text if kept is None or text is None else f"{text[:1000]}…"
+                return finish(record, status, self._clock(), result=shown, result_file=kept, error=error)
+
+            record = await self.repository.update(task.record.scope, task.record.task_id, end)
+            task.voice.tell(task.record.task_id, status if record is None else record.status)
+        except Exception:
+            # The sweeper of any process will find the record without a sign of life.
+            _log.exception("the end of task %s (%s) could not be written", task.record.task_id, status)
+
+    def _note_wait(self, task: LocalTask, question: str | None) -> None:
+        """A human is asked, or has answered."""
+
+        def note(record: TaskRecord) -> TaskRecord | None:
+            return await_human(record, self._clock(), question)
+
+        async def write() -> None:
+            await self.repository.update(task.record.scope, task.record.task_id, note)
+            task.voice.tell(task.record.task_id, TaskStatus.RUNNING)
+
+        job = asyncio.create_task(write())
+        job.add_done_callback(_log_failure)
+
+    async def _keep_watch(self) -> None:
+        settings = self.repository.settings
+        self._next_sweep = self._next_sweep or self._clock()  # the first one at once: it may be after a long downtime
+        while True:
+            try:
+                if self._local:
+                    await self._look_after_own()
+                if self._clock() >= self._next_sweep:
+                    self._next_sweep = self._clock() + settings.sweep_every
+                    await self.sweep()
+            except Exception:
+                _log.exception("looking after tasks failed; it is tried again")
+            self._woken.clear()
+            if self._local:
+                await asyncio.sleep(settings.look_every)
+            else:
+                await _within(self._woken.wait(), max(self._next_sweep - self._clock(), 0.01))
+
+    async def _look_after_own(self) -> None:
+        """Stop what somebody wants stopped or has given up on, and show that the rest is alive."""
+        now, settings = self._clock(), self.repository.settings
+        due: list[LocalTask] = []
+        records: dict[str, TaskRecord] = {}
+        for scope in {task.record.scope for task in self._local.values()}:
+            records |= {record.task_id: record for record in await self.repository.list(scope)}
+        for task in list(self._local.values()):
+            record = records.get(task.record.task_id)
+            if record is None or task.job is None:
+                continue
+            if record.cancel_requested:
+                task.token.set("the task was cancelled")
+            elif record.status.is_terminal:
+                task.token.set("another process has given up on it")
+            elif now - task.last_beat >= settings.heartbeat or now < task.last_beat:
+                due.append(task)
+        if due:
+
+            def alive(record: TaskRecord) -> TaskRecord | None:
+                return beat(record, self._clock(), self.node)
+
+            await self.repository.update_all([(task.record.scope, task.record.task_id, alive) for task in due])
+            for task in due:
+                task.last_beat = now
+
+
+def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
+    """How a task ends whose child ended so."""
+    if outcome.status is RunStatus.COMPLETED:
+        return TaskStatus.COMPLETED, outcome.response or "", None
+    if outcome.status is RunStatus.CANCELLED:
+        return TaskStatus.CANCELLED, outcome.response, outcome.error
+    return TaskStatus.FAILED, outcome.response, outcome.error or outcome.termination
+
+
+async def _within(waiting: Awaitable[Any], seconds: float) -> None:
+    try:
+        await asyncio.wait_for(waiting, seconds)
+    except TimeoutError:
+        return
+
+
+def _log_failure(job: asyncio.Task[None]) -> None:
+    if not job.cancelled() and (error := job.exception()) is not None:
+        _log.error("a task record could not be written", exc_info=error)

@@ -1,0 +1,78 @@
+"""A task: what is kept of a background child, so that any process can see, await and cancel it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
+
+
+class TaskScope(Struct, frozen=True):
+    """Whose tasks are meant: those of one session of one user of one agent."""
+
+    agent: str
+    session_id: str
+    user_id: str | None = None
+
+
+class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One task. It names the declaration of the child, never its headers, and holds enough to run it again."""
+
+    task_id: str
+    sub_agent_id: str
+    parent_agent_id: str
+    parent_session_id: str
+    user_id: str | None = None
+    status: TaskStatus = TaskStatus.PENDING
+    input: str = ""
+    agent_key: str | None = None
+    sub_session_id: str | None = None
+    parent_run_id: str | None = None
+    parent_tool_call_id: str | None = None
+    run_id: str | None = None
+    """The run that does the work, once there is one."""
+    result: str | None = None
+    result_file: str | None = None
+    """Where the whole result is, in the workspace, where it is too long for the record."""
+    error_message: str | None = None
+    cancel_requested: bool = False
+    awaiting: str | None = None
+    """What a human must decide before it goes on."""
+    transport_type: str | None = None
+    """How it is executed elsewhere; None is in the process that created it."""
+    node: str | None = None
+    """The process that executes it, or watches over it where it runs elsewhere."""
+    created_at: datetime
+    last_updated_at: datetime
+    version: int = 1
+
+    @property
+    def scope(self) -> TaskScope:
+        return TaskScope(self.parent_agent_id, self.parent_session_id, self.user_id)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.transport_type is not None
+
+
+def at(seconds: float) -> datetime:
+    """A clock reading as a record keeps it."""
+    return datetime.fromtimestamp(seconds, UTC)
