@@ -97,6 +97,7 @@ from .subagents.child import run_child_agent, run_child_agent_checked
 from .subagents.declarations import SubagentDeclaration, WorkspaceMode
 from .subagents.harness import HarnessAgent
 from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
+from .subagents.remote import RemoteSubagentStub
 from .tasks.files import WorkspaceTaskRepository
 from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
@@ -182,6 +183,7 @@ __all__ = [
     "ReasoningPart",
     "ReducerFailed",
     "Registrar",
+    "RemoteSubagentStub",
     "ReplayJournal",
     "Resolver",
     "ResultFiles",

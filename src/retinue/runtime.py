@@ -8,6 +8,8 @@ from typing import Any
 
 from .backends.background import LocalBackground
 from .backends.local import LocalBackend, LocalRun
+from .backends.task_client import HttpTaskClient
+from .backends.tasks_http import TaskHttpBackend
 from .core.agents import Agent
 from .core.backend import ExecutionPlan, RunRequest
 from .core.children import Child, ParentContext
@@ -27,6 +29,7 @@ from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
 from .storage.memory import MemoryStore
 from .subagents.child import run_child_agent, run_children
+from .subagents.remote import RemoteSubagentStub
 from .wire.parts import Mode, PartsProjection, StreamPart
 
 GRACE = 5.0
@@ -49,6 +52,7 @@ class AgentRegistry:
         self._price, self.prices = price, price is not None
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
+        self._remotes: dict[Any, TaskHttpBackend] = {}
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
@@ -75,7 +79,24 @@ class AgentRegistry:
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan:
         assert self.backend is not None
-        return ExecutionPlan(self.find(agent), self.backend)
+        found = self.find(agent)
+        if isinstance(found, RemoteSubagentStub):
+            return ExecutionPlan(found, self._remote(found), is_local=False)
+        return ExecutionPlan(found, self.backend)
+
+    def _remote(self, stub: RemoteSubagentStub) -> TaskHttpBackend:
+        """The backend of an agent on a server; one for each, so that connections are used again."""
+        assert self.backend is not None
+        key = (stub.name, stub.url, tuple((stub.headers or {}).items()))
+        made = self._remotes.get(key)
+        if made is None:
+            client = HttpTaskClient(stub.url, stub.headers, stub.name)
+            made = self._remotes[key] = TaskHttpBackend(client, stub.name, self.backend)
+        return made
+
+    async def close(self) -> None:
+        """Close the connections to servers."""
+        await asyncio.gather(*[backend.client.close() for backend in self._remotes.values()])
 
     def price(self, model: str, usage: Usage) -> float:
         return 0.0 if self._price is None else self._price(model, usage)
@@ -408,6 +429,7 @@ class Runtime:
         await asyncio.gather(*[run.cancel("the runtime was closed", grace) for run in self._busy.values()])
         await self._background.close(grace)
         await self._backend.close(grace)
+        await self._registry.close()
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:

@@ -326,6 +326,9 @@ class LocalBackend:
         if (child := self._kept.get(run_id)) is not None:
             child.request.detached = True
 
+    def scope_of(self, run_id: str) -> RunScope | None:
+        return self._scopes.get(run_id)
+
     def hold(self, run_id: str) -> RunScope | None:
         """The scope of a run in progress, which can then have children until it is released, even after its end."""
         scope = self._scopes.get(run_id)

@@ -55,6 +55,14 @@ def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) ->
     open_call.children[number] = child
 
 
+def give_slot_back(parent: RunScope, call_id: str) -> None:
+    """A call that has started a child leaves its place in the row to others, for good."""
+    open_call = parent.open_calls.get(call_id)
+    if open_call is not None and open_call.holds_slot:
+        open_call.holds_slot = False
+        parent.budget.slots.give_back()
+
+
 def find_again(open_call: OpenCall, asked_for: Any) -> ChildRun | None:
     """The child that a call which goes on means: started before, for the same, and not yet found again."""
     for number, child in open_call.children.items():

@@ -21,6 +21,7 @@ from .declarations import BUILTIN_TOOLS, Problem, SubagentDeclaration, Workspace
 from .folder import DeclarationFolder
 from .markdown import read_claude_markdown, read_markdown
 from .prompt import with_context
+from .remote import RemoteSubagentStub
 
 if TYPE_CHECKING:
     from .harness import HarnessAgent
@@ -148,7 +149,7 @@ class Catalog:
 
     def _entry(self, given: SubagentDeclaration | Agent | str) -> Entry:
         if isinstance(given, SubagentDeclaration):
-            make = self._nursery.maker(given)
+            make = self._nursery.stub(given) if given.is_remote else self._nursery.maker(given)
             return Entry(given.name, given.description, given.source, make, given)
         name = name_of(given)
         agent = self._named.get(name) if isinstance(given, str) else given
@@ -186,6 +187,15 @@ class Nursery:
 
         return make
 
+    def stub(self, declaration: SubagentDeclaration) -> Factory:
+        stub = RemoteSubagentStub(
+            declaration.name,
+            description=declaration.description,
+            url=declaration.url or "",
+            headers=declaration.headers,
+        )
+        return lambda ctx: stub
+
     def judge(self, declaration: SubagentDeclaration) -> tuple[Problem | None, list[Problem]]:
         """Why a declaration cannot be used, if it cannot, and what about it has no effect."""
         remarks: list[Problem] = []
@@ -194,6 +204,11 @@ class Nursery:
             remarks.append(Problem(declaration.source, message, declaration.lines.get(field), field, True))
 
         parent = self._parent
+        if declaration.is_remote:
+            for name in ("model", "tools", "builtin_tools", "limits"):
+                if getattr(declaration, name) is not None:
+                    remark(name, "has no effect on a remote sub-agent: its server decides")
+            return None, remarks
         for name in declaration.tools or ():
             if name in BUILTIN_TOOLS:
                 remark("tools", f"{name} is a built-in tool, which `tools` does not narrow: use builtin_tools")

@@ -224,8 +224,8 @@ class Subagents(Plugin):
 
     def __init__(self, agent_name: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
         self._catalog, self._repository = catalog, repository
-        self._agents = AgentTools(catalog, Workers(agent_name, repository, on_timeout))
-        self._tasks = TaskTools(agent_name, repository)
+        workers = Workers(agent_name, catalog, repository, on_timeout)
+        self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(agent_name, workers)
         self._announce = Announcer(agent_name, repository)
         self._section: tuple[object, str] = (None, "")
 

@@ -10,10 +10,10 @@ from ..core.functions import FunctionTool
 from ..core.results import ToolOutput, ToolResult
 from ..core.tools import Tool
 from ..tasks.background import Background
-from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskService
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus
 from .announce import TOLD
+from .work import Workers
 
 DEFAULT_MILLISECONDS = 30_000
 MOST_MILLISECONDS = 600_000
@@ -23,8 +23,8 @@ FILTERS = ("running", "completed", "failed", "cancelled", "pending", "all")
 class TaskTools:
     """`task_output`, `task_cancel` and `task_list` over one repository."""
 
-    def __init__(self, agent_name: str, repository: TaskRepository) -> None:
-        self._agent_name, self._repository = agent_name, repository
+    def __init__(self, agent_name: str, workers: Workers) -> None:
+        self._agent_name, self._workers, self._repository = agent_name, workers, workers.repository
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.task_output, self.task_cancel, self.task_list)
@@ -47,7 +47,10 @@ class TaskTools:
             return _error("task_id is required")
         service, scope = self._service(ctx), self._scope(ctx)
         seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
-        record = await service.wait(scope, task_id, seconds)
+        before = await service.get(scope, task_id)
+        if before is not None:
+            await self._workers.look_after(before, ctx)
+        record = before and await service.wait(scope, task_id, seconds)
         if record is None:
             return _error(
                 f"No background task found with ID: {task_id}. Use task_list() to see all known tasks for this session."
@@ -74,6 +77,7 @@ class TaskTools:
         if before.status.is_terminal:
             note = "note: Task already in terminal state, cannot cancel."
             return ToolOutput(f"task_id: {task_id}\nstatus: {before.status.lower()}\n{note}")
+        await self._workers.look_after(before, ctx)
         after = await service.cancel(scope, task_id) or before
         if not after.status.is_terminal:
             note = "note: Cancellation requested; the task has not stopped yet."
@@ -94,6 +98,8 @@ class TaskTools:
         if wanted not in FILTERS:
             return _error(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
         known = await self._repository.list(self._scope(ctx))
+        for record in known:
+            await self._workers.look_after(record, ctx)
         records = [record for record in known if wanted in ("all", record.status.lower())]
         if not records:
             return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")

@@ -6,6 +6,7 @@ Answers are lines of `key: value`; what went wrong is a line that begins with `E
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 from ..core.codec import to_json_text
@@ -15,8 +16,10 @@ from ..core.functions import FunctionTool
 from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket, ToolOutput, ToolResult
 from ..core.runs import RunResult
+from ..core.state import StateKey
 from ..core.tools import Tool
-from ..tasks.task import TaskRecord
+from ..tasks.task import TaskRecord, TaskStatus
+from .announce import TOLD
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
 from .work import Commission, Workers
@@ -182,7 +185,7 @@ class AgentTools:
         except (ExecutionBackendError, TaskStoreError, FilesystemError) as exc:
             return _error(str(exc))
         if isinstance(outcome, TaskRecord):
-            return ToolOutput(f"{introduction(spawned)}\n{_promoted(outcome, seconds)}", {SPAWNED: spawned})
+            return await self._tell_task(outcome, spawned, seconds, introduction)
         if outcome.status is RunStatus.SUSPENDED:
             ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
             return ToolResult.suspended(ticket.message, ticket=ticket)
@@ -191,6 +194,18 @@ class AgentTools:
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
         told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, seconds)}", metadata=metadata)
         return ToolOutput(told, {SPAWNED: spawned})
+
+    async def _tell_task(
+        self, record: TaskRecord, spawned: Spawned, seconds: int, introduction: Introduction
+    ) -> ToolOutput:
+        """What has become of work that was not, or not only, done here."""
+        updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
+        if record.status.is_terminal:
+            updates[TOLD] = {record.task_id: record.status.lower()}
+            text = _ended(record, await self._workers.repository.read_result(record))
+        else:
+            text = _late(record, seconds) if record.is_remote else _promoted(record, seconds)
+        return ToolOutput(f"{introduction(spawned)}\n{text}", updates)
 
 
 def seconds_of(given: int | None) -> int:
@@ -234,6 +249,22 @@ def _promoted(record: TaskRecord, seconds: int) -> str:
         f"status: timeout_promoted\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in "
         "the background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
     )
+
+
+def _late(record: TaskRecord, seconds: int) -> str:
+    return (
+        f"status: timeout\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on at its server; "
+        "you are told when it has ended. Do NOT start the same task again."
+    )
+
+
+def _ended(record: TaskRecord, result: str | None) -> str:
+    """The end of a task that was waited for."""
+    if record.status is TaskStatus.COMPLETED:
+        return f"status: ok\nreply:\n{result or ''}"
+    if record.status is TaskStatus.CANCELLED:
+        return f"status: cancelled\ntask_id: {record.task_id}"
+    return f"status: error\nerror: {record.error_message or 'unknown'}"
 
 
 def _introduction(spawned: Spawned) -> str:

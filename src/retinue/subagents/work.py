@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from os import urandom
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from msgspec import Struct
@@ -18,11 +18,14 @@ from ..tasks.background import Background
 from ..tasks.repository import TaskRepository
 from ..tasks.service import Waits, Work
 from ..tasks.task import TaskRecord, TaskStatus, at
-from .catalog import Entry
+from .catalog import Catalog, Entry
+from .remote import RemoteSubagentStub
 from .spawned import Spawned, Turns
 
 OnTimeout = Literal["promote", "cancel"]
 
+REMOTE = "task-protocol"
+"""How remote work is executed, as records say it."""
 GRACE = 5.0
 """Seconds a cancelled call waits for its child to stop."""
 TIMED_OUT = "timeout"
@@ -41,6 +44,10 @@ class Commission(Struct):
     token: CancellationToken
     in_background: bool = False
 
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self.agent, RemoteSubagentStub)
+
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> Commission:
         return cls(entry, agent, spawned, text, ctx, f"run_{urandom(10).hex()}", CancellationToken())
@@ -49,12 +56,17 @@ class Commission(Struct):
 class Workers:
     """Has sub-agents work, one message at a time each."""
 
-    def __init__(self, agent_name: str, repository: TaskRepository, on_timeout: OnTimeout) -> None:
-        self._agent_name, self.repository, self._on_timeout = agent_name, repository, on_timeout
+    def __init__(self, parent: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
+        self._parent, self._catalog, self.repository, self._on_timeout = parent, catalog, repository, on_timeout
         self.turns = Turns()
 
     async def wait_for(self, commission: Commission, seconds: float) -> RunResult | TaskRecord:
-        """The result, or, where it takes longer than that, the task that the work has become."""
+        """The result, or, where it takes longer than that, the task that the work has become.
+
+        Remote work is a task from the beginning.
+        """
+        if commission.is_remote:
+            return await self._wait_for_task(commission, seconds)
         token = commission.token
         running = asyncio.create_task(self._run(commission), name=commission.run_id)
         try:
@@ -67,6 +79,32 @@ class Workers:
             await asyncio.wait({running}, timeout=GRACE)
             raise
         return running.result() if done else await self._promote(commission, running)
+
+    async def look_after(self, record: TaskRecord, ctx: ToolContext) -> None:
+        """Watch over a remote task that another process has started, perhaps one that is gone."""
+        if record.status.is_terminal or not record.is_remote:
+            return
+        entry = (await self._catalog.up_to_date()).get(record.sub_agent_id)
+        if entry is None or entry.declaration is None or not entry.declaration.is_remote:
+            return
+        seconds = entry.declaration.timeout
+        backend: Any = ctx.resolver.resolve(await entry.agent(ctx)).backend
+
+        async def work(token: CancellationToken, waits: Waits) -> RunResult:
+            return await backend.watch(record.run_id, record.sub_session_id, token, seconds)
+
+        background: Background = ctx.resolver.background
+        background.service(self.repository).attach(record, work)
+
+    async def _wait_for_task(self, commission: Commission, seconds: float) -> TaskRecord:
+        background: Background = commission.ctx.resolver.background
+        service = background.service(self.repository)
+        record = await self.start(commission)
+        try:
+            return await service.wait(record.scope, record.task_id, seconds) or record
+        except asyncio.CancelledError:
+            await service.cancel(record.scope, record.task_id)
+            raise
 
     async def start(self, commission: Commission) -> TaskRecord:
         """Let it run in the background."""
@@ -103,7 +141,7 @@ class Workers:
         return TaskRecord(
             task_id=f"task_{uuid4()}",
             sub_agent_id=spawned.agent_id,
-            parent_agent_id=self._agent_name,
+            parent_agent_id=self._parent,
             parent_session_id=run.thread_id,
             user_id=run.user_id,
             status=status,
@@ -113,6 +151,7 @@ class Workers:
             parent_run_id=run.run_id,
             parent_tool_call_id=commission.ctx.call_id,
             run_id=commission.run_id,
+            transport_type=REMOTE if commission.is_remote else None,
             node=node if status is TaskStatus.RUNNING else None,
             created_at=now,
             last_updated_at=now,

@@ -92,6 +92,14 @@ class TaskService:
         self.watch()
         return record
 
+    def attach(self, record: TaskRecord, work: Work) -> None:
+        """Watch over a task that is executed elsewhere and that nobody here watches over yet."""
+        if record.task_id in self._local:
+            return
+        task = self._local[record.task_id] = LocalTask(record, CancellationToken(), Silence(), asyncio.Event())
+        task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
+        self.watch()
+
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
         return await self.repository.get(scope, task_id)
 

@@ -1,0 +1,105 @@
+"""A small real task server: it runs agents of a runtime, over HTTP, and can be told to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from retinue import RunStatus, Runtime
+from retinue.runtime import Run
+from retinue.wire.task_protocol import RemoteTask, decode_submission, encode_task
+
+_STATUS = {
+    RunStatus.COMPLETED: "success",
+    RunStatus.FAILED: "error",
+    RunStatus.TIMEOUT: "error",
+    RunStatus.CANCELLED: "cancelled",
+}
+
+
+class TaskServer:
+    """`async with TaskServer(runtime) as server`: tasks run as runs of the agent they name."""
+
+    def __init__(self, runtime: Runtime, token: str | None = None) -> None:
+        self._runtime, self._token = runtime, token
+        self.runs: dict[str, Run] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.submissions: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        self.faults: list[int] = []
+        """Statuses with which the next requests are answered instead."""
+        self.results_only_when_waiting = False
+        self.url = ""
+
+    async def __aenter__(self) -> TaskServer:
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.post("/tasks", self._submit),
+                web.get("/tasks/{id}", self._state),
+                web.get("/tasks/{id}/wait", self._wait),
+                web.post("/tasks/{id}/cancel", self._cancel),
+            ]
+        )
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        self.headers.append(dict(request.headers))
+        if self.faults:
+            return web.Response(status=self.faults.pop(0), text="out of order")
+        if self._token is not None and request.headers.get("Authorization") != f"Bearer {self._token}":
+            return web.json_response({"error": "who are you?"}, status=401)
+        return await handler(request)
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        submission = decode_submission(await request.read())
+        self.submissions.append(submission)
+        if (known := self.runs.get(submission.task_id)) is not None and known.ended:
+            return web.json_response({"error": f"task_id already finished: {submission.task_id}"}, status=409)
+        if known is None:
+            self.runs[submission.task_id] = self._runtime.stream(
+                submission.agent_id, submission.input, thread_id=submission.context.get("session_id")
+            )
+        return web.json_response({"task_id": submission.task_id, "status": "pending"})
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return self._answer(await self._task(request.match_info["id"]))
+
+    async def _wait(self, request: web.Request) -> web.Response:
+        run = self.runs.get(request.match_info["id"])
+        if run is not None:
+            await asyncio.wait({asyncio.create_task(run.result())}, timeout=float(request.query["timeout_seconds"]))
+        return self._answer(await self._task(request.match_info["id"], waited=True))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        if (run := self.runs.get(request.match_info["id"])) is not None:
+            await run.cancel()
+        return web.Response()
+
+    async def _task(self, task_id: str, *, waited: bool = False) -> RemoteTask | None:
+        run = self.runs.get(task_id)
+        if run is None:
+            return None
+        if not run.ended:
+            return RemoteTask(task_id, "running")
+        result = await run.result()
+        shown = result.response if waited or not self.results_only_when_waiting else None
+        return RemoteTask(task_id, _STATUS[result.status], shown, result.error)
+
+    def _answer(self, task: RemoteTask | None) -> web.Response:
+        if task is None:
+            return web.json_response({"status": "error", "error": "task not found"}, status=404)
+        return web.Response(body=encode_task(task), content_type="application/json")

@@ -1,0 +1,337 @@
+"""Remote sub-agents: a real server on loopback, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    ExecutionBackendError,
+    HarnessAgent,
+    Message,
+    RemoteSubagentStub,
+    RunStatus,
+    Runtime,
+    SubagentDeclaration,
+    TaskScope,
+    TaskStatus,
+    ToolContext,
+    Visibility,
+    tool,
+)
+from retinue.testing import ScriptedModel, call, say
+from tests.remote.server import TaskServer
+
+SECRET = "s3cret-token"
+
+
+async def answer(request: Any) -> Any:
+    text = request.messages[-1].text
+    if "slow" in text:
+        await asyncio.sleep(0.5)
+    if "never" in text:
+        await asyncio.sleep(60)
+    if "fail" in text:
+        raise RuntimeError("it broke there")
+    return say(f"remote says: {text} ({sum(m.role == 'user' for m in request.messages)} messages)")
+
+
+def far_runtime() -> Runtime:
+    return Runtime([Agent("researcher", ScriptedModel(answer))])
+
+
+def orchestrator(url: str, workspace: Path, turn: Callable[[list[str]], Any], **options: Any) -> HarnessAgent:
+    """An agent whose turns are a function of the tool results so far."""
+    declared = SubagentDeclaration(
+        "researcher", "Researches elsewhere", url=url, headers={"Authorization": f"Bearer {SECRET}"}, **options
+    )
+
+    def model(request: Any) -> Any:
+        return turn([message.text for message in request.messages if message.role == "tool"])
+
+    return HarnessAgent("orch", ScriptedModel(model), workspace=workspace, subagents=[declared], general_purpose=False)
+
+
+def spawn(task: str, **more: Any) -> Any:
+    return call("agent_spawn", {"agent_id": "researcher", "task": task, **more})
+
+
+def body(answer: str, lines: int = 3) -> str:
+    """An answer without its first lines, which have fresh ids."""
+    return "\n".join(answer.split("\n")[lines:])
+
+
+def task_id(answer: str) -> str:
+    return answer.split("task_id: ")[1].split()[0]
+
+
+async def test_a_synchronous_spawn_waits_for_the_server(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("slow look around") if not told else say("done"))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go", thread_id="t1", user_id="u1")
+            result = await run.result()
+            events = [event async for event in runtime.events(run.run_id)]
+        assert result.status is RunStatus.COMPLETED
+        told = [message.text for message in result.messages if message.role == "tool"]
+        assert body(told[0]) == "status: ok\nreply:\nremote says: slow look around (1 messages)"
+        submission = server.submissions[0]
+        assert (submission.agent_id, submission.input) == ("researcher", "slow look around")
+        session = told[0].split("session_id: ")[1].split()[0]
+        assert submission.context == {"user_id": "u1", "session_id": session, "parent_session_id": "t1"}
+    child = [event for event in events if event.ns]
+    assert [event.kind for event in child] == [
+        "task_updated",
+        "task_updated",
+        "run_started",
+        "custom",
+        "custom",
+        "text_delta",
+        "run_finished",
+        "task_updated",
+    ]
+    assert {event.ns for event in child} == {(f"tools:{events_call(events)}",)}
+    assert submission.task_id == next(event.run_id for event in child if event.kind == "run_started")
+    written = (tmp_path / "agents/orch/tasks/t1.json").read_text()
+    assert SECRET not in written
+    assert server.url not in written
+    assert SECRET not in repr(events)
+
+
+def events_call(events: list[Any]) -> str:
+    return next(event.call_id for event in events if event.kind == "child_started")
+
+
+async def test_headers_come_from_the_declaration_and_a_refusal_says_so(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, "another token") as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("look") if not told else say("done"))
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert body(told).startswith("status: error\nerror: ")
+        assert "401" in told
+        assert "check the headers of the declaration" in told
+        assert SECRET not in told
+
+
+async def test_in_the_background_and_announced(tmp_path: Path) -> None:
+    def turn(told: list[str]) -> Any:
+        if not told:
+            return spawn("slow work", timeout_seconds=0)
+        if len(told) == 1:
+            return call("task_output", {"task_id": task_id(told[0])})
+        return say("done")
+
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, turn)
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = [message.text for message in result.messages if message.role == "tool"]
+        assert body(told[0]).startswith("status: accepted\ntask_id: task_")
+        assert told[1].endswith("\n\nResult:\nremote says: slow work (1 messages)")
+
+
+async def test_a_timeout_leaves_the_remote_task_running(tmp_path: Path) -> None:
+    def turn(told: list[str]) -> Any:
+        if not told:
+            return spawn("never", timeout_seconds=1)
+        if len(told) == 1:
+            return call("task_cancel", {"task_id": task_id(told[0])})
+        return say("done")
+
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, turn)
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = [message.text for message in result.messages if message.role == "tool"]
+        assert body(told[0]).startswith("status: timeout\ntask_id: task_")
+        assert body(told[1], 1) == "status: cancelled\nCancellation requested successfully."
+        (remote,) = server.runs.values()
+        assert (await remote.result()).status is RunStatus.CANCELLED
+
+
+async def test_cancelling_the_parent_cancels_the_remote_run(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("never", timeout_seconds=60))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go", thread_id="t1")
+            while not server.runs:
+                await asyncio.sleep(0.01)
+            assert (await run.cancel()).status is RunStatus.CANCELLED
+            (remote,) = server.runs.values()
+            assert (await asyncio.wait_for(remote.result(), 5)).status is RunStatus.CANCELLED
+
+
+@pytest.mark.parametrize("statuses", [[503], [500, 502, 429], [503] * 4])
+async def test_transient_errors_are_survived(tmp_path: Path, statuses: list[int]) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        server.faults = [*statuses]
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("slow") if not told else say("done"))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go", thread_id="t1")
+            while not server.runs:
+                await asyncio.sleep(0.01)
+            server.faults = [*statuses]
+            result = await run.result()
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert body(told) == "status: ok\nreply:\nremote says: slow (1 messages)"
+        assert len(server.runs) == 1
+
+
+async def test_a_failed_remote_run_is_a_failure_here(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("fail") if not told else say("done"))
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert body(told) == "status: error\nerror: RuntimeError: it broke there"
+        assert agent.task_repository is not None
+        (record,) = await agent.task_repository.list(TaskScope("orch", "t1"))
+        assert (record.status, record.transport_type) == (TaskStatus.FAILED, "task-protocol")
+
+
+async def test_a_server_that_tells_results_only_to_those_who_wait(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        server.results_only_when_waiting = True
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("look") if not told else say("done"))
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert body(told) == "status: ok\nreply:\nremote says: look (1 messages)"
+
+
+async def test_the_declared_timeout_is_an_overall_deadline(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(
+            server.url, tmp_path, lambda told: spawn("never") if not told else say("done"), timeout=0.3
+        )
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert body(told) == "status: error\nerror: it took longer than 0 s"
+        (remote,) = server.runs.values()
+        assert (await remote.result()).status is RunStatus.CANCELLED
+
+
+async def test_agent_send_goes_on_in_the_same_session_there(tmp_path: Path) -> None:
+    def turn(told: list[str]) -> Any:
+        if not told:
+            return spawn("one", label="r")
+        if len(told) == 1:
+            return call("agent_send", {"label": "r", "message": "two"})
+        return say("done")
+
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(server.url, tmp_path, turn)
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go", thread_id="t1")
+        told = [message.text for message in result.messages if message.role == "tool"]
+        assert body(told[1], 1) == "status: ok\nreply:\nremote says: two (2 messages)"
+
+
+async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_path: Path) -> None:
+    """The first runtime is closed without a word to the server, as if it had died."""
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(
+            server.url, tmp_path, lambda told: spawn("slow", timeout_seconds=0) if not told else say("done")
+        )
+        first = Runtime([agent])
+        result = await first.run(agent, "go", thread_id="t1")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        while not server.runs:
+            await asyncio.sleep(0.01)
+        path = tmp_path / "agents/orch/tasks/t1.json"
+        while '"RUNNING"' not in path.read_text():
+            await asyncio.sleep(0.01)
+        frozen = path.read_bytes()
+        await first.close()
+        path.write_bytes(frozen)
+
+        again = orchestrator(
+            server.url,
+            tmp_path,
+            lambda told_there: call("task_output", {"task_id": task_id(told)}) if not told_there else say("done"),
+        )
+        for run in server.runs.values():
+            await run.result()
+        async with Runtime([again]) as second:
+            result = await second.run(again, "go", thread_id="t1")
+        there = next(message.text for message in result.messages if message.role == "tool")
+        assert "status: " in there
+        assert len(server.submissions) == 1
+        (record,) = json.loads(path.read_text()).values()
+        assert record["status"] in ("COMPLETED", "CANCELLED")
+
+
+async def test_only_visible_user_messages_go_to_the_server_and_the_run_id_is_local(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        stub = RemoteSubagentStub("researcher", url=server.url, headers={"Authorization": f"Bearer {SECRET}"})
+        outcomes: list[Any] = []
+
+        @tool
+        async def delegate(ctx: ToolContext) -> str:
+            """Delegate."""
+            said = [
+                Message.system("secret rules"),
+                Message.user("hidden", visibility=Visibility.INTERNAL),
+                Message.user("what is new?"),
+            ]
+            outcomes.append(await ctx.run_child(stub, said))
+            return "ok"
+
+        agent = Agent("parent", ScriptedModel([call("delegate", {}), say("done")]), tools=[delegate])
+        async with Runtime([agent]) as runtime:
+            await runtime.run(agent, "go")
+        assert server.submissions[0].input == "what is new?"
+        assert outcomes[0].response == "remote says: what is new? (1 messages)"
+        assert outcomes[0].run_id == server.submissions[0].task_id
+        assert outcomes[0].state.extensions["retinue.remote"]["status"] == "success"
+
+
+async def test_a_seed_for_a_remote_agent_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        stub = RemoteSubagentStub("researcher", url=server.url)
+        raised: list[Exception] = []
+
+        @tool
+        async def delegate(ctx: ToolContext) -> str:
+            """Delegate."""
+            from retinue import StateKey
+
+            try:
+                await ctx.run_child(stub, "hello", seed={StateKey("k", str): "v"})
+            except ExecutionBackendError as exc:
+                raised.append(exc)
+            return "ok"
+
+        agent = Agent("parent", ScriptedModel([call("delegate", {}), say("done")]), tools=[delegate])
+        async with Runtime([agent]) as runtime:
+            await runtime.run(agent, "go")
+        assert "not local and takes no state seed" in str(raised[0])
+        assert server.requests == []
+
+
+async def test_a_server_that_is_not_there_never_accepted_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinue.backends.tasks_http.SUBMIT_PATIENCE", 0.2)
+    agent = orchestrator("http://127.0.0.1:9", tmp_path, lambda told: spawn("look") if not told else say("done"))
+    async with Runtime([agent]) as runtime:
+        result = await runtime.run(agent, "go", thread_id="t1")
+    told = next(message.text for message in result.messages if message.role == "tool")
+    assert body(told).startswith("status: error\nerror: ")
+    assert "http://127.0.0.1:9 cannot be reached" in told
+    assert SECRET not in told
+
+
+async def test_the_stub_run_here_only_says_where_it_runs() -> None:
+    stub = RemoteSubagentStub("researcher", url="http://example.invalid")
+    async with Runtime([stub]) as runtime:
+        result = await runtime.run(stub, "hello")
+    assert result.response == "This sub-agent runs on a server: spawn it with agent_spawn, it cannot be run here."
