@@ -80,6 +80,7 @@ from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, S
 from .core.statestore import Commit, StateStore
 from .core.stores import RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
+from .models.prices import prices
 from .plugins import (
     Compaction,
     Permissions,
@@ -100,6 +101,8 @@ from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_
 from .tasks.files import WorkspaceTaskRepository
 from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
+from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
+from .telemetry.sink import Telemetry
 from .workspace import LocalFilesystem, file_tools
 
 __version__ = "0.1.0"
@@ -150,6 +153,7 @@ __all__ = [
     "InvalidArguments",
     "Journal",
     "JournalMismatch",
+    "JsonLogFormatter",
     "KeyAlreadyRegistered",
     "KeyDecodeError",
     "KeyEncodeError",
@@ -191,6 +195,8 @@ __all__ = [
     "Role",
     "Run",
     "RunIdentity",
+    "RunLogFilter",
+    "RunLogSink",
     "RunRecord",
     "RunRequest",
     "RunResult",
@@ -222,6 +228,7 @@ __all__ = [
     "TaskSettings",
     "TaskStatus",
     "TaskStoreError",
+    "Telemetry",
     "TextChunk",
     "TextPart",
     "ThreadBusy",
@@ -253,6 +260,7 @@ __all__ = [
     "event_from_json",
     "event_to_json",
     "file_tools",
+    "prices",
     "run_child_agent",
     "run_child_agent_checked",
     "run_streaming_subagent",
