@@ -33,7 +33,10 @@ def prices(own: Mapping[str, Rates] | None = None) -> Callable[[str, Usage], flo
             return _by_rates(known, usage)
         cached = min(usage.cached_tokens, usage.input_tokens)
         units = Units(
-            input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, cache_read_tokens=cached or None
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cache_read_tokens=cached or None,
+            cache_write_tokens=min(usage.cache_write_tokens, usage.input_tokens - cached) or None,
         )
         try:
             return float(calc_price(units, name, provider_id=provider).total_price)

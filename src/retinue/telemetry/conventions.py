@@ -24,6 +24,7 @@ RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+CACHE_WRITE_TOKENS = "gen_ai.usage.cache_creation.input_tokens"
 REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 TOKEN_TYPE = "gen_ai.token.type"
 TOOL_NAME = "gen_ai.tool.name"
@@ -173,6 +174,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         INPUT_TOKENS: usage.input_tokens,
         OUTPUT_TOKENS: usage.output_tokens,
         CACHE_READ_TOKENS: usage.cached_tokens,
+        CACHE_WRITE_TOKENS: usage.cache_write_tokens,
         REASONING_TOKENS: usage.reasoning_tokens,
         COST: usage.cost,
     }

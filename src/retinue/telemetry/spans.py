@@ -52,17 +52,21 @@ class Spans:
             return
         span = place.span
         try:
-            span.set_attributes(last_attributes(operation))
-            if isinstance(operation, ChatOperation):
-                span.update_name(span_name(operation))  # which model it is may be known only now
-            if is_failure(operation):
-                detail = operation.detail if self._content else None
-                span.set_status(Status(StatusCode.ERROR, detail or operation.error))
+            if span.is_recording():
+                self._complete(span, operation)
         finally:
             # What is kept for links and late children needs no more than the ids.
             place.span, place.ended = NonRecordingSpan(span.get_span_context()), True
             _step_back(place)
             span.end(_nanoseconds(operation.ended))
+
+    def _complete(self, span: Span, operation: Operation) -> None:
+        span.set_attributes(last_attributes(operation))
+        if isinstance(operation, ChatOperation):
+            span.update_name(span_name(operation))  # which model it is may be known only now
+        if is_failure(operation):
+            detail = operation.detail if self._content else None
+            span.set_status(Status(StatusCode.ERROR, detail or operation.error))
 
     def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
         place = _place(operation)
