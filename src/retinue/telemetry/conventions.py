@@ -6,6 +6,7 @@ version of a package decides what is sent, and a test compares them with the ins
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ..core.runs import Usage
@@ -65,6 +66,7 @@ _PROVIDERS = {
 """Providers that the conventions call otherwise than we do."""
 
 
+@lru_cache(maxsize=256)
 def provider_and_model(name: str) -> tuple[str, str]:
     """The provider as the conventions call it, and the model, of a "provider:model"."""
     provider, colon, model = name.partition(":")

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.events import Event
 from ..core.lifecycle import RunStatus
 from .conventions import is_failure, provider_and_model
 from .operations import ChatOperation, Operation, Operations, RunOperation, ToolOperation
@@ -30,7 +29,7 @@ class _Place:
 _here: ContextVar[_Place | None] = ContextVar("retinue_log_place", default=None)
 
 
-class RunLogSink:
+class RunLogSink(Operations):
     """A sink that logs what begins and ends, without content: runs at INFO, calls at DEBUG, failures at WARNING.
 
     The ids are fields of each record, and `RunLogFilter` puts them on every other record that is made inside a run.
@@ -38,10 +37,7 @@ class RunLogSink:
 
     def __init__(self, logger: logging.Logger | str = "retinue.runs") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
-        self._operations = Operations([self])
-
-    def __call__(self, event: Event) -> None:
-        self._operations(event)
+        super().__init__([self])
 
     def began(self, operation: Operation) -> None:
         place = operation.handle = _Place(_ids(operation), _here.get())

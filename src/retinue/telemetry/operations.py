@@ -116,13 +116,15 @@ class RunOperation(Operation):
 class ChatOperation(Operation):
     """One model call."""
 
-    __slots__ = ("answered_by", "first_chunk", "message", "messages", "model", "step", "stop_reason", "usage")
+    __slots__ = ("answered_by", "first_chunk", "message", "messages", "model", "named", "step", "stop_reason", "usage")
 
     kind = "chat"
 
     def __init__(self, event: StepStarted, parent: RunOperation) -> None:
         super().__init__(event, parent)
         self.step, self.model, self.answered_by = event.step, event.model, ""
+        self.named = bool(event.model)
+        """Whether it was known from the beginning which model is asked."""
         self.first_chunk: float | None = None
         self.stop_reason = ""
         self.usage = Usage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError
-from ..core.events import Event
 from .operations import Observer, Operations
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 INSTRUMENTATION = "retinue"
 
 
-class Telemetry:
+class Telemetry(Operations):
     """A sink that makes OpenTelemetry spans and metrics of runs: `Runtime(sinks=[Telemetry()])`.
 
     Without providers it uses those the process has set, with whatever exports them. `content=True` also sends what was
@@ -39,7 +38,4 @@ class Telemetry:
             raise ConfigurationError('Telemetry needs: pip install "retinue[otel]"') from exc
         spans = Spans(get_tracer(INSTRUMENTATION, tracer_provider=tracer_provider), content=content)
         observers: list[Observer] = [spans, Metrics(get_meter(INSTRUMENTATION, meter_provider=meter_provider))]
-        self._operations = Operations(observers, content=content)
-
-    def __call__(self, event: Event) -> None:
-        self._operations(event)
+        super().__init__(observers, content=content)

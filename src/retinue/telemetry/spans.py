@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opentelemetry.context import Context, attach, create_key, get_current, get_value, set_value
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
 
 from .conventions import first_attributes, is_failure, last_attributes, span_name
 from .operations import ChatOperation, Operation
@@ -35,9 +45,12 @@ class Spans:
     def began(self, operation: Operation) -> None:
         before = get_current()
         parent, earlier = _place(operation.parent), _place(operation.earlier)
+        above = before
+        if parent is not None and get_current_span(before) is not parent.span:
+            above = set_span_in_context(parent.span, before)
         span = self._tracer.start_span(
             span_name(operation),
-            before if parent is None else set_span_in_context(parent.span, before),
+            above,
             SpanKind.CLIENT if isinstance(operation, ChatOperation) else SpanKind.INTERNAL,
             first_attributes(operation),
             [] if earlier is None else [Link(earlier.span.get_span_context(), {"retinue.link": "earlier_leg"})],
@@ -62,8 +75,8 @@ class Spans:
 
     def _complete(self, span: Span, operation: Operation) -> None:
         span.set_attributes(last_attributes(operation))
-        if isinstance(operation, ChatOperation):
-            span.update_name(span_name(operation))  # which model it is may be known only now
+        if isinstance(operation, ChatOperation) and not operation.named:
+            span.update_name(span_name(operation))
         if is_failure(operation):
             detail = operation.detail if self._content else None
             span.set_status(Status(StatusCode.ERROR, detail or operation.error))
