@@ -3,75 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import threading
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
 from msgspec.structs import replace
 from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from retinue import (
     Agent,
     Child,
-    Decision,
-    Event,
     Limits,
     Message,
     ParentContext,
     RunStatus,
     Runtime,
-    Telemetry,
     ToolCallStatus,
     ToolContext,
     ToolResult,
-    Usage,
     event_from_json,
     event_to_json,
     run_child_agent,
     tool,
 )
 from retinue.core.events import ChildStarted, RunFinished, RunStarted, StepStarted, ToolCallFinished, ToolCallReady
-from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
+from retinue.testing import RecordingSink, ScriptedModel, call, say
+from tests.telemetry.agents import leaf, run_tree, spent, tree
 from tests.telemetry.collector import Collector, attributes, every, span_id, trace_id
-
-spent = Usage(requests=1, input_tokens=100, output_tokens=20, cached_tokens=40, reasoning_tokens=5, cost=0.25)
-
-
-@tool
-async def look(q: str) -> str:
-    """Look something up."""
-    return f"found {q}"
-
-
-def leaf(name: str = "leaf") -> Agent:
-    return Agent(
-        name,
-        ScriptedModel(
-            lambda r: say("read", usage=spent) if r.messages[-1].role == "tool" else call("look", {"q": "secret-q"}),
-            name="small",
-        ),
-        tools=[look],
-    )
-
-
-def tree() -> Agent:
-    """Root → middle → leaf, and the leaf uses a tool."""
-    task = {"subagent_type": "leaf", "description": "secret-task"}
-    middle = Agent("middle", ScriptedModel([call("task", task), say("ok", usage=spent)]), subagents=[leaf()])
-    task = {"subagent_type": "middle", "description": "secret-task"}
-    return Agent("root", ScriptedModel([call("task", task), say("done", usage=spent)]), subagents=[middle])
-
-
-async def run_tree(**options: Any) -> tuple[Collector, Any]:
-    got = Collector(**options)
-    result = await Runtime([tree()], sinks=[got.sink]).run("root", "secret-input", thread_id="t1")
-    assert result.status is RunStatus.COMPLETED
-    return got, result
 
 
 async def test_three_levels_are_one_trace() -> None:
@@ -170,63 +128,6 @@ async def test_attributes_are_as_the_conventions_name_them() -> None:
     assert every(root)["retinue.usage.cost"] == result.usage.cost
     assert every(root)["gen_ai.usage.input_tokens"] == result.usage.input_tokens
     assert every(call_)["retinue.run.id"] == every(child)["retinue.run.id"]
-
-
-async def test_content_is_sent_only_when_asked_for() -> None:
-    def all_text(got: Collector) -> str:
-        return repr([(span.name, every(span), span.status.description) for span in got.spans])
-
-    without, _ = await run_tree()
-    assert "secret" not in all_text(without)
-    assert "found" not in all_text(without)
-    got, _ = await run_tree(content=True)
-    root, last = got.span("invoke_agent leaf"), got.span("chat small", -1)
-    assert every(root)["gen_ai.input.messages"] == snapshot(
-        '[{"role":"user","parts":[{"type":"text","content":"secret-task"}]}]'
-    )
-    assert every(root)["gen_ai.output.messages"] == snapshot(
-        '[{"role":"assistant","parts":[{"type":"text","content":"read"}],"finish_reason":"natural"}]'
-    )
-    assert every(last)["gen_ai.input.messages"] == snapshot(
-        '[{"role":"user","parts":[{"type":"text","content":"secret-task"}]},{"role":"assistant","parts":[{"type":"tool_call","id":"call_1_1","name":"look","arguments":{"q":"secret-q"}}]},{"role":"tool","parts":[{"type":"tool_call_response","id":"call_1_1","response":"found secret-q"}]}]'
-    )
-    assert every(last)["gen_ai.output.messages"] == snapshot(
-        '[{"role":"assistant","parts":[{"type":"text","content":"read"}],"finish_reason":"stop"}]'
-    )
-    looked = every(got.span("execute_tool look"))
-    assert looked["gen_ai.tool.call.arguments"] == '{"q":"secret-q"}'
-    assert looked["gen_ai.tool.call.result"] == "found secret-q"
-
-
-async def test_the_error_of_a_failed_run_is_typed_and_its_text_is_content() -> None:
-    def broken() -> Agent:
-        return Agent("a", ScriptedModel([call("look", {"q": "x"}), fail(RuntimeError("secret"))]), tools=[look])
-
-    got = Collector()
-    assert (await Runtime([broken()], sinks=[got.sink]).run("a", "go")).status is RunStatus.FAILED
-    assert got.tree() == snapshot(
-        [
-            "invoke_agent a [ERROR: RuntimeError]",
-            "  chat scripted",
-            "  execute_tool look",
-            "  chat scripted [ERROR: RuntimeError]",
-        ]
-    )
-    assert attributes(got.span("chat scripted", -1)) == snapshot(
-        {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.agent.name": "a",
-            "retinue.step": 2,
-            "gen_ai.request.stream": True,
-            "gen_ai.provider.name": "testing",
-            "gen_ai.request.model": "scripted",
-            "error.type": "RuntimeError",
-        }
-    )
-    assert got.open == 0
-    got = Collector(content=True)
-    await Runtime([broken()], sinks=[got.sink]).run("a", "go")
-    assert got.span("invoke_agent a").status.description == "RuntimeError: secret"
 
 
 async def test_failed_calls() -> None:
@@ -341,70 +242,6 @@ async def test_a_timeout_and_a_limit_are_errors() -> None:
     )
 
 
-async def test_legs_of_a_suspended_tree_are_linked() -> None:
-    @tool
-    async def ask(ctx: ToolContext) -> Any:
-        """Ask."""
-        return ToolResult.suspended("may I?") if ctx.resume_input is None else "thanks"
-
-    child = Agent(
-        "child", ScriptedModel([[call("ask", id="c1"), call("look", {"q": "x"})], say("ok")]), tools=[ask, look]
-    )
-    root = Agent(
-        "root",
-        ScriptedModel([call("task", {"subagent_type": "child", "description": "x"}, id="r1"), say("done")]),
-        subagents=[child],
-    )
-    got = Collector()
-    runtime = Runtime([root], sinks=[got.sink])
-    first = await runtime.run("root", "go")
-    assert first.status is RunStatus.SUSPENDED
-    assert got.open == 0
-    before = {span.name: span for span in got.spans}
-    result = await runtime.resume(first.run_id, {"c1": Decision.resume({"yes": True})})
-    assert result.status is RunStatus.COMPLETED
-    assert got.open == 0
-    assert got.tree() == snapshot(
-        [
-            "invoke_agent root",
-            "  chat scripted",
-            "  execute_tool task",
-            "    invoke_agent child",
-            "      chat scripted",
-            "      execute_tool ask",
-            "      execute_tool look",
-            "invoke_agent root",
-            "  execute_tool task",
-            "    invoke_agent child",
-            "      execute_tool ask",
-            "      chat scripted",
-            "  chat scripted",
-        ]
-    )
-    after = {span.name: span for span in got.spans}  # the later ones
-    for name in ("invoke_agent root", "invoke_agent child", "execute_tool task", "execute_tool ask"):
-        assert [link.context.span_id for link in after[name].links] == [span_id(before[name])], name
-    assert not after["chat scripted"].links
-    assert trace_id(after["invoke_agent root"]) != trace_id(before["invoke_agent root"])
-
-
-async def test_a_suspended_run_that_is_given_up_has_a_last_span() -> None:
-    @tool
-    async def ask() -> Any:
-        """Ask."""
-        return ToolResult.suspended("may I?")
-
-    got = Collector()
-    runtime = Runtime([Agent("a", ScriptedModel([call("ask")]), tools=[ask])], sinks=[got.sink])
-    run_id = (await runtime.run("a", "go")).run_id
-    await runtime.cancel(run_id)
-    assert got.open == 0
-    assert [every(s).get("retinue.run.status") for s in got.spans if "invoke" in s.name] == [
-        "suspended",
-        "cancelled",
-    ]
-
-
 async def test_parallel_and_repeated_children_hang_under_their_calls() -> None:
     @tool
     async def fan(tag: str, ctx: ToolContext) -> str:
@@ -445,6 +282,14 @@ async def test_the_callers_span_is_the_parent_and_stays_current() -> None:
         ["request", "  invoke_agent leaf", "    chat small", "    execute_tool look", "    chat small"]
     )
     assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+async def test_the_span_that_was_current_when_a_run_was_asked_for_is_its_parent() -> None:
+    got = Collector()
+    with got.tracer_provider.get_tracer("app").start_as_current_span("request"):
+        run = Runtime([leaf()], sinks=[got.sink]).stream("leaf", "x")
+    await run.result()
+    assert got.tree()[:2] == ["request", "  invoke_agent leaf"]
 
 
 async def test_what_a_tool_records_hangs_under_its_call() -> None:
@@ -558,7 +403,8 @@ async def test_interleaved_calls_of_a_stored_log_leave_no_span_current() -> None
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-def test_a_background_child_hangs_under_the_call_that_started_it_also_when_that_has_ended() -> None:
+@pytest.mark.parametrize("early", [True, False], ids=["before its parent ends", "after"])
+def test_a_background_child_hangs_under_the_call_that_started_it_also_when_that_has_ended(early: bool) -> None:
     done = ToolCallFinished(
         call_id="c1",
         tool_name="spawn",
@@ -578,32 +424,16 @@ def test_a_background_child_hangs_under_the_call_that_started_it_also_when_that_
         StepStarted(step=1, model="testing:x"),
         RunFinished(status=RunStatus.COMPLETED, termination="natural"),
     ]
+    lead = [replace(event, run_id="r1", agent="lead") for event in parent]
+    worker = [replace(e, run_id="r2", parent_run_id="r1", agent="worker", ns=("tools:c1",)) for e in child]
+    order = [*lead[:4], worker[0], lead[4], *worker[1:]] if early else [*lead, *worker]
     got = Collector()
-    for seq, event in enumerate(parent, 1):
-        got.sink(replace(event, seq=seq, at=float(seq), run_id="r1", agent="lead"))
-    for seq, event in enumerate(child, 6):
-        got.sink(
-            replace(event, seq=seq, at=float(seq), run_id="r2", parent_run_id="r1", agent="worker", ns=("tools:c1",))
-        )
+    for seq, event in enumerate(order, 1):
+        got.sink(replace(event, seq=seq, at=float(seq)))
     assert got.tree() == ["invoke_agent lead", "  execute_tool spawn", "    invoke_agent worker", "      chat x"]
-    assert got.span("invoke_agent worker").start_time == 6_000_000_000
+    assert got.span("invoke_agent worker").start_time == (5_000_000_000 if early else 6_000_000_000)
     assert len({trace_id(span) for span in got.spans}) == 1
-
-
-async def test_what_is_not_sampled_costs_no_attributes_and_stays_whole() -> None:
-    heard: list[Any] = []
-    provider = TracerProvider(sampler=ALWAYS_OFF)
-
-    @tool
-    async def see() -> str:
-        """See the current span."""
-        heard.append(trace.get_current_span())
-        return "ok"
-
-    agent = Agent("a", ScriptedModel([call("see"), say("ok")]), tools=[see])
-    result = await Runtime([agent], sinks=[Telemetry(tracer_provider=provider)]).run("a", "go")
-    assert result.status is RunStatus.COMPLETED
-    assert [(span.is_recording(), span.get_span_context().is_valid) for span in heard] == [(False, True)]
+    assert got.open == 0
 
 
 async def test_a_handoff_is_noted_and_later_model_calls_are_the_new_agents() -> None:
@@ -618,55 +448,6 @@ async def test_a_handoff_is_noted_and_later_model_calls_are_the_new_agents() -> 
         [("retinue.handoff", {"retinue.to_agent": "second"})]
     )
     assert every(got.span("chat other"))["gen_ai.agent.name"] == "second"
-
-
-class Broken(Telemetry):
-    """Its providers fail at every turn."""
-
-    def __init__(self) -> None:
-        super().__init__(tracer_provider=_Failing(), meter_provider=_Failing())  # pyright: ignore[reportArgumentType]
-
-
-class _Failing:
-    """A provider that works until something is recorded."""
-
-    def get_tracer(self, *args: Any, **options: Any) -> Any:
-        return self
-
-    get_meter = get_tracer
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("create_"):
-            return self.get_tracer
-        raise RuntimeError(f"no {name}")
-
-
-async def test_what_fails_in_telemetry_does_not_hurt_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    heard = RecordingSink()
-    result = await Runtime([leaf()], sinks=[Broken(), heard]).run("leaf", "go")
-    assert result.status is RunStatus.COMPLETED
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "telemetry failed and goes on" in caplog.text
-    assert heard.events[-1].kind == "run_finished"
-
-
-async def test_an_exporter_that_raises_does_not_hurt_the_run() -> None:
-    class Raising(SpanProcessor):
-        def on_end(self, span: Any) -> None:
-            raise OSError("collector is down")
-
-    got = Collector()
-    got.tracer_provider.add_span_processor(Raising())
-    result = await Runtime([tree()], sinks=[got.sink]).run("root", "go")
-    assert result.status is RunStatus.COMPLETED
-    assert (got.open, len(got.spans)) == (0, 12)
-    assert trace.get_current_span() is trace.INVALID_SPAN
-
-
-def test_what_to_install_is_said() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import retinue; retinue.RunLogSink(); retinue.Telemetry()"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'Telemetry needs: pip install "retinue[otel]"' in out.stderr
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
@@ -693,35 +474,3 @@ async def test_whenever_a_tree_is_cancelled_every_span_ends_under_its_parent(tur
             assert (span.end_time or 0) <= (above.end_time or 0)
     assert sum(span.parent is None for span in spans.values()) == 1
     assert trace.get_current_span() is trace.INVALID_SPAN
-
-
-async def test_events_of_runs_nobody_saw_begin_are_ignored() -> None:
-    heard = RecordingSink()
-    await Runtime([tree()], sinks=[heard]).run("root", "go")
-    got = Collector()
-    for event in heard.events:
-        if event.kind != "run_started":
-            got.sink(event)
-    got.sink(Event(run_id="x"))
-    assert got.spans == []
-
-
-def test_one_sink_serves_runtimes_in_many_threads() -> None:
-    got = Collector()
-
-    def work() -> None:
-        async def main() -> None:
-            runtime = Runtime([leaf()], sinks=[got.sink])
-            await asyncio.gather(*[runtime.run("leaf", "x") for _ in range(25)])
-
-        asyncio.run(main())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got.open == 0
-    runs = [span for span in got.spans if span.name == "invoke_agent leaf"]
-    assert len(runs) == len({trace_id(span) for span in got.spans}) == 100
-    assert len(got.spans) == 400

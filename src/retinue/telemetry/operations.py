@@ -29,7 +29,7 @@ from ..core.events import (
     ToolCallStarted,
 )
 from ..core.lifecycle import RunStatus, ToolCallStatus
-from ..core.messages import Message
+from ..core.messages import Message, Role
 from ..core.runs import Usage
 from .remembered import Remembered
 
@@ -104,12 +104,17 @@ class RunOperation(Operation):
         self.messages: tuple[Message, ...] = ()
         self.response: str | None = None
         self.said: list[Message] = []
-        self.results: dict[str, Message] = {}
+        self.results: dict[str | None, Message] = {}
 
     def conversation(self) -> tuple[Message, ...]:
         """What was said so far, the results of a step in the order of its calls."""
-        calls = next((message.tool_calls for message in reversed(self.said) if message.tool_calls), ())
-        self.said.extend([self.results.pop(call.id) for call in calls if call.id in self.results])
+        asked = next((at for at in reversed(range(len(self.said))) if self.said[at].tool_calls), None)
+        if asked is not None:
+            after = self.said[asked + 1 :]
+            results = {message.tool_call_id: message for message in after if message.role is Role.TOOL} | self.results
+            ordered = [results[call.id] for call in self.said[asked].tool_calls if call.id in results]
+            self.said[asked + 1 :] = ordered + [message for message in after if message.role is not Role.TOOL]
+            self.results = {}
         return tuple(self.said)
 
 

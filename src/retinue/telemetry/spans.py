@@ -100,6 +100,7 @@ def _step_back(place: _Place) -> None:
         context = here.before
         here = get_value(_HERE, context)
     attach(context)
+    place.before = Context()  # a context holds whole spans, and a leg that waits is remembered
 
 
 def _nanoseconds(seconds: float) -> int:
