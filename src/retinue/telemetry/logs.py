@@ -12,7 +12,8 @@ from typing import Any
 
 from ..core.lifecycle import RunStatus
 from .conventions import is_failure, provider_and_model
-from .operations import ChatOperation, Operation, Operations, RunOperation, ToolOperation
+from .operations import ChatOperation, Operation, RunOperation, ToolOperation
+from .reader import OperationReader
 
 Ids = dict[str, Any]
 
@@ -29,7 +30,7 @@ class _Place:
 _here: ContextVar[_Place | None] = ContextVar("retinue_log_place", default=None)
 
 
-class RunLogSink(Operations):
+class RunLogSink(OperationReader):
     """A sink that logs what begins and ends, without content: runs at INFO, calls at DEBUG, failures at WARNING.
 
     The ids are fields of each record, and `RunLogFilter` puts them on every other record that is made inside a run.
@@ -101,6 +102,8 @@ class JsonLogFormatter(logging.Formatter):
                 line.setdefault(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
         return json.dumps(line, ensure_ascii=False, default=str)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError
-from .operations import Observer, Operations
+from .operations import Observer
+from .reader import OperationReader
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 INSTRUMENTATION = "retinue"
 
 
-class Telemetry(Operations):
+class Telemetry(OperationReader):
     """A sink that makes OpenTelemetry spans and metrics of runs: `Runtime(sinks=[Telemetry()])`.
 
     Without providers it uses those the process has set, with whatever exports them. `content=True` also sends what was
