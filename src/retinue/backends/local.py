@@ -197,11 +197,7 @@ class LocalBackend:
     """The backend for agents that run here. Agents, models and journals come from outside."""
 
     def __init__(
-        self,
-        resolver: Resolver,
-        make_journal: Callable[[], Journal],
-        store: Store,
-        sinks: Iterable[Sink] = (),
+        self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store, sinks: Iterable[Sink] = ()
     ) -> None:
         self._resolver, self._make_journal, self._store = resolver, make_journal, store
         self._sinks = tuple(sinks)

@@ -18,6 +18,7 @@ from ..core.events import (
     RunStarted,
     StepFinished,
     StepStarted,
+    TaskUpdated,
     TextDelta,
     ToolCallFinished,
     ToolCallReady,
@@ -43,6 +44,8 @@ class OperationReader:
         """Legs that ended in waiting, by run id."""
         self._announced: Remembered[Operation] = Remembered()
         """The calls of children that have not begun, by run id: such a call may end before its child begins."""
+        self._tasks: Remembered[Operation] = Remembered()
+        """The calls that started background tasks, by run and call id: their children may begin when the run has ended."""
         self._complained = False
         chunk = self._take_chunk
         self._readers: dict[type[Event], Callable[[Any], None]] = {
@@ -59,6 +62,7 @@ class OperationReader:
             ToolCallResumed: self._tool_call_resumed,
             ToolCallFinished: self._tool_call_finished,
             ChildStarted: self._child_started,
+            TaskUpdated: self._task_updated,
             Handoff: self._handoff,
             ErrorRaised: self._error,
         }
@@ -70,7 +74,7 @@ class OperationReader:
 
     def _run_started(self, event: RunStarted) -> None:
         earlier = self._left.take(event.run_id)
-        run = RunOperation(event, self._parent_of(event), earlier)
+        run = RunOperation(event, self._parent_of(event, earlier), earlier)
         if self._content:
             run.messages = event.messages
             if not event.continues:
@@ -78,12 +82,15 @@ class OperationReader:
         self._runs[event.run_id] = run
         self._begin(run)
 
-    def _parent_of(self, event: RunStarted) -> Operation | None:
-        announced = self._announced.take(event.run_id)
+    def _parent_of(self, event: RunStarted, earlier: RunOperation | None) -> Operation | None:
+        """The call that started a child: at work, ended before the child began, or ended before it went on."""
+        announced = self._announced.take(event.run_id) or self._tasks.find(_call_key(event, event.parent_tool_call_id))
         parent = self._runs.get(event.parent_run_id or "")
-        if parent is None:
-            return announced
-        return parent.tools.get(event.parent_tool_call_id or "") or announced or parent
+        if parent is not None:
+            return parent.tools.get(event.parent_tool_call_id or "") or announced or parent
+        if announced is None and earlier is not None and event.parent_run_id is not None:
+            return earlier.parent
+        return announced
 
     def _messages_snapshot(self, event: MessagesSnapshot) -> None:
         run = self._runs.get(event.run_id)
@@ -184,6 +191,12 @@ class OperationReader:
         if run is not None:
             self._announced.keep(event.child_run_id, run.tools.get(event.call_id, run))
 
+    def _task_updated(self, event: TaskUpdated) -> None:
+        run = self._runs.get(event.parent_run_id or "")
+        call = None if run is None else run.tools.get(event.call_id or "")
+        if call is not None:
+            self._tasks.keep(_call_key(event, event.call_id), call)
+
     def _handoff(self, event: Handoff) -> None:
         run = self._runs.get(event.run_id)
         if run is not None:
@@ -254,6 +267,11 @@ class OperationReader:
         level = logging.DEBUG if self._complained else logging.ERROR
         self._complained = True
         _log.log(level, "telemetry failed and goes on; further failures are logged at DEBUG", exc_info=True)
+
+
+def _call_key(event: Event, call_id: str | None) -> str:
+    """A call of the run above this one."""
+    return f"{event.parent_run_id} {call_id}"
 
 
 def _error_of(event: RunFinished) -> str | None:

@@ -26,6 +26,10 @@ class Remembered(Generic[T]):
             if len(self._entries) > self._limit:
                 self._entries.popitem(last=False)
 
+    def find(self, name: str) -> T | None:
+        """What is kept under that name."""
+        return self._entries.get(name)
+
     def take(self, name: str) -> T | None:
         """What is kept under that name, which is then forgotten."""
         if not self._entries:
