@@ -80,6 +80,7 @@ from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, S
 from .core.statestore import Commit, StateStore
 from .core.stores import RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
+from .models.prices import prices
 from .plugins import (
     Compaction,
     Permissions,
@@ -101,6 +102,8 @@ from .subagents.remote import RemoteSubagentStub
 from .tasks.files import WorkspaceTaskRepository
 from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
+from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
+from .telemetry.sink import Telemetry
 from .workspace import LocalFilesystem, file_tools
 
 __version__ = "0.1.0"
@@ -151,6 +154,7 @@ __all__ = [
     "InvalidArguments",
     "Journal",
     "JournalMismatch",
+    "JsonLogFormatter",
     "KeyAlreadyRegistered",
     "KeyDecodeError",
     "KeyEncodeError",
@@ -193,6 +197,8 @@ __all__ = [
     "Role",
     "Run",
     "RunIdentity",
+    "RunLogFilter",
+    "RunLogSink",
     "RunRecord",
     "RunRequest",
     "RunResult",
@@ -224,6 +230,7 @@ __all__ = [
     "TaskSettings",
     "TaskStatus",
     "TaskStoreError",
+    "Telemetry",
     "TextChunk",
     "TextPart",
     "ThreadBusy",
@@ -255,6 +262,7 @@ __all__ = [
     "event_from_json",
     "event_to_json",
     "file_tools",
+    "prices",
     "run_child_agent",
     "run_child_agent_checked",
     "run_streaming_subagent",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from .subagents.child import run_child_agent, run_children
 from .subagents.remote import RemoteSubagentStub
 from .wire.parts import Mode, PartsProjection, StreamPart
 
+_log = logging.getLogger(__name__)
+
 GRACE = 5.0
 """Seconds the runtime waits for cancelled work to stop."""
 
@@ -40,8 +43,8 @@ KEPT_RUNS = 1_000
 
 RunInput = str | Message | Iterable[Message]
 
-Price = Callable[[str, Usage], float]
-"""What a call of the model of that name costs; lets `Limits(cost=…)` count where the provider does not tell."""
+Price = Callable[[str, Usage], float | None]
+"""What a call of the model of that name costs, None where that is not known; asked where the provider does not tell."""
 
 
 class AgentRegistry:
@@ -50,6 +53,7 @@ class AgentRegistry:
     def __init__(self, price: Price | None) -> None:
         self.agents: dict[str, Agent] = {}
         self._price, self.prices = price, price is not None
+        self._unpriced: set[str] = set()
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
         self._remotes: dict[Any, TaskHttpBackend] = {}
@@ -98,8 +102,17 @@ class AgentRegistry:
         """Close the connections to servers."""
         await asyncio.gather(*[backend.client.close() for backend in self._remotes.values()])
 
-    def price(self, model: str, usage: Usage) -> float:
-        return 0.0 if self._price is None else self._price(model, usage)
+    def price(self, model: str, usage: Usage) -> float | None:
+        """What a call costs. That a price function does not know a model is told once."""
+        if self._price is None:
+            return None
+        cost = self._price(model, usage)
+        if cost is None and model not in self._unpriced:
+            self._unpriced.add(model)
+            _log.warning(
+                "the price of model %r is not known: its calls count as 0. Give Runtime(price=…) its price", model
+            )
+        return cost
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None
@@ -309,7 +322,7 @@ class Runtime:
         self._store: Store = store if store is not None else MemoryStore()
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
-        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store)
+        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store, self._sinks)
         self._background = self._registry.background = LocalBackground(self._backend)
         self._runs: dict[str, Run] = {}
         self._busy: dict[str, Run] = {}

@@ -22,6 +22,14 @@ SHOWS = {
             "wrote 1 line",
         ],
     ),
+    "telemetry.py": (
+        [],
+        [
+            '"logger": "shop", "message": "searching", "run_id": "run_',
+            "      execute_tool task\n        invoke_agent searcher  (900 tokens in)\n          chat gpt-4o-mini\n",
+            "Aye. 4520 tokens, $0.000732",
+        ],
+    ),
 }
 
 

@@ -32,6 +32,7 @@ class TaskServer:
         """Statuses with which the next requests are answered instead."""
         self.results_only_when_waiting = False
         self.url = ""
+        self.has_work = asyncio.Event()
 
     async def __aenter__(self) -> TaskServer:
         app = web.Application(middlewares=[self._guard])
@@ -73,6 +74,7 @@ class TaskServer:
             self.runs[submission.task_id] = self._runtime.stream(
                 submission.agent_id, submission.input, thread_id=submission.context.get("session_id")
             )
+            self.has_work.set()
         return web.json_response({"task_id": submission.task_id, "status": "pending"})
 
     async def _state(self, request: web.Request) -> web.Response:

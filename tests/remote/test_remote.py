@@ -161,8 +161,7 @@ async def test_cancelling_the_parent_cancels_the_remote_run(tmp_path: Path) -> N
         agent = orchestrator(server.url, tmp_path, lambda told: spawn("never", timeout_seconds=60))
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, "go", thread_id="t1")
-            while not server.runs:
-                await asyncio.sleep(0.01)
+            await server.has_work.wait()
             assert (await run.cancel()).status is RunStatus.CANCELLED
             (remote,) = server.runs.values()
             assert (await asyncio.wait_for(remote.result(), 5)).status is RunStatus.CANCELLED
@@ -175,8 +174,7 @@ async def test_transient_errors_are_survived(tmp_path: Path, statuses: list[int]
         agent = orchestrator(server.url, tmp_path, lambda told: spawn("slow") if not told else say("done"))
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, "go", thread_id="t1")
-            while not server.runs:
-                await asyncio.sleep(0.01)
+            await server.has_work.wait()
             server.faults = [*statuses]
             result = await run.result()
         told = next(message.text for message in result.messages if message.role == "tool")
@@ -235,6 +233,14 @@ async def test_agent_send_goes_on_in_the_same_session_there(tmp_path: Path) -> N
         assert body(told[1], 1) == "status: ok\nreply:\nremote says: two (2 messages)"
 
 
+async def running(path: Path) -> None:
+    """Return when the file of a session says that its task runs."""
+    for _ in range(1000):
+        if '"RUNNING"' in path.read_text():
+            return
+        await asyncio.sleep(0.01)
+
+
 async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_path: Path) -> None:
     """The first runtime is closed without a word to the server, as if it had died."""
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
@@ -244,11 +250,9 @@ async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_pa
         first = Runtime([agent])
         result = await first.run(agent, "go", thread_id="t1")
         told = next(message.text for message in result.messages if message.role == "tool")
-        while not server.runs:
-            await asyncio.sleep(0.01)
+        await server.has_work.wait()
         path = tmp_path / "agents/orch/tasks/t1.json"
-        while '"RUNNING"' not in path.read_text():
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(running(path), 5)
         frozen = path.read_bytes()
         await first.close()
         path.write_bytes(frozen)

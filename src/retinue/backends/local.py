@@ -196,8 +196,12 @@ class LocalRun:
 class LocalBackend:
     """The backend for agents that run here. Agents, models and journals come from outside."""
 
-    def __init__(self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store) -> None:
+    def __init__(
+        self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store, sinks: Iterable[Sink] = ()
+    ) -> None:
         self._resolver, self._make_journal, self._store = resolver, make_journal, store
+        self._sinks = tuple(sinks)
+        """Hear also of runs without lineage, which have logs of their own."""
         self._scopes: dict[str, RunScope] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
@@ -371,7 +375,7 @@ class LocalBackend:
             request.identity = replace(request.identity, depth=depth)
         try:
             blueprint = self._blueprint(request.agent)
-            return LocalRun(request, self._make_journal(), self._resolver, blueprint, (), parent, ns)
+            return LocalRun(request, self._make_journal(), self._resolver, blueprint, self._sinks, parent, ns)
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 

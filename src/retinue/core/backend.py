@@ -122,8 +122,8 @@ class Resolver(Protocol):
     prices: bool
     """Whether `price` says anything."""
 
-    def price(self, model: str, usage: Usage) -> float:
-        """What a model call costs."""
+    def price(self, model: str, usage: Usage) -> float | None:
+        """What a model call costs; None where that is not known."""
         ...
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:

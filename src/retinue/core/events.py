@@ -60,6 +60,8 @@ class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"
     kind: ClassVar[str] = "step_started"
 
     step: int
+    model: str = ""
+    """Who is asked."""
 
 
 class StepFinished(Event, frozen=True, kw_only=True, gc=False, tag="step_finished"):

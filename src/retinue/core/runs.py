@@ -32,7 +32,11 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    """Of the input: read from the provider's cache, mostly cheaper."""
+    cache_write_tokens: int = 0
+    """Of the input: written to the provider's cache, at some providers dearer."""
     reasoning_tokens: int = 0
+    """Of the output."""
     cost: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
@@ -41,6 +45,7 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost=self.cost + other.cost,
         )
@@ -51,6 +56,7 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
             input_tokens=self.input_tokens - other.input_tokens,
             output_tokens=self.output_tokens - other.output_tokens,
             cached_tokens=self.cached_tokens - other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens - other.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
             cost=self.cost - other.cost,
         )

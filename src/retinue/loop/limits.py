@@ -99,6 +99,11 @@ class Budget:
         if self.parent is not None:
             self.parent.spend(usage)
 
+    @property
+    def limits_cost(self) -> bool:
+        """Whether there is a limit on cost, here or above."""
+        return self.limits.cost is not None or (self.parent is not None and self.parent.limits_cost)
+
     def exhausted(self, journal: Journal) -> str | None:
         """The name of the first limit that is reached, or None."""
         limits = self.limits

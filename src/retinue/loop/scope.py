@@ -350,7 +350,7 @@ class RunScope:
 
     def open_step(self, number: int) -> None:
         self.step, self.step_is_open = number, True
-        self.emit(StepStarted(step=number))
+        self.emit(StepStarted(step=number, model=self.model.name))
 
     def close_step(self) -> None:
         if self.step_is_open:

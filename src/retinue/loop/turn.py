@@ -18,7 +18,16 @@ from ..core.events import (
 )
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
-from ..core.plugins import AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings, StepAction
+from ..core.plugins import (
+    AddContextMessage,
+    AddSystemText,
+    ExcludeTools,
+    IncludeTools,
+    OverrideSettings,
+    StepAction,
+    StopRun,
+)
+from ..core.runs import Usage
 from .outcomes import cancelled
 from .phases import run_phase
 from .scope import RunScope
@@ -135,8 +144,8 @@ async def ask_model(run: RunScope) -> Message:
     about = (len(request.messages), system and system.parts, last and (last.id, last.parts), len(request.tools))
     turn = await run.journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
     message, usage = turn.message, turn.end.usage
-    if run.resolver.prices and not usage.cost:
-        usage = replace(usage, cost=run.resolver.price(run.model.name, usage))
+    if not usage.cost and (run.resolver.prices or usage.tokens):
+        usage = _priced(run, usage)
     run.used_call_ids.update([call.id for call in message.tool_calls])
     run.conversation.append(message)
     run.usage += usage
@@ -153,6 +162,15 @@ async def ask_model(run: RunScope) -> Message:
     if run.has_hooks:
         await run_phase(run, "after_inference", request=request, messages=run.own_messages)
     return message
+
+
+def _priced(run: RunScope, usage: Usage) -> Usage:
+    """The usage with its cost, where the provider did not tell; a limit on cost that cannot be kept ends the run."""
+    cost = run.resolver.price(run.model.name, usage)
+    if cost is None and run.budget.limits_cost:
+        reason = f"Limits(cost=…) cannot be kept: what a call of {run.model.name!r} costs is not known"
+        run.take_action(StopRun("cost", f"{reason}; give Runtime(price=…) its price, 0 where it is free"))
+    return replace(usage, cost=cost) if cost else usage
 
 
 def _request(run: RunScope) -> ModelRequest:

@@ -1,0 +1,183 @@
+"""Operations in the words of the OpenTelemetry GenAI semantic conventions, and in our own where those have none.
+
+The conventions are in development and have moved to a repository of their own; the names are written out here, so that no
+version of a package decides what is sent, and a test compares them with the installed one. `retinue.*` is ours.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ..core.runs import Usage
+from .content import input_messages, json_text, output_message, output_text
+from .operations import CANCELLED, ChatOperation, Operation, RunOperation, ToolOperation
+
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+AGENT_NAME = "gen_ai.agent.name"
+CONVERSATION_ID = "gen_ai.conversation.id"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_STREAM = "gen_ai.request.stream"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+CACHE_WRITE_TOKENS = "gen_ai.usage.cache_creation.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+TOKEN_TYPE = "gen_ai.token.type"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+TOOL_CALL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_CALL_RESULT = "gen_ai.tool.call.result"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+ERROR_TYPE = "error.type"
+
+RUN_ID = "retinue.run.id"
+PARENT_RUN_ID = "retinue.run.parent_id"
+RUN_NAMESPACE = "retinue.run.namespace"
+RUN_STATUS = "retinue.run.status"
+RUN_TERMINATION = "retinue.run.termination"
+RUN_IS_CHILD = "retinue.run.is_child"
+STEP = "retinue.step"
+TOOL_STATUS = "retinue.tool.status"
+COST = "retinue.usage.cost"
+
+OTHER = "_OTHER"
+"""Stands for a value that nobody chose, so that what a model makes up cannot make a new time series."""
+
+_PROVIDERS = {
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "google": "gcp.gemini",
+    "google-gla": "gcp.gemini",
+    "gemini": "gcp.gemini",
+    "google-vertex": "gcp.vertex_ai",
+    "mistral": "mistral_ai",
+    "grok": "x_ai",
+    "xai": "x_ai",
+}
+"""Providers that the conventions call otherwise than we do."""
+
+
+@lru_cache(maxsize=256)
+def provider_and_model(name: str) -> tuple[str, str]:
+    """The provider as the conventions call it, and the model, of a "provider:model"."""
+    provider, colon, model = name.partition(":")
+    if not colon:
+        return OTHER, name
+    return _PROVIDERS.get(provider, provider), model
+
+
+def span_name(operation: Operation) -> str:
+    """The kind of operation and what it is done with."""
+    match operation:
+        case RunOperation():
+            target = operation.agent
+        case ChatOperation():
+            target = provider_and_model(operation.model)[1]
+        case ToolOperation():
+            target = operation.tool_name
+        case _:
+            target = ""
+    return f"{operation.kind} {target}".rstrip()
+
+
+def first_attributes(operation: Operation) -> dict[str, Any]:
+    """What is known when it begins; samplers decide by this."""
+    known: dict[str, Any] = {
+        OPERATION_NAME: operation.kind,
+        AGENT_NAME: operation.agent,
+        RUN_ID: operation.run_id,
+    }
+    match operation:
+        case RunOperation():
+            known[CONVERSATION_ID] = operation.thread_id
+            known[RUN_IS_CHILD] = bool(operation.ns)
+            if operation.ns:
+                known[RUN_NAMESPACE] = "/".join(operation.ns)
+            if operation.parent is not None:
+                known[PARENT_RUN_ID] = operation.parent.run_id
+        case ChatOperation():
+            known[STEP], known[REQUEST_STREAM] = operation.step, True
+            known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(operation.model)
+        case ToolOperation():
+            known[TOOL_NAME], known[TOOL_TYPE] = operation.tool_name, "function"
+            known[TOOL_CALL_ID] = operation.call_id
+        case _:
+            pass
+    return known
+
+
+def last_attributes(operation: Operation) -> dict[str, Any]:
+    """What is known when it has ended; content only where the operation was told to keep it."""
+    match operation:
+        case RunOperation():
+            known = _of_run(operation)
+        case ChatOperation():
+            known = _of_chat(operation)
+        case ToolOperation():
+            known = _of_tool(operation)
+        case _:
+            known = {}
+    if operation.error is not None:
+        known[ERROR_TYPE] = operation.error
+    return known
+
+
+def is_failure(operation: Operation) -> bool:
+    """Whether something went wrong; what was cancelled did not go wrong."""
+    return operation.error is not None and operation.error != CANCELLED
+
+
+def _of_run(run: RunOperation) -> dict[str, Any]:
+    known: dict[str, Any] = {RUN_STATUS: run.status.value, RUN_TERMINATION: run.termination, **_usage(run.usage)}
+    if run.model:
+        known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(run.model)
+    if run.messages:
+        known[INPUT_MESSAGES] = input_messages(run.messages)
+    if run.response is not None:
+        known[OUTPUT_MESSAGES] = output_text(run.response, run.termination)
+    return known
+
+
+def _of_chat(chat: ChatOperation) -> dict[str, Any]:
+    known = _usage(chat.usage)
+    known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(chat.model)
+    if chat.answered_by:
+        known[RESPONSE_MODEL] = provider_and_model(chat.answered_by)[1]
+        known[RESPONSE_FINISH_REASONS] = (chat.stop_reason,)
+    if chat.first_chunk is not None:
+        known[RESPONSE_TIME_TO_FIRST_CHUNK] = chat.first_chunk - chat.began
+    if chat.messages:
+        known[INPUT_MESSAGES] = input_messages(chat.messages)
+    if chat.message is not None:
+        known[OUTPUT_MESSAGES] = output_message(chat.message, chat.stop_reason)
+    return known
+
+
+def _of_tool(tool: ToolOperation) -> dict[str, Any]:
+    known: dict[str, Any] = {TOOL_STATUS: tool.status.value}
+    if tool.args is not None:
+        known[TOOL_CALL_ARGUMENTS] = json_text(tool.args)
+    if tool.result is not None:
+        known[TOOL_CALL_RESULT] = tool.result
+    return known
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    counted: dict[str, Any] = {
+        INPUT_TOKENS: usage.input_tokens,
+        OUTPUT_TOKENS: usage.output_tokens,
+        CACHE_READ_TOKENS: usage.cached_tokens,
+        CACHE_WRITE_TOKENS: usage.cache_write_tokens,
+        REASONING_TOKENS: usage.reasoning_tokens,
+        COST: usage.cost,
+    }
+    return {name: value for name, value in counted.items() if value}

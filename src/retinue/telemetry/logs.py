@@ -1,0 +1,154 @@
+"""Log lines of runs, and the ids of the run on every line that is logged inside one. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from ..core.lifecycle import RunStatus
+from .conventions import is_failure, provider_and_model
+from .operations import ChatOperation, Operation, RunOperation, ToolOperation
+from .reader import OperationReader
+
+Ids = dict[str, Any]
+
+
+class _Place:
+    """The ids of work in progress, and the place that was current before it."""
+
+    __slots__ = ("before", "ended", "ids")
+
+    def __init__(self, ids: Ids, before: _Place | None) -> None:
+        self.ids, self.before, self.ended = ids, before, False
+
+
+_here: ContextVar[_Place | None] = ContextVar("retinue_log_place", default=None)
+
+
+class RunLogSink(OperationReader):
+    """A sink that logs what begins and ends, without content: runs at INFO, calls at DEBUG, failures at WARNING.
+
+    The ids are fields of each record, and `RunLogFilter` puts them on every other record that is made inside a run.
+    """
+
+    def __init__(self, logger: logging.Logger | str = "retinue.runs") -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        super().__init__([self])
+
+    def began(self, operation: Operation) -> None:
+        place = operation.handle = _Place(_ids(operation), _here.get())
+        _here.set(place)
+        if isinstance(operation, RunOperation):
+            self._logger.info("run of %s started", operation.agent, extra=place.ids | {"event": "run_started"})
+
+    def ended(self, operation: Operation) -> None:
+        place: _Place | None = operation.handle
+        if place is None:
+            return
+        level = logging.INFO if isinstance(operation, RunOperation) else logging.DEBUG
+        level = logging.WARNING if is_failure(operation) else level
+        if self._logger.isEnabledFor(level):
+            what, status, facts = _told(operation)
+            extra = place.ids | facts | {"event": what, "status": status, "seconds": round(operation.seconds, 6)}
+            words = what.removesuffix("_finished").replace("_", " ")
+            self._logger.log(level, "%s %s: %s", words, _target(operation), status, extra=extra)
+        place.ended = True
+        if _here.get() is place:
+            here: _Place | None = place
+            while here is not None and here.ended:
+                here = here.before
+            _here.set(here)
+
+    def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
+        place: _Place | None = operation.handle
+        if place is not None:
+            told = " ".join([f"{key}={value}" for key, value in facts.items()])
+            level = logging.WARNING if name == "error" else logging.INFO
+            self._logger.log(
+                level, "%s in run of %s: %s", name, operation.agent, told, extra=place.ids | {"event": name}
+            )
+
+
+class RunLogFilter(logging.Filter):
+    """Puts the ids of the present run and call on records; on a handler, it reaches whatever tools and libraries log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place = _here.get()
+        fields = record.__dict__
+        for name, value in ({} if place is None else place.ids).items():
+            fields.setdefault(name, value)
+        for name, value in _trace_ids().items():
+            fields.setdefault(name, value)
+        return True
+
+
+class JsonLogFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and every extra field of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in record.__dict__.items():
+            if name not in _STANDARD and value is not None:
+                line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+_STANDARD = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
+
+
+def _ids(operation: Operation) -> Ids:
+    run = operation if isinstance(operation, RunOperation) else operation.parent
+    ids: Ids = {"run_id": operation.run_id, "agent": operation.agent}
+    if isinstance(run, RunOperation):
+        ids["thread_id"] = run.thread_id
+        if run.parent is not None:
+            ids["parent_run_id"] = run.parent.run_id
+    if isinstance(operation, ToolOperation):
+        ids["call_id"] = operation.call_id
+    return ids
+
+
+def _target(operation: Operation) -> str:
+    return operation.tool_name if isinstance(operation, ToolOperation) else f"of {operation.agent}"
+
+
+def _told(operation: Operation) -> tuple[str, str, dict[str, Any]]:
+    """The event, how it ended, and what else there is to know."""
+    facts: dict[str, Any] = {} if operation.error is None else {"error": operation.error}
+    match operation:
+        case RunOperation():
+            usage = {"tokens": operation.usage.tokens, "cost": operation.usage.cost}
+            if operation.status is not RunStatus.COMPLETED:
+                facts["termination"] = operation.termination
+            return "run_finished", operation.status.value, facts | usage
+        case ToolOperation():
+            return "tool_call_finished", operation.status.value, facts | {"tool": operation.tool_name}
+        case ChatOperation():
+            facts["model"] = provider_and_model(operation.model)[1]
+            usage = {"tokens": operation.usage.tokens, "cost": operation.usage.cost}
+            return "inference_finished", operation.stop_reason or operation.error or "", facts | usage
+        case _:
+            return "", "", facts
+
+
+def _trace_ids() -> dict[str, str]:
+    """The current span, where there is tracing in this process; nothing is imported for it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    span = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"} if span.is_valid else {}

@@ -1,0 +1,123 @@
+"""Operations as OpenTelemetry metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.metrics import Meter
+
+from .conventions import (
+    AGENT_NAME,
+    ERROR_TYPE,
+    OPERATION_NAME,
+    OTHER,
+    PROVIDER_NAME,
+    REQUEST_MODEL,
+    RESPONSE_MODEL,
+    RUN_IS_CHILD,
+    RUN_STATUS,
+    TOKEN_TYPE,
+    TOOL_NAME,
+    provider_and_model,
+)
+from .operations import ChatOperation, Operation, RunOperation, ToolOperation
+
+SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+AGENT_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2]
+TOKENS = [4.0**power for power in range(14)]
+COUNTS = [0, 1, 2, 4, 8, 16, 32, 64, 128]
+
+
+class Metrics:
+    """Counts and times operations. Only runs, models, tools and kinds of error tell series apart, never an id."""
+
+    def __init__(self, meter: Meter) -> None:
+        histogram = meter.create_histogram
+        self._chat_seconds = histogram(
+            "gen_ai.client.operation.duration", "s", "Model call.", explicit_bucket_boundaries_advisory=SECONDS
+        )
+        self._first_chunk = histogram(
+            "gen_ai.client.operation.time_to_first_chunk",
+            "s",
+            "From the request to the first piece of the answer.",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._tokens = histogram(
+            "gen_ai.client.token.usage", "{token}", "Tokens a call.", explicit_bucket_boundaries_advisory=TOKENS
+        )
+        self._run_seconds = histogram(
+            "gen_ai.invoke_agent.duration",
+            "s",
+            "Run, or leg of a run.",
+            explicit_bucket_boundaries_advisory=AGENT_SECONDS,
+        )
+        self._inferences = histogram(
+            "gen_ai.invoke_agent.inference_calls",
+            "{inference_call}",
+            "Model calls a run.",
+            explicit_bucket_boundaries_advisory=COUNTS,
+        )
+        self._tool_calls = histogram(
+            "gen_ai.invoke_agent.tool_calls",
+            "{tool_call}",
+            "Tool calls a run.",
+            explicit_bucket_boundaries_advisory=COUNTS,
+        )
+        self._tool_seconds = histogram(
+            "gen_ai.execute_tool.duration", "s", "Tool call.", explicit_bucket_boundaries_advisory=SECONDS
+        )
+        self._runs = meter.create_counter("retinue.runs", "{run}", "Runs that ended or wait, by status.")
+        self._active = meter.create_up_down_counter("retinue.runs.active", "{run}", "Runs in progress.")
+        self._steps = meter.create_counter("retinue.steps", "{step}", "Steps with an answer of the model.")
+        self._cost = meter.create_counter("retinue.cost", "USD", "What model calls cost.")
+
+    def began(self, operation: Operation) -> None:
+        if isinstance(operation, RunOperation):
+            self._active.add(1, {AGENT_NAME: operation.agent})
+
+    def ended(self, operation: Operation) -> None:
+        match operation:
+            case RunOperation():
+                self._run_ended(operation)
+            case ChatOperation():
+                self._chat_ended(operation)
+            case ToolOperation():
+                self._tool_ended(operation)
+            case _:
+                pass
+
+    def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
+        return None
+
+    def _run_ended(self, run: RunOperation) -> None:
+        whose = {AGENT_NAME: run.agent}
+        self._active.add(-1, whose)
+        self._runs.add(1, {**whose, RUN_STATUS: run.status.value, RUN_IS_CHILD: bool(run.ns)})
+        self._run_seconds.record(run.seconds, _with_error(whose, run))
+        self._inferences.record(run.inferences, whose)
+        self._tool_calls.record(run.tool_calls, whose)
+
+    def _chat_ended(self, chat: ChatOperation) -> None:
+        provider, model = provider_and_model(chat.model)
+        about = {OPERATION_NAME: chat.kind, PROVIDER_NAME: provider, REQUEST_MODEL: model}
+        if chat.answered_by:
+            about[RESPONSE_MODEL] = provider_and_model(chat.answered_by)[1]
+            self._steps.add(1, {AGENT_NAME: chat.agent})
+        self._chat_seconds.record(chat.seconds, _with_error(about, chat))
+        if chat.first_chunk is not None:
+            self._first_chunk.record(max(chat.first_chunk - chat.began, 0.0), about)
+        for kind, count in (("input", chat.usage.input_tokens), ("output", chat.usage.output_tokens)):
+            if count:
+                self._tokens.record(count, {**about, TOKEN_TYPE: kind})
+        if chat.usage.cost:
+            self._cost.add(chat.usage.cost, {**about, AGENT_NAME: chat.agent})
+
+    def _tool_ended(self, tool: ToolOperation) -> None:
+        name = OTHER if tool.error == "not_found" else tool.tool_name
+        about = {OPERATION_NAME: tool.kind, TOOL_NAME: name, AGENT_NAME: tool.agent}
+        self._tool_seconds.record(tool.seconds, _with_error(about, tool))
+
+
+def _with_error(about: dict[str, Any], operation: Operation) -> dict[str, Any]:
+    return about if operation.error is None else {**about, ERROR_TYPE: operation.error}
