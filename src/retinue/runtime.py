@@ -24,11 +24,14 @@ from .core.messages import Message, as_messages
 from .core.model import Model
 from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
-from .core.stores import RunRecord, Store
+from .core.stores import EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
+from .storage.logs import LogWriter, stored_events
 from .storage.memory import MemoryStore
+from .storage.sqlite import Durability, SqliteStore
+from .storage.urls import open_store
 from .subagents.child import run_child_agent, run_children
 from .subagents.remote import RemoteSubagentStub
 from .wire.parts import Mode, PartsProjection, StreamPart
@@ -149,8 +152,9 @@ class Run:
         store: Store,
         on_end: Callable[[Run], None],
         decisions: Mapping[str, Decision] | None = None,
+        writer: LogWriter | None = None,
     ) -> None:
-        self._local, self._backend, self._store = local, backend, store
+        self._local, self._backend, self._store, self.writer = local, backend, store, writer
         self._on_end, self._decisions = on_end, decisions
         self._first = len(local.log.events)
         identity = local.request.identity
@@ -158,6 +162,8 @@ class Run:
         self._record = RunRecord(identity=identity, started_at=local.journal.now())
         self._next_leg: Run | None = None
         self._settling = False
+        if writer is not None:
+            writer.start()
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[RunResult] = loop.create_future()
         self._task = loop.create_task(self._conduct(), name=self.run_id)
@@ -203,7 +209,7 @@ class Run:
         if not fresh:
             return self
         self._local.log.reopen()
-        self._next_leg = Run(self._local, self._backend, self._store, self._on_end, fresh)
+        self._next_leg = Run(self._local, self._backend, self._store, self._on_end, fresh, self.writer)
         return self._next_leg
 
     @property
@@ -292,6 +298,8 @@ class Run:
         if result.status is not RunStatus.SUSPENDED:
             await self._store.save_thread(self._local.thread_after())
         self._record.result = result
+        if self.writer is not None:
+            await self.writer.flush()
         await self._store.save_run(self._record)
         if not self._end.done():
             self._end.set_result(result)
@@ -320,6 +328,7 @@ class Runtime:
         for agent in agents:
             self._registry.take(agent)
         self._store: Store = store if store is not None else MemoryStore()
+        self._events: EventStore | None = self._store if isinstance(self._store, SqliteStore) else None
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
         self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store, self._sinks)
@@ -328,7 +337,16 @@ class Runtime:
         self._busy: dict[str, Run] = {}
         self._closed = False
 
+    @classmethod
+    def open(
+        cls, url: str, agents: Iterable[Agent] = (), *, durability: Durability = "process", **options: Any
+    ) -> Runtime:
+        """A runtime that keeps threads, runs and events: `sqlite:///app.db`, or `memory:` for none of it."""
+        return cls(agents, store=open_store(url, durability), **options)
+
     async def __aenter__(self) -> Runtime:
+        if isinstance(self._store, SqliteStore):
+            await self._store.open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -374,8 +392,9 @@ class Runtime:
             model=model,
         )
         local = self._backend.open(request, journal, (*self._sinks, *sinks))
+        writer = None if self._events is None else LogWriter(run_id, local.log, self._events)
         run = self._runs[run_id] = self._busy[identity.thread_id] = Run(
-            local, self._backend, self._store, self._run_ended
+            local, self._backend, self._store, self._run_ended, writer=writer
         )
         return run
 
@@ -425,7 +444,12 @@ class Runtime:
         return await _result_or_cancel(self.stream_resume(run_id, decisions))
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        """The log of a run after event number `after`: what is there, then what comes."""
+        """The log of a run after event number `after`: what is there, then what comes, until every task has ended.
+
+        With a store that keeps events the run may be another process's, or one that ended long ago.
+        """
+        if run_id not in self._runs and self._events is not None:
+            return stored_events(self._events, run_id, after)
         return self._find(run_id).follow(after)
 
     async def cancel(self, run_id: str, *, tasks: bool = False, grace: float = GRACE) -> RunResult:
@@ -443,6 +467,10 @@ class Runtime:
         await self._background.close(grace)
         await self._backend.close(grace)
         await self._registry.close()
+        writers = [run.writer.finish() for run in self._runs.values() if run.writer is not None]
+        await asyncio.gather(*writers)
+        if isinstance(self._store, SqliteStore):
+            await self._store.close()
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:

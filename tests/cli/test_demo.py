@@ -43,7 +43,9 @@ def test_it_shows_parallel_calls_a_failure_and_the_recovery(cli: Cli) -> None:
 
 def test_it_ends_with_a_summary_and_what_to_type_next(cli: Cli, tmp_path: Path) -> None:
     *_, done, after = cli("demo").out.splitlines()
-    assert re.match(r"Done: 3 questions, \d+ steps, \d+ tool calls \(1 failed\), \d files read, (\d+ ms|\d+\.\d s) of work\.", done)
+    assert re.match(
+        r"Done: 3 questions, \d+ steps, \d+ tool calls \(1 failed\), \d files read, (\d+ ms|\d+\.\d s) of work\.", done
+    )
     assert after == 'Next: retinue run "list the files" --workspace ., or the example in the README.'
 
 

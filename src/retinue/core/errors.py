@@ -28,7 +28,8 @@
     │   └── LimitReached          the tree may start no more children, or none so deep
     ├── ChildAgentError           a child that had to complete did not; carries its result
     ├── DecisionRefused           a decision does not fit what the run waits for
-    ├── TaskStoreError            the records of background tasks cannot be read or written
+    ├── StoreError                what is kept of runs cannot be read or written
+    │   └── TaskStoreError        the records of background tasks cannot be read or written
     ├── ModelError                the model could not answer
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
@@ -355,8 +356,8 @@ class DecisionRefused(RetinueError):
     """A decision does not fit what the run waits for; nothing was changed."""
 
 
-class TaskStoreError(RetinueError):
-    """The records of background tasks cannot be read or written; nothing of them was changed."""
+class StoreError(RetinueError):
+    """What is kept of runs cannot be read or written."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(place, problem)
@@ -364,6 +365,10 @@ class TaskStoreError(RetinueError):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
+
+
+class TaskStoreError(StoreError):
+    """The records of background tasks cannot be read or written; nothing of them was changed."""
 
 
 class ModelError(RetinueError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
 
+from .events import Event
 from .messages import Message
 from .runs import RunIdentity, RunResult
 from .state import PersistedState
@@ -26,6 +28,18 @@ class RunRecord(Struct, kw_only=True):
     identity: RunIdentity
     started_at: float
     result: RunResult | None = None
+
+
+class EventStore(Protocol):
+    """Contract: events of a log are read in order, each once, by any process, after `append_events` has returned."""
+
+    async def append_events(self, log_id: str, events: Sequence[Event], *, ended: bool = False) -> None:
+        """Add events to a log; with `ended`, say that nothing more will come."""
+        ...
+
+    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
+        """The next events of a log, and whether those are the last it will have; None where there is no such log."""
+        ...
 
 
 class Store(Protocol):

@@ -77,10 +77,14 @@ class EventLog:
                     return
             if self.closed:
                 return
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            self.watched = True
-            await waiting
+            await self.changed()
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when something is added, or the log is closed."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self.watched = True
+        return waiting
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []

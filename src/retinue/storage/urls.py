@@ -1,0 +1,23 @@
+"""Where things are kept, said in one string."""
+
+from __future__ import annotations
+
+from ..core.errors import ConfigurationError
+from ..core.stores import Store
+from .memory import MemoryStore
+from .sqlite import Durability, SqliteStore
+
+_FORMS = "'memory:', 'sqlite:///app.db' (relative) or 'sqlite:////data/app.db' (absolute)"
+
+
+def open_store(url: str, durability: Durability = "process") -> Store:
+    """The store a URL names. No file is touched before it is used."""
+    if url == "memory:":
+        return MemoryStore()
+    if durability not in ("process", "full"):
+        raise ConfigurationError(f"durability is 'process' or 'full', not {durability!r}")
+    scheme, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    if scheme == "sqlite" and rest.startswith("/") and path:
+        return SqliteStore(path, durability)
+    raise ConfigurationError(f"not a place to keep things: {url!r}; use {_FORMS}")

@@ -1,0 +1,250 @@
+"""What every store must do, over memory and SQLite; and what a file can suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    ConfigurationError,
+    HarnessAgent,
+    MemoryStore,
+    Message,
+    PersistedState,
+    RunIdentity,
+    RunRecord,
+    RunResult,
+    RunStatus,
+    Runtime,
+    StateKey,
+    Store,
+    StoreError,
+    ThreadRecord,
+    ToolCall,
+    UnknownRun,
+    event_to_json,
+)
+from retinue.storage.sqlite import SqliteStore
+from retinue.testing import ScriptedModel, call, say
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    made = SqliteStore(str(tmp_path / "app.db"))
+    yield made
+    await made.close()
+
+
+def thread(name: str, *said: str) -> ThreadRecord:
+    messages = [Message.user(text, id=f"m{n}") for n, text in enumerate(said)]
+    asked = Message.assistant("…", tool_calls=[ToolCall("c1", "look", {"path": "a", "deep": [1, {"x": None}]})])
+    return ThreadRecord(
+        thread_id=name, user_id="u1", messages=(*messages, asked), state=PersistedState(3, {"k": {"a": [1, 2.5]}})
+    )
+
+
+def run_record(run_id: str, at: float, result: RunResult | None = None, thread_id: str = "t1") -> RunRecord:
+    return RunRecord(identity=RunIdentity(run_id, thread_id, "agent", user_id="u1"), started_at=at, result=result)
+
+
+async def test_a_thread_comes_back_as_it_was_saved(store: Store) -> None:
+    assert await store.load_thread("t1") is None
+    await store.save_thread(thread("t1", "one"))
+    await store.save_thread(thread("t2"))
+    await store.save_thread(thread("t1", "one", "two \N{SNOWMAN}"))
+    assert await store.load_thread("t1") == thread("t1", "one", "two \N{SNOWMAN}")
+    assert await store.load_thread("t2") == thread("t2")
+
+
+async def test_a_run_comes_back_as_it_was_saved(store: Store) -> None:
+    result = RunResult(
+        status=RunStatus.COMPLETED,
+        run_id="r1",
+        thread_id="t1",
+        response="done",
+        output={"a": 1},
+        state=PersistedState(1, {"k": 1}),
+        messages=(Message.user("hi"), Message.assistant("done")),
+    )
+    assert await store.load_run("r1") is None
+    await store.save_run(run_record("r1", 1.0))
+    assert await store.load_run("r1") == run_record("r1", 1.0)
+    await store.save_run(run_record("r1", 1.0, result))
+    assert await store.load_run("r1") == run_record("r1", 1.0, result)
+
+
+async def test_runs_are_listed_newest_first_and_by_thread(store: Store) -> None:
+    for number in range(5):
+        await store.save_run(run_record(f"r{number}", float(number), thread_id=f"t{number % 2}"))
+    assert [record.identity.run_id for record in await store.list_runs()] == ["r4", "r3", "r2", "r1", "r0"]
+    assert [record.identity.run_id for record in await store.list_runs("t1")] == ["r3", "r1"]
+
+
+async def test_writers_side_by_side_lose_nothing(store: Store) -> None:
+    await asyncio.gather(*[store.save_thread(thread(f"t{number}", str(number))) for number in range(200)])
+    for number in range(200):
+        assert await store.load_thread(f"t{number}") == thread(f"t{number}", str(number))
+
+
+count = StateKey("count", int, update=int, reduce=lambda a, b: a + b, scope="thread")
+
+
+async def test_a_conversation_goes_on_in_another_runtime(tmp_path: Path) -> None:
+    model = ScriptedModel(lambda request: say(f"{len(request.messages)} messages"))
+    agent = Agent("a", model)
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [agent]) as runtime:
+        assert (await runtime.run("a", "one", thread_id="t")).response == "1 messages"
+        run = runtime.stream("a", "two", thread_id="t")
+        assert (await run.result()).response == "3 messages"
+    async with Runtime.open(url, [agent]) as runtime:
+        assert (await runtime.run("a", "three", thread_id="t")).response == "5 messages"
+        kinds = [event.kind async for event in runtime.events(run.run_id)]
+        assert (kinds[0], kinds[-1]) == ("run_started", "run_finished")
+        after = [event.seq async for event in runtime.events(run.run_id, after=3)]
+        assert after == list(range(4, len(kinds) + 1))
+        with pytest.raises(UnknownRun):
+            await anext(runtime.events("run_of_nobody"))
+
+
+async def test_what_is_stored_of_a_log_is_the_log(tmp_path: Path) -> None:
+    agent = Agent("a", ScriptedModel([call("nothing", {"x": 1}), say("done", chunks=["do", "ne"])]))
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [agent]) as runtime:
+        run = runtime.stream("a", "go")
+        live = [event_to_json(event) async for event in run]
+        await run.result()
+    async with Runtime.open(url) as runtime:
+        stored = [event_to_json(event) async for event in runtime.events(run.run_id)]
+    assert stored == live
+
+
+FOLLOWER = """
+import asyncio, sys
+from retinue import Runtime
+async def main():
+    async with Runtime.open(sys.argv[1]) as runtime:
+        async for event in runtime.events(sys.argv[2]):
+            print(event.seq, event.kind, event.run_id, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Path) -> None:
+    told = 0
+    may_end = asyncio.Event()
+
+    async def model(request: Any) -> Any:
+        nonlocal told
+        if "Subagent Context" in request.messages[0].text:
+            await may_end.wait()
+            return say("found it")
+        told += 1
+        spawn = call("agent_spawn", {"agent_id": "general-purpose", "task": "look", "timeout_seconds": 0})
+        return spawn if told == 1 else say("it works on it")
+
+    agent = HarnessAgent("orch", ScriptedModel(model), workspace=tmp_path)
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [agent]) as runtime:
+        run = runtime.stream("orch", "go", thread_id="t1")
+        await run.result()
+        follower = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FOLLOWER, url, run.run_id, stdout=asyncio.subprocess.PIPE
+        )
+        assert follower.stdout is not None
+        first = await asyncio.wait_for(follower.stdout.readline(), 20)
+        may_end.set()
+        live = [f"{event.seq} {event.kind} {event.run_id}" async for event in runtime.events(run.run_id)]
+        rest, _ = await asyncio.wait_for(follower.communicate(), 20)
+    assert (first + rest).decode().split("\n")[:-1] == live
+    assert live[-1].split()[1] == "task_updated"
+    assert f"run_finished {run.run_id}" in "\n".join(live[:-3])
+
+
+async def test_a_stream_of_tokens_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    """Everything is written by the time the result is there, in far fewer writes than there are tokens."""
+    agent = Agent("a", ScriptedModel([say("x" * 2000, chunks=["x"] * 2000)]))
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [agent]) as runtime:
+        store: Any = runtime._store
+        writes: list[int] = []
+        append = store.append_events
+
+        async def counted(log_id: str, events: Any, **options: Any) -> None:
+            writes.append(len(events))
+            await append(log_id, events, **options)
+
+        store.append_events = counted
+        result = await runtime.run("a", "go")
+        found = await store.read_events(result.run_id, 0, 10_000)
+    assert len(found[0]) > 2000
+    assert len(writes) < 200
+
+
+def newer(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"this is not a database" * 100)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (newer, "written by a newer version (schema 999"),
+        (garbage, "file is not a database"),
+        (folder, "unable to open database file"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_is_named_and_left_alone(
+    tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    path = tmp_path / "app.db"
+    spoil(path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(StoreError) as refused:
+        async with Runtime.open(f"sqlite:///{path}"):
+            pass
+    assert said in str(refused.value)
+    assert str(path) in str(refused.value)
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+async def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="create it"):
+        async with Runtime.open(f"sqlite:///{tmp_path}/none/app.db"):
+            pass
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://app.db", "sqlite:///", "mysql://x", "app.db"])
+def test_a_url_that_names_no_store_lists_those_there_are(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="sqlite:///app.db"):
+        Runtime.open(url)
+
+
+async def test_an_interrupted_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = (("CREATE TABLE threads (thread_id TEXT)", "CREATE TABLE threads (thread_id TEXT)"),)
+    monkeypatch.setattr("retinue.storage.sqlite.MIGRATIONS", steps)
+    path = tmp_path / "app.db"
+    with pytest.raises(StoreError):
+        async with Runtime.open(f"sqlite:///{path}"):
+            pass
+    monkeypatch.undo()
+    async with Runtime.open(f"sqlite:///{path}", [Agent("a", ScriptedModel([say("ok")]))]) as runtime:
+        assert (await runtime.run("a", "go")).response == "ok"
