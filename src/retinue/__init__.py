@@ -79,7 +79,7 @@ from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.sinks import FanOut, NullSink
 from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
 from .core.statestore import Commit, StateStore
-from .core.stores import RunRecord, Store, ThreadRecord
+from .core.stores import DurableStore, EventStore, RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
 from .models.prices import prices
 from .plugins import (
@@ -130,8 +130,10 @@ __all__ = [
     "Decision",
     "DecisionRefused",
     "Denied",
+    "DurableStore",
     "Escape",
     "Event",
+    "EventStore",
     "ExcludeTools",
     "ExecutionBackendError",
     "ExecutionFailed",

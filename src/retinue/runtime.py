@@ -24,13 +24,12 @@ from .core.messages import Message, as_messages
 from .core.model import Model
 from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
-from .core.stores import EventStore, RunRecord, Store
+from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
 from .storage.logs import LogWriter, stored_events
 from .storage.memory import MemoryStore
-from .storage.sqlite import Durability, SqliteStore
 from .storage.urls import open_store
 from .subagents.child import run_child_agent, run_children
 from .subagents.remote import RemoteSubagentStub
@@ -328,7 +327,7 @@ class Runtime:
         for agent in agents:
             self._registry.take(agent)
         self._store: Store = store if store is not None else MemoryStore()
-        self._events: EventStore | None = self._store if isinstance(self._store, SqliteStore) else None
+        self._events: EventStore | None = self._store if isinstance(self._store, DurableStore) else None
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
         self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store, self._sinks)
@@ -345,7 +344,7 @@ class Runtime:
         return cls(agents, store=open_store(url, durability), **options)
 
     async def __aenter__(self) -> Runtime:
-        if isinstance(self._store, SqliteStore):
+        if isinstance(self._store, DurableStore):
             await self._store.open()
         return self
 
@@ -469,7 +468,7 @@ class Runtime:
         await self._registry.close()
         writers = [run.writer.finish() for run in self._runs.values() if run.writer is not None]
         await asyncio.gather(*writers)
-        if isinstance(self._store, SqliteStore):
+        if isinstance(self._store, DurableStore):
             await self._store.close()
 
     def _find(self, run_id: str) -> Run:

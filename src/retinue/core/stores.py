@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -11,6 +11,9 @@ from .events import Event
 from .messages import Message
 from .runs import RunIdentity, RunResult
 from .state import PersistedState
+
+Durability = Literal["process", "full"]
+"""What a commit survives: the end of the process, however sudden, or also that of the machine."""
 
 
 class ThreadRecord(Struct, kw_only=True):
@@ -56,3 +59,14 @@ class Store(Protocol):
     async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
         """Newest first."""
         ...
+
+
+@runtime_checkable
+class DurableStore(Store, EventStore, Protocol):
+    """A store outside this process. A runtime opens it when it is entered, and closes it with itself."""
+
+    async def open(self) -> None:
+        """Make sure that it can be used; raises StoreError where not."""
+        ...
+
+    async def close(self) -> None: ...

@@ -8,7 +8,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,13 +16,10 @@ from ..core.codec import to_json_value
 from ..core.errors import StoreError
 from ..core.events import Event, event_from_json, event_to_json
 from ..core.runs import RunIdentity, RunResult
-from ..core.stores import RunRecord, ThreadRecord
+from ..core.stores import Durability, RunRecord, ThreadRecord
 from .migrations import MIGRATIONS, SCHEMA_VERSION
 
 T = TypeVar("T")
-
-Durability = Literal["process", "full"]
-"""What a commit survives: the end of the process, however sudden, or also that of the machine."""
 
 _BUSY_SECONDS = 10.0
 _encode = msgspec.json.Encoder().encode

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..core.errors import ConfigurationError
-from ..core.stores import Store
+from ..core.stores import Durability, Store
 from .memory import MemoryStore
-from .sqlite import Durability, SqliteStore
 
 _FORMS = "'memory:', 'sqlite:///app.db' (relative) or 'sqlite:////data/app.db' (absolute)"
 
@@ -19,5 +18,7 @@ def open_store(url: str, durability: Durability = "process") -> Store:
     scheme, _, rest = url.partition("://")
     path = rest.removeprefix("/")
     if scheme == "sqlite" and rest.startswith("/") and path:
+        from .sqlite import SqliteStore
+
         return SqliteStore(path, durability)
     raise ConfigurationError(f"not a place to keep things: {url!r}; use {_FORMS}")
