@@ -41,7 +41,7 @@ class StateKey(Generic[V, U]):
 
     `scope` says how long it lives, `merge` whether parallel calls may both write it, `persistent` whether it
     leaves the run (export, result, client). `default` is a value or a function of nothing; without it the type
-    is called.
+    is called. `sure` says that every value has a JSON form, so that commits need not try it.
     """
 
     __slots__ = (
@@ -52,6 +52,7 @@ class StateKey(Generic[V, U]):
         "name",
         "persistent",
         "reduce",
+        "sure",
         "scope",
         "type",
         "update_type",
@@ -68,6 +69,7 @@ class StateKey(Generic[V, U]):
         scope: Scope = "run",
         persistent: bool = False,
         default: V | Callable[[], V] = _UNSET,
+        sure: bool = False,
     ) -> None:
         if not name:
             raise ConfigurationError("a StateKey needs a name")
@@ -77,7 +79,7 @@ class StateKey(Generic[V, U]):
             raise ConfigurationError(f"StateKey {name!r}: scope is 'run' or 'thread', not {scope!r}")
         self.name, self.type, self.update_type = name, type, update if update is not None else type
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
-        self._default = default
+        self._default, self.sure = default, sure
         self._codec = codec_for(type)
         self._class = class_of(type)
 

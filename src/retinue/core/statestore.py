@@ -151,7 +151,8 @@ class StateStore:
             else:
                 values[name] = value = _reduce(key, values, update)
                 # What must leave the run or stay with the thread has to have a JSON form.
-                encoded = key.encode(value) if key.persistent or key.scope == "thread" else None
+                tried = key.persistent or (key.scope == "thread" and not key.sure)
+                encoded = key.encode(value) if tried else None
             if key.persistent:
                 changes[name] = encoded
         return values, changes

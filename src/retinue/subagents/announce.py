@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..core.plugins import AddMessage, HookContext
 from ..core.state import StateCommand, StateKey
 from ..tasks.repository import TaskRepository
-from ..tasks.task import TaskRecord, TaskScope, TaskStatus
+from ..tasks.task import TaskRecord, TaskStatus
 
 MOST_TASKS = 10
 """Announced at once; the others follow in the next step."""
@@ -26,20 +26,19 @@ TOLD: StateKey[dict[str, str], dict[str, str]] = StateKey(
     merge="commutative",
     scope="thread",
     default=dict[str, str],
+    sure=True,
 )
 """What the session knows of its tasks' ends. Kept with the conversation, so that neither is there without the other."""
 
 
 class Announcer:
-    """A hook for the beginning of a step."""
+    """Says what a session does not know yet of its tasks."""
 
-    def __init__(self, agent_name: str, repository: TaskRepository) -> None:
-        self._agent_name, self._repository = agent_name, repository
+    def __init__(self, repository: TaskRepository) -> None:
+        self._repository = repository
 
-    async def __call__(self, ctx: HookContext) -> StateCommand | None:
-        records = await self._repository.list(self.scope(ctx))
-        if not records:
-            return None
+    async def announce(self, ctx: HookContext, records: Sequence[TaskRecord]) -> StateCommand | None:
+        """The command that tells the session, and remembers that it was told; None where there is no news."""
         told = ctx.snapshot[TOLD]
         news = [record for record in records if _news(record, told) is not None]
         if not news:
@@ -51,9 +50,6 @@ class Announcer:
         known = {record.task_id: _news(record, told) or "" for record in shown}
         event = {"type": "tasks_announced", "tasks": known}
         return StateCommand().update(TOLD, known).schedule(AddMessage(text)).event(event)
-
-    def scope(self, ctx: HookContext) -> TaskScope:
-        return TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
 
     async def _text(self, shown: Sequence[TaskRecord], more: int, running: int) -> str:
         parts = ["News of your background tasks. The user has not seen this."]

@@ -19,6 +19,7 @@ from ..plugins import Compaction, ResultFiles
 from ..tasks.background import Background
 from ..tasks.files import WorkspaceTaskRepository
 from ..tasks.repository import TaskRepository
+from ..tasks.task import TaskScope
 from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from .announce import TOLD, Announcer
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
@@ -226,7 +227,7 @@ class Subagents(Plugin):
         self._catalog, self._repository = catalog, repository
         workers = Workers(agent_name, catalog, repository, on_timeout)
         self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(agent_name, workers)
-        self._announce = Announcer(agent_name, repository)
+        self._agent_name, self._announcer = agent_name, Announcer(repository)
         self._section: tuple[object, str] = (None, "")
 
     def register(self, r: Registrar) -> None:
@@ -236,8 +237,7 @@ class Subagents(Plugin):
         for tool in (*self._agents.tools(), *self._tasks.tools()):
             r.tool(tool)
         r.hook("run_start", self._look, priority=HOOK_PRIORITY)
-        r.hook("step_start", self._announce, priority=HOOK_PRIORITY)
-        r.hook("before_inference", self._tell, priority=HOOK_PRIORITY)
+        r.hook("step_start", self._tell, priority=HOOK_PRIORITY)
         r.hook("run_end", self._forget, priority=HOOK_PRIORITY)
 
     async def _look(self, ctx: HookContext) -> StateCommand | None:
@@ -249,9 +249,14 @@ class Subagents(Plugin):
         entries = await self._catalog.up_to_date()
         if self._section[0] is not entries:
             self._section = (entries, subagent_section(entries.values()) if entries else "")
-        tasks = task_summary(await self._repository.list(self._announce.scope(ctx)))
-        text = "\n\n".join([part for part in (self._section[1], tasks) if part])
-        return StateCommand().schedule(AddSystemText(text)) if text else None
+        text, command = self._section[1], None
+        scope = TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
+        if records := await self._repository.list(scope):
+            command = await self._announcer.announce(ctx, records)
+            text = "\n\n".join([part for part in (text, task_summary(records)) if part])
+        if text:
+            command = (command or StateCommand()).schedule(AddSystemText(text))
+        return command
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.labels.forget_run(ctx.run.run_id)

@@ -40,6 +40,7 @@ SPAWNED: StateKey[dict[str, Spawned], Spawned] = StateKey(
     merge="commutative",
     scope="thread",
     default=dict[str, Spawned],
+    sure=True,
 )
 """Kept with the thread of the session, so that it is there after a restart."""
 

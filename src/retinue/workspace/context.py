@@ -37,7 +37,7 @@ class WorkspaceContext(Plugin):
     def register(self, r: Registrar) -> None:
         if self._paths:
             r.hook("run_start", self._look, priority=70)
-            r.hook("before_inference", self._tell, priority=70)
+            r.hook("step_start", self._tell, priority=70)
 
     async def _look(self, ctx: HookContext) -> StateCommand | None:
         await self._refreshed()
