@@ -69,6 +69,12 @@ class WorkspaceTaskRepository:
         records = await self._look(scope.session_id)
         return [record for record in records.values() if record.user_id == scope.user_id]
 
+    async def everything(self) -> Sequence[TaskRecord]:
+        """Every task of this agent, of all sessions and users."""
+        sessions = await in_thread(self._filesystem.stamps, {"path": self._folder, "suffix": ".json"})
+        found = [await self._look(name.removesuffix(".json")) for name in sorted(sessions)]
+        return [record for records in found for record in records.values()]
+
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
         return await self._write(scope.session_id, _changing(scope, task_id, change))
 

@@ -1,0 +1,226 @@
+"""`retinue tasks`: the background tasks of a workspace, whichever process runs them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..tasks.files import WorkspaceTaskRepository
+    from ..tasks.task import TaskRecord
+    from .interrupt import Interrupt
+
+_WHERE = "Tasks are kept in DIR/agents/<agent>/tasks; docs/tasks.md says how."
+_STATUSES = ("running", "completed", "failed", "cancelled", "pending", "all")
+
+
+def add_to(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tasks",
+        help="list, show, await or cancel the background tasks of a folder",
+        description=f"The background tasks of a workspace. {_WHERE}",
+    )
+    actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = _action(actions, "list", "list tasks, oldest first", execute_list)
+    listing.add_argument("--session", metavar="ID", help="only those of one conversation (its thread id)")
+    listing.add_argument("--status", choices=_STATUSES, default="all", help="only these (default: all)")
+    for name, about, execute in (
+        ("show", "show a task with its result", execute_show),
+        ("wait", "wait for a task to end, and show it; exit 1 unless it completed", execute_wait),
+        ("cancel", "stop a task, and wait until it has stopped", execute_cancel),
+    ):
+        action = _action(actions, name, about, execute)
+        action.add_argument("task_id", metavar="TASK_ID", help="the whole id, or enough of its end to know it by")
+        if name == "wait":
+            action.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after so long")
+
+
+def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_WHERE}")
+    action.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
+    action.add_argument("--json", action="store_true", help="print JSON")
+    action.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
+    action.set_defaults(execute=execute)
+    return action
+
+
+def execute_list(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from .exits import COMPLETED
+    from .text import complain
+
+    found = asyncio.run(_everything(args.workspace))
+    records = [
+        record
+        for record, _ in found
+        if args.session in (None, record.parent_session_id) and args.status in ("all", record.status.lower())
+    ]
+    if args.json:
+        _print_json([_as_json(record) for record in records])
+    else:
+        _print_table(records)
+    if not found:
+        complain(f"{args.workspace!r} has no background tasks: agents start them with timeout_seconds=0")
+    return COMPLETED
+
+
+def execute_show(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from .exits import COMPLETED
+
+    async def show() -> None:
+        record, repository = await _find(args.workspace, args.task_id)
+        await _print_task(record, repository, as_json=args.json)
+
+    asyncio.run(show())
+    return COMPLETED
+
+
+def execute_wait(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from .interrupt import Interrupt
+
+    with Interrupt() as interrupt:
+        return asyncio.run(_wait(args, interrupt))
+
+
+def execute_cancel(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from ..tasks.service import TaskService
+    from ..tasks.task import TaskStatus
+    from .exits import COMPLETED, FAILED
+    from .text import complain
+
+    async def cancel() -> int:
+        record, repository = await _find(args.workspace, args.task_id)
+        if record.status.is_terminal:
+            complain(f"task {record.task_id} has ended already: {record.status.lower()}")
+            return FAILED
+        after = await TaskService(repository).cancel(record.scope, record.task_id) or record
+        await _print_task(after, repository, as_json=args.json)
+        if not after.status.is_terminal:
+            complain("it has not stopped yet; its process looks for cancels twice a second, if it lives")
+        return COMPLETED if after.status is TaskStatus.CANCELLED else FAILED
+
+    return asyncio.run(cancel())
+
+
+async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
+    import asyncio
+
+    from ..tasks.service import TaskService
+    from ..tasks.task import TaskStatus
+    from .exits import COMPLETED, FAILED, INTERRUPTED
+    from .text import complain
+
+    record, repository = await _find(args.workspace, args.task_id)
+    service = TaskService(repository)
+    service.watch()  # an executor that is gone is found out
+    seconds = args.timeout if args.timeout is not None else float("inf")
+    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, seconds))
+    stopped = asyncio.create_task(interrupt.wait())
+    await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if interrupt.happened:
+        waiting.cancel()
+        return INTERRUPTED
+    record = await waiting or record
+    await service.close()
+    await _print_task(record, repository, as_json=args.json)
+    if not record.status.is_terminal:
+        complain(f"task {record.task_id} still runs after {args.timeout:g} s")
+    return COMPLETED if record.status is TaskStatus.COMPLETED else FAILED
+
+
+async def _everything(workspace: str) -> list[tuple[TaskRecord, WorkspaceTaskRepository]]:
+    """Every task of a workspace with the repository it is in, oldest first."""
+    from ..tasks.files import WorkspaceTaskRepository
+    from ..workspace import LocalFilesystem
+    from .assistant import check_workspace
+
+    check_workspace(workspace)
+    files = LocalFilesystem(workspace)
+    agents = [entry.path.rpartition("/")[2] for entry in files.list("agents")] if files.exists("agents") else []
+    found: list[tuple[TaskRecord, WorkspaceTaskRepository]] = []
+    for agent in agents:
+        repository = WorkspaceTaskRepository(files, agent)
+        found += [(record, repository) for record in await repository.everything()]
+    return sorted(found, key=lambda each: each[0].created_at)
+
+
+async def _find(workspace: str, task_id: str) -> tuple[TaskRecord, WorkspaceTaskRepository]:
+    from ..core.errors import ConfigurationError
+
+    wanted = task_id.strip()
+    found = [each for each in await _everything(workspace) if wanted and each[0].task_id.endswith(wanted)]
+    if not found:
+        raise ConfigurationError(f"there is no task {task_id!r} in {workspace!r}; see: retinue tasks list")
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} tasks end in {task_id!r}: give more of the id")
+    return found[0]
+
+
+def _print_table(records: list[TaskRecord]) -> None:
+    from .text import clean, one_line
+
+    rows = [("task", "status", "sub-agent", "agent", "session", "started", "input")]
+    for record in records:
+        started = record.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        agents = (record.sub_agent_id, record.parent_agent_id)
+        status = record.status.lower() + (" (waits for a human)" if record.awaiting else "")
+        rows.append((record.task_id, status, *agents, record.parent_session_id, started, one_line(record.input, 60)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows[: len(rows) * bool(records)]:
+        print(clean("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()))
+
+
+async def _print_task(record: TaskRecord, repository: WorkspaceTaskRepository, *, as_json: bool) -> None:
+    from .text import clean
+
+    result = await repository.read_result(record)
+    if as_json:
+        _print_json({**_as_json(record), "result": result})
+        return
+    shown = {
+        "task": record.task_id,
+        "status": record.status.lower(),
+        "sub-agent": record.sub_agent_id,
+        "agent": record.parent_agent_id,
+        "session": record.parent_session_id,
+        "started": record.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        "updated": record.last_updated_at.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        "waits for": record.awaiting,
+        "error": record.error_message,
+        "input": record.input,
+    }
+    for name, value in shown.items():
+        if value:
+            print(clean(f"{name}: {value}"))
+    if result:
+        print(clean(f"\n{result}"))
+
+
+def _as_json(record: TaskRecord) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.to_builtins(record)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds

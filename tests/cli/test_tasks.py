@@ -1,0 +1,117 @@
+"""`retinue tasks` on a workspace whose tasks this process and others run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import HarnessAgent, Runtime
+from retinue.testing import ScriptedModel, call, say
+
+from .conftest import Cli
+
+
+async def with_tasks(workspace: Path, *tasks: str) -> None:
+    """Run tasks in the background, to their ends."""
+    asked = 0
+
+    async def model(request: Any) -> Any:
+        nonlocal asked
+        if "Subagent Context" in request.messages[0].text:
+            if "fail" in request.messages[-1].text:
+                raise RuntimeError("it broke")
+            return say(f"did: {request.messages[-1].text}")
+        asked += 1
+        spawns = [
+            call("agent_spawn", {"agent_id": "general-purpose", "task": task, "timeout_seconds": 0}) for task in tasks
+        ]
+        return spawns if asked == 1 else say("ok")
+
+    agent = HarnessAgent("orch", ScriptedModel(model), workspace=workspace)
+    async with Runtime([agent]) as runtime:
+        run = runtime.stream("orch", "go", thread_id="monday")
+        _ = [event async for event in runtime.events(run.run_id)]
+
+
+def records(workspace: Path) -> list[dict[str, Any]]:
+    return list(json.loads((workspace / "agents/orch/tasks/monday.json").read_text()).values())
+
+
+def test_list_and_show(cli: Cli, tmp_path: Path) -> None:
+    asyncio.run(with_tasks(tmp_path, "count the words", "fail now"))
+    done, failed = records(tmp_path)
+    listed = cli("tasks", "list", "--workspace", str(tmp_path))
+    assert listed.code == 0
+    lines = listed.out.splitlines()
+    assert lines[0].split() == ["task", "status", "sub-agent", "agent", "session", "started", "input"]
+    assert lines[1].startswith(f"{done['taskId']}  completed  general-purpose  orch   monday")
+    assert lines[2].startswith(f"{failed['taskId']}  failed     general-purpose  orch   monday")
+    only = cli("tasks", "list", "--workspace", str(tmp_path), "--status", "failed", "--json")
+    assert [record["taskId"] for record in json.loads(only.out)] == [failed["taskId"]]
+    none = cli("tasks", "list", "--workspace", str(tmp_path), "--session", "tuesday")
+    assert (none.code, none.out) == (0, "")
+    shown = cli("tasks", "show", done["taskId"][-8:], "--workspace", str(tmp_path))
+    assert shown.code == 0
+    assert "status: completed" in shown.out
+    assert shown.out.endswith("\ndid: count the words\n")
+    assert "error: RuntimeError: it broke" in cli("tasks", "show", failed["taskId"], "--workspace", str(tmp_path)).out
+
+
+def test_wait_tells_by_its_exit_code_how_it_ended(cli: Cli, tmp_path: Path) -> None:
+    asyncio.run(with_tasks(tmp_path, "count the words", "fail now"))
+    done, failed = records(tmp_path)
+    assert cli("tasks", "wait", done["taskId"], "--workspace", str(tmp_path)).code == 0
+    assert cli("tasks", "wait", failed["taskId"], "--workspace", str(tmp_path)).code == 1
+    late = cli("tasks", "cancel", done["taskId"], "--workspace", str(tmp_path))
+    assert late.code == 1
+    assert "has ended already: completed" in late.err
+
+
+def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
+    asyncio.run(with_tasks(tmp_path, "count the words"))
+    path = tmp_path / "agents/orch/tasks/monday.json"
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    text = path.read_text().replace('"COMPLETED"', '"RUNNING"')
+    (record,) = json.loads(text).values()
+    path.write_text(json.dumps({record["taskId"]: {**record, "lastUpdatedAt": now}}))
+    began = time.monotonic()
+    waited = cli("tasks", "wait", record["taskId"], "--workspace", str(tmp_path), "--timeout", "0.3")
+    assert time.monotonic() - began < 5
+    assert waited.code == 1
+    assert "still runs after 0.3 s" in waited.err
+    path.write_text(json.dumps({record["taskId"]: {**record, "lastUpdatedAt": "2020-01-01T00:00:00Z"}}))
+    lost = cli("tasks", "wait", record["taskId"], "--workspace", str(tmp_path), "--timeout", "20")
+    assert lost.code == 1
+    assert "executor lost: no heartbeat" in lost.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list"], "has no background tasks"),
+        (["show", "task_1"], "there is no task 'task_1'"),
+        (["wait", "task_1", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["show"], "see retinue tasks show --help"),
+        (["list", "--status", "odd"], "invalid choice: 'odd'"),
+        ([], "see retinue tasks --help"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:
+    where = ["--workspace", str(tmp_path)] if words else []
+    answer = cli("tasks", *words, *where)
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.code == (0 if words == ["list"] else 2)
+
+
+def test_a_file_that_is_no_record_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "agents/orch/tasks").mkdir(parents=True)
+    (tmp_path / "agents/orch/tasks/monday.json").write_text('{"a": ')
+    answer = cli("tasks", "list", "--workspace", str(tmp_path))
+    assert answer.code == 1
+    assert "agents/orch/tasks/monday.json: it is not a file of task records" in answer.err
