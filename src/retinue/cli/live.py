@@ -49,6 +49,8 @@ class LiveView:
         self._ended: StepNode | None = None
         """The step that is printed whole."""
         self._in_text = False
+        self._behind = 0.0
+        """Seconds between an event and its being shown: a run that is watched at leisure is not slow."""
 
     def __enter__(self) -> LiveView:
         return self
@@ -60,6 +62,7 @@ class LiveView:
         if type(event) is RunStarted and not event.ns:
             self._begin()
         self._tree.take(event)
+        self._behind = time.time() - event.at
         if event.ns:
             return
         run = self._tree.run_of(event)
@@ -98,7 +101,7 @@ class LiveView:
         if self._in_text:
             yield from Text(self._line).wrap(console, console.width)
         if run.step.calls or not self._in_text:
-            yield from _step_lines(run.step, heading=run.step is not self._told)
+            yield from _step_lines(run.step, self._now(), heading=run.step is not self._told)
         if not run.step.calls and not self._in_text:
             yield _row(f"{_GUTTER}{_spinner()}", "cyan")
 
@@ -140,7 +143,7 @@ class LiveView:
     def _end_step(self, run: RunNode) -> None:
         self._end_text()
         self._tell_heading(run.step)
-        for line in _step_lines(run.step, heading=False):
+        for line in _step_lines(run.step, self._now(), heading=False):
             self._print(line)
         self._ended = run.step
 
@@ -150,11 +153,17 @@ class LiveView:
             self._print(Text(f"  {one_line(note, 300)}", style="yellow"))
         self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
 
+    def _now(self) -> float:
+        """What time it is in the run."""
+        return time.time() - self._behind
+
     def _print(self, line: Text) -> None:
         self._console.print(line, no_wrap=line.no_wrap, overflow=line.overflow)
 
 
-def _step_lines(step: StepNode, *, heading: bool, gutter: str = "", most: int | None = None) -> Iterator[Text]:
+def _step_lines(
+    step: StepNode, now: float, *, heading: bool, gutter: str = "", most: int | None = None
+) -> Iterator[Text]:
     """A step with its calls and their children; only the last calls where there are more than `most`."""
     if heading:
         yield from _heading(step, gutter)
@@ -163,19 +172,19 @@ def _step_lines(step: StepNode, *, heading: bool, gutter: str = "", most: int | 
         yield _row(f"{gutter}{_GUTTER}… {count(len(calls) - most, 'call')} before", "dim")
         calls = calls[-most:]
     for call in calls:
-        yield _call_line(call, gutter + _GUTTER)
+        yield _call_line(call, now, gutter + _GUTTER)
         for child in call.children:
-            yield from _child_lines(child, gutter + 2 * _GUTTER)
+            yield from _child_lines(child, now, gutter + 2 * _GUTTER)
 
 
-def _child_lines(run: RunNode, gutter: str) -> Iterator[Text]:
+def _child_lines(run: RunNode, now: float, gutter: str) -> Iterator[Text]:
     """A child: where it is while it runs, how it went when it has ended."""
     if run.ended is not None:
         yield _row(f"{gutter}{one_line(run.label)}  {summary(run)}", "dim")
         return
     yield _row(f"{gutter}{one_line(run.label)}", "bold")
     for step in run.steps[-1:]:
-        yield from _step_lines(step, heading=True, gutter=gutter, most=_CHILD_CALLS)
+        yield from _step_lines(step, now, heading=True, gutter=gutter, most=_CHILD_CALLS)
     if run.tail:
         yield _row(f"{gutter}{_GUTTER}{one_line(run.tail[-100:])}", "dim")
 
@@ -186,9 +195,9 @@ def _heading(step: StepNode, gutter: str = "") -> Iterator[Text]:
         yield _row(f"{gutter}{_GUTTER}{one_line(step.thought, 300)}", "dim italic")
 
 
-def _call_line(call: CallNode, gutter: str) -> Text:
+def _call_line(call: CallNode, now: float, gutter: str) -> Text:
     mark, style = _MARKS.get(call.status, (_spinner(), "cyan"))
-    seconds = (call.ended or time.time()) - call.started
+    seconds = (call.ended or now) - call.started
     took = duration(seconds) if call.ended is not None or seconds > _LONG else ""
     result = call.result or one_line(call.output[-100:])
     return Text.assemble(
