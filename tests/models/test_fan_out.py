@@ -10,7 +10,7 @@ import pytest
 
 from retinue import HarnessAgent, Limits, Message, RunResult, Runtime, SubagentDeclaration, ToolDescriptor
 from retinue.core.model import ModelRequest
-from retinue.models.rules.delegation import assignments, members_of, read_report
+from retinue.models.rules.delegation import Member, assignments, members_of, read_report
 from retinue.models.rules.question import read_question
 from retinue.models.rules.turns import decide
 
@@ -67,6 +67,28 @@ def test_a_review_goes_to_those_whose_description_fits(folder: Path) -> None:
     assert (agent_id, task.partition("\n")[0]) == ("links", "Your part: Finds links of the docs that lead nowhere.")
     assert "- log.md:3: [Gone](gone.md): there is no gone.md" in (result.response or "")
     assert "headings" not in (result.response or "")
+
+
+@pytest.mark.parametrize(
+    ("question", "fitting"),
+    [
+        ("review the docs", ["links", "titles", "style"]),
+        ("review README.md and docs/*.md", ["links", "titles"]),
+        ("check the headings of the docs", ["titles"]),
+        ("check the docs for headings and links", ["links", "titles"]),
+        ("verify the budget", ["accounts"]),
+        ("verify the weather", []),
+    ],
+)
+def test_who_fits_a_review(question: str, fitting: list[str]) -> None:
+    members = [
+        Member("links", "Finds dead links in the docs."),
+        Member("titles", "Checks headings of the docs."),
+        Member("style", "Reviews the style of the docs."),
+        Member("accounts", "Knows the budget."),
+        Member("general-purpose", "Does the budget, docs and the weather."),
+    ]
+    assert [assigned.agent_id for assigned in assignments(read_question(question), members)] == fitting
 
 
 def test_without_a_fitting_one_each_file_is_a_general_purpose_ones(folder: Path) -> None:

@@ -28,6 +28,15 @@ class Place(NamedTuple):
     target: str | None = None
 
 
+class Link(NamedTuple):
+    text: str
+    target: str
+
+    @property
+    def shown(self) -> str:
+        return f"[{self.text}]({self.target})"
+
+
 class TextLine(NamedTuple):
     number: int
     text: str
@@ -71,15 +80,18 @@ def make_document(path: str, lines: Iterable[tuple[int, str]]) -> Document:
 
 
 def check_links(documents: Sequence[Document], exists: Callable[[str], bool]) -> Result:
-    """Links to files that are not there, and to headings that are not in them."""
+    """Links to files that are not there, and to headings that are not in them. What cannot be seen is not counted."""
     slugs = {document.path: _slugs(document) for document in documents}
     total, places = 0, list[Place]()
-    for document in documents:
-        for line in document.lines:
-            for shown, bracketed, bare in _LINK.findall(_SPAN.sub("", line.text)) if line.language is None else ():
-                total += 1
-                if place := _dead(document.path, line.number, shown, bracketed or bare, exists, slugs):
-                    places.append(place)
+    for path, number, link in [(document.path, *found) for document in documents for found in _links(document)]:
+        wanted, anchor = _target(path, link)
+        if wanted is None or (anchor and exists(wanted) and wanted not in slugs):
+            continue
+        total += 1
+        if not exists(wanted):
+            places.append(Place(path, number, f"{link.shown}: there is no {wanted}", wanted))
+        elif anchor and anchor.lower() not in slugs[wanted]:
+            places.append(Place(path, number, f"{link.shown}: {wanted} has no heading #{anchor}"))
     return Result(total, "link", places)
 
 
@@ -116,20 +128,19 @@ def known_paths(files: Collection[str]) -> set[str]:
     return known
 
 
-def _dead(
-    path: str, number: int, shown: str, target: str, exists: Callable[[str], bool], slugs: Mapping[str, set[str]]
-) -> Place | None:
-    if _ELSEWHERE.match(target):
-        return None
-    file, _, anchor = unquote(target).partition("#")
+def _links(document: Document) -> Iterator[tuple[int, Link]]:
+    for line in document.lines:
+        if line.language is None:
+            for text, bracketed, bare in _LINK.findall(_SPAN.sub("", line.text)):
+                yield line.number, Link(text, bracketed or bare)
+
+
+def _target(path: str, link: Link) -> tuple[str | None, str]:
+    """The path a link of a document leads to and the heading in it; no path for what is elsewhere."""
+    file, _, anchor = unquote(link.target).partition("#")
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file)) if file else path
-    if wanted.startswith("../"):
-        return None  # outside of what can be seen
-    if not exists(wanted):
-        return Place(path, number, f"[{shown}]({target}): there is no {wanted}", wanted)
-    if anchor and wanted in slugs and anchor.lower() not in slugs[wanted]:
-        return Place(path, number, f"[{shown}]({target}): {wanted} has no heading #{anchor}")
-    return None
+    is_elsewhere = _ELSEWHERE.match(link.target) or wanted == ".." or wanted.startswith("../")
+    return None if is_elsewhere else wanted, anchor
 
 
 def _slugs(document: Document) -> set[str]:

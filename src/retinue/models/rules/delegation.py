@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...core.messages import Role
 from ...core.model import ModelRequest
-from .question import Question, is_review
+from .question import Question, is_review, named_checks
 
 SPAWN = "agent_spawn"
 GENERAL_PURPOSE = "general-purpose"
@@ -59,17 +59,12 @@ def assignments(question: Question, members: Sequence[Member]) -> list[Assignmen
     text = question.text
     mentions = [(mention.start(), member) for member in members if (mention := _mention(member.id).search(text))]
     named = [member for _, member in sorted(mentions)]
-    if named and (is_review(text) or _ASKING.match(text)):
+    if named and not question.checks and (is_review(text) or _ASKING.match(text)):
         rest = _without_names(text, named)
         return [_assign(member, member.description, rest) for member in named[:MOST_MEMBERS]]
     if not is_review(text):
         return []
-    terms = [term for term in question.subjects if not is_review(term.shown)]
-    fitting = [
-        member
-        for member in members
-        if member.id != GENERAL_PURPOSE and any(term.matches(member.text) for term in terms)
-    ]
+    fitting = [member for member in members if member in named or _fits(member, question)]
     if fitting:
         return [_assign(member, member.description, text) for member in fitting[:MOST_MEMBERS]]
     helper = next((member for member in members if member.id == GENERAL_PURPOSE), None)
@@ -86,6 +81,17 @@ def read_report(args: Mapping[str, Any], text: str) -> Report:
     if status is None:
         return Report(who, "error", text.strip())
     return Report(who, status[1], text[reply.end() :].strip() if reply else text[status.end() :].strip())
+
+
+def _fits(member: Member, question: Question) -> bool:
+    """Whether a review is for a sub-agent: by the checks it asks for, or by a word of its description."""
+    if member.id == GENERAL_PURPOSE:
+        return False
+    if set(named_checks(member.text)) & set(question.checks):
+        return True
+    if question.checks and not question.is_whole_review:
+        return False
+    return any(term.matches(member.text) for term in question.subjects if not is_review(term.shown))
 
 
 def _assign(member: Member, part: str, question: str) -> Assignment:

@@ -156,8 +156,8 @@ class Findings:
         if not question.files and question.glob is None:
             return every
         named = {nearest(name, every) for name in question.files}
-        glob = question.glob or ""
-        return [path for path in every if path in named or fnmatch(path, glob) or fnmatch(path, f"*/{glob}")]
+        globs = [] if question.glob is None else [question.glob, *[f"*/{question.glob}"] * ("/" not in question.glob)]
+        return [path for path in every if path in named or any(fnmatch(path, glob) for glob in globs)]
 
     @cached_property
     def checked(self) -> dict[str, Result]:

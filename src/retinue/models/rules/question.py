@@ -77,6 +77,11 @@ class Question(NamedTuple):
     subjects: Sequence[Term] = ()
     """What it is about, also where these are not words to look for."""
 
+    @property
+    def is_whole_review(self) -> bool:
+        """Whether documents are to be checked for whatever there may be."""
+        return len(self.checks) == len(_CHECKED)
+
 
 def is_review(text: str) -> bool:
     """Whether something is to be gone through and judged."""
@@ -105,7 +110,7 @@ def _narrowed(question: Question, part: str) -> Question:
     _, files, glob = _told_apart(part)
     if files or glob is not None:
         question = question._replace(files=files, glob=glob)
-    return _as_check(question, _named_checks(part) or question.checks or _checks(part))
+    return _as_check(question, named_checks(part) or question.checks or _checks(part))
 
 
 def _as_check(question: Question, checks: Sequence[str]) -> Question:
@@ -116,10 +121,11 @@ def _as_check(question: Question, checks: Sequence[str]) -> Question:
 
 def _checks(text: str) -> Sequence[str]:
     """The checks of documents that a text asks for; all where it names documents only."""
-    return _named_checks(text) or (list(_CHECKED) if _DOCUMENTS.search(text) else [])
+    return named_checks(text) or (list(_CHECKED) if _DOCUMENTS.search(text) else [])
 
 
-def _named_checks(text: str) -> Sequence[str]:
+def named_checks(text: str) -> Sequence[str]:
+    """The checks a text has words for."""
     return [check for check, pattern in _CHECKED.items() if pattern.search(text)]
 
 
