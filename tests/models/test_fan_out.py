@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from retinue import HarnessAgent, Limits, Message, RunResult, Runtime, SubagentDeclaration, ToolDescriptor
-from retinue.core.model import ModelRequest
+from retinue import HarnessAgent, Limits, Message, RunResult, Runtime, SubagentDeclaration, ToolCall, ToolDescriptor
+from retinue.core.model import CallChunk, ModelRequest, TextChunk
+from retinue.models.offline import make_model
 from retinue.models.rules.delegation import Member, assignments, members_of, read_report
 from retinue.models.rules.question import read_question
 from retinue.models.rules.turns import decide
+from retinue.subagents.prompt import subagent_section
+
+from .test_offline import RESULTS, TOOLS, answered, stream
 
 CREW = [
     SubagentDeclaration("stores", "Looks up in stores.md what there is.", mode="shared", inline="Count."),
@@ -107,6 +113,7 @@ def test_without_a_fitting_one_each_file_is_a_general_purpose_ones(folder: Path)
         "Where is the paraffin?",
         "What do the stores have?",
         "Who keeps the log-book and the stores?",
+        "Have the stores been counted?",
         "list the files",
         "hello",
         "Check the barrels",
@@ -118,6 +125,27 @@ def test_other_questions_are_worked_on_by_itself(folder: Path, question: str) ->
     assert spawned(result) == []
     if not question.startswith(("Check", "review")):
         assert spawned(ask(folder, question)[0]) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lead=st.sampled_from(["Ask stores and log-book: ", "review the docs ", "check stores.md and log.md", ""]),
+    question=st.text(max_size=60),
+    results=st.lists(RESULTS, min_size=1, max_size=8),
+)
+def test_every_question_ends_with_sub_agents_too(lead: str, question: str, results: list[str]) -> None:
+    system = Message.system(subagent_section([Member(one.name, one.description) for one in CREW]))
+    spawn = ToolDescriptor("agent_spawn", "agent_spawn", "spawn")
+    messages: list[Message] = [system, Message.user(lead + question)]
+    replies = iter(results * 30)
+    for _ in range(6):
+        chunks = stream(make_model("rules"), ModelRequest(messages=tuple(messages), tools=(*TOOLS, spawn)))
+        calls = [chunk for chunk in chunks if isinstance(chunk, CallChunk)]
+        if not calls:
+            assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)).strip()
+            return
+        messages += answered(calls, replies, len(messages))
+    raise AssertionError(f"no answer after 6 turns: {messages}")
 
 
 def test_the_next_question_is_on_its_own(folder: Path) -> None:
@@ -189,6 +217,4 @@ def test_reports_are_read(text: str, status: str, report: str) -> None:
 
 
 def _call(name: str, args: dict[str, Any]) -> Any:
-    from retinue import ToolCall
-
     return ToolCall("c1", name, args)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ..subagents.harness import HarnessAgent
 
 _WHERE = "Sub-agents are declared in DIR/subagents/*.md and DIR/.claude/agents/*.md; docs/harness.md says how."
-_COLUMNS = ("id", "source", "workspace", "model", "steps", "tools", "description")
+_COLUMNS = ("id", "source", "workspace", "model", "steps")
+_WIDTH = 100
+"""Where text is wrapped that is not for a terminal."""
 
 
 def add_to(commands: Any) -> None:
@@ -46,7 +48,7 @@ def execute_list(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(rows)
     else:
-        _print_table([_COLUMNS, *[[str(row[column]) for column in _COLUMNS] for row in map(_shown, rows)]])
+        _print_table(rows)
     if not _has_declarations(catalog):
         complain(f"{args.folder!r} declares no sub-agents: write one as subagents/<id>.md")
     elif problems := problems_of(catalog):
@@ -107,31 +109,28 @@ def _described(entry: Entry, agent: Agent, harness: HarnessAgent) -> dict[str, A
     }
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """The same as the cells of a table."""
+def _cells(row: dict[str, Any]) -> list[str]:
     defined = f" ({row['definition']})" if row["definition"] else ""
-    tools = "all" if row["has_all_tools"] else ", ".join(row["tools"]) or "none"
-    return {
-        **row,
-        "workspace": f"{row['mode']}{defined}",
-        "model": row["model"] or "parent's",
-        "steps": row["max_steps"],
-        "tools": tools,
-    }
+    return [row["id"], row["source"], f"{row['mode']}{defined}", row["model"] or "parent's", str(row["max_steps"])]
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they must be; on a terminal a row is one line of it."""
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """A line for each in columns, with what it is for and what it can use below."""
     import shutil
+    from textwrap import fill
 
-    from .text import one_line
+    from .text import clean, one_line
 
-    cells = [[one_line(cell, 1_000) for cell in row] for row in rows]
+    cells = [[one_line(cell, 200) for cell in line] for line in (_COLUMNS, *map(_cells, rows))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        print(line if most is None or len(line) <= most else f"{line[: most - 1]}…")
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    print(lines[0])
+    for line, row in zip(lines[1:], rows, strict=True):
+        print(line)
+        tools = "all" if row["has_all_tools"] else ", ".join(row["tools"]) or "none"
+        for text in (row["description"], f"Tools: {tools}"):
+            print(fill(" ".join(clean(text).split()), max(width, 20), initial_indent="    ", subsequent_indent="    "))
 
 
 def _print_json(value: Any) -> None:

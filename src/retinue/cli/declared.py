@@ -81,9 +81,12 @@ def example_of(harness: HarnessAgent, entry: Entry) -> Agent:
     return harness.child(entry.declaration, "", harness.files, tells_agents_file=False)
 
 
-def read_declarations(folder: str) -> tuple[list[SubagentDeclaration], list[Problem]]:
-    """The sub-agents in `subagents/` of another folder than the workspace."""
+def read_declarations(folder: str, workspace: str) -> tuple[list[SubagentDeclaration], list[Problem]]:
+    """The sub-agents in `subagents/` of another folder than the workspace, which brings its own."""
+    check_workspace(workspace)
     check_workspace(folder, "with --subagents")
+    if os.path.samefile(folder, workspace):
+        return [], []
     files = DeclarationFolder(LocalFilesystem(folder), "subagents", read_markdown)
     files.refresh()
     problems = [msgspec.structs.replace(problem, where=in_folder(folder, problem.where)) for problem in files.problems]

@@ -53,7 +53,7 @@ def execute(args: argparse.Namespace) -> int:
     if not args.question.strip():
         raise ConfigurationError('the question is empty: ask something, as in retinue run "Where is the key kept?"')
     model = choose_model(args.model)
-    others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents)
+    others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, args.workspace)
     harness = make_assistant(args.workspace, model, args.max_steps, shell=args.shell, subagents=others)
     if is_default_model(args.model):
         complain(

@@ -16,7 +16,7 @@ MOST_MEMBERS = 8
 
 _SECTION = re.compile(r"^Available agent ids:\n((?:- `[^`\n]+`:.*(?:\n|$))+)", re.M)
 _MEMBER = re.compile(r"- `([^`]+)`: ?(.*)")
-_ASKING = re.compile(r"^\W*(?:please\s+)?(?:ask|delegate(?:\s+\w+)?\s+to|have|let|spawn|use)\b", re.I)
+_ASKING = re.compile(r"^\W*(?:please\s+)?(?:ask|delegate(?:\s+\w+)?\s+to|let|spawn|use)\b", re.I)
 _STATUS = re.compile(r"^status: (.+)$", re.M)
 _ONLY = re.compile(r"Your part: only (.+)")
 _REPLY = re.compile(r"^reply(?: so far)?:\n", re.M)
