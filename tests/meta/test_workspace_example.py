@@ -40,7 +40,7 @@ def test_the_commands_of_the_readme_of_the_project() -> None:
     listing, review, question = typed(ROOT / "README.md")
     assert "subagents/links.md" in listing
     assert "named 5 places" in review
-    assert "src/retinue/loop/" in question
+    assert len(places(question)) >= 2
 
 
 def test_the_commands_of_its_readme() -> None:
