@@ -73,8 +73,21 @@ class Stubborn:
                 continue
 
 
-MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn)}
+class Shell:
+    """Runs one command."""
+
+    name = "test:shell"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        if not any(message.role == "tool" for message in request.messages):
+            yield CallChunk(0, None, "shell", '{"command": "echo hello from here"}')
+        else:
+            yield TextChunk("Done.")
+        yield TurnEnd()
 
 
-def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn:
+MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn, Shell)}
+
+
+def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn | Shell:
     return MODELS[name]()

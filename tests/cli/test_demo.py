@@ -14,7 +14,9 @@ from retinue.cli import demo
 
 from .conftest import Cli
 
-FILES = sorted((Path(demo.__file__).parent / "demo_files").glob("*.md"))
+FOLDER = Path(demo.__file__).parent / "demo_files"
+FILES = sorted(FOLDER.glob("*.md"))
+SUBAGENTS = ["crew", "stores", "tides"]
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +43,31 @@ def test_it_shows_parallel_calls_a_failure_and_the_recovery(cli: Cli) -> None:
     assert "log-may.md:12: - 9 May. Receipt R-0417 for the diesel was signed for by Odile Marsh" in out
 
 
+def test_it_fans_out_to_its_declared_sub_agents_and_shows_each(cli: Cli) -> None:
+    fan_out = cli("demo").out.split("assistant: Ask stores, crew and tides:")[1]
+    for name in SUBAGENTS:
+        assert f"      {name}: Your part: Looks up in " in fan_out
+        assert re.search(rf"^ {{10}}{name}: ok +read_file\(", fan_out, re.M)
+        assert re.search(rf"^ {{8}}{name} completed: \d steps, ", fan_out, re.M)
+        assert re.search(rf"^    ok     agent_spawn\(agent_id=\"{name}\".* In \w+\.md, \d+ lines", fan_out, re.M)
+    last_start = max(fan_out.index(f"step 1 of {name}") for name in SUBAGENTS)
+    assert last_start < min(fan_out.index(f"{name} completed") for name in SUBAGENTS)
+    answer = fan_out.split("3 of 3 sub-agents reported")[1]
+    assert "## stores" in answer
+    assert "- inventory.md:22: - HN-6203 bearing, lower: 2 pieces" in answer
+    assert "- people.md:11: He is trained for the lens motor too" in answer
+    assert "- tides.md:23: On 22 May a boat can land between about 08:15 and 10:15" in answer
+
+
+def test_its_sub_agents_are_declared_without_a_fault(cli: Cli) -> None:
+    assert cli("agents", "validate", str(FOLDER)).out == "3 declared sub-agents can be used, no problems\n"
+
+
 def test_it_ends_with_a_summary_and_what_to_type_next(cli: Cli, tmp_path: Path) -> None:
     *_, done, after = cli("demo").out.splitlines()
-    assert re.match(
-        r"Done: 3 questions, \d+ steps, \d+ tool calls \(1 failed\), \d files read, (\d+ ms|\d+\.\d s) of work\.", done
-    )
+    took = r"(\d+ ms|\d+\.\d s)"
+    counted = r"Done: 4 questions, 3 sub-agents, \d+ steps, \d+ tool calls \(1 failed\), \d files read, "
+    assert re.fullmatch(rf"{counted}{took} of work\.", done)
     assert after == 'Next: retinue run "list the files" --workspace ., or the example in the README.'
 
 
@@ -53,14 +75,18 @@ def test_keep_leaves_the_folder_and_names_it(cli: Cli, tmp_path: Path) -> None:
     out = cli("demo", "--keep").out
     (kept,) = tmp_path.iterdir()
     assert str(kept) in out.splitlines()[-1]
-    assert sorted(path.name for path in kept.iterdir()) == [path.name for path in FILES]
+    files = {path.relative_to(kept).as_posix(): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in FOLDER.rglob("*.md")}
+    assert f"subagents/{SUBAGENTS[0]}.md" in files
 
 
 def test_json_is_events_only(cli: Cli) -> None:
     code, out, err = cli("demo", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert [event["kind"] for event in events].count("run_finished") == 3
+    finished = [event for event in events if event["kind"] == "run_finished"]
+    assert [bool(event["ns"]) for event in finished].count(False) == 4
+    assert sorted(event["agent"] for event in finished if event["ns"]) == SUBAGENTS
     assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "run_finished")
     assert "rules, not a language model" in err
 

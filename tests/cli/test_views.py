@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
+
 from retinue import Event, Message, RunStatus, ToolCallStatus, ToolResult
-from retinue.cli.text import arguments, clean, duration, headline, one_line
+from retinue.cli.text import arguments, clean, duration, headline, one_line, reply_of
 from retinue.cli.tree import RunTree
 from retinue.cli.view import JsonView, PlainView
 from retinue.core.events import (
@@ -173,6 +175,50 @@ def test_lines_are_shortened() -> None:
     assert headline("\n 1\t\n 2\ttext\n") == "2 text (+1 line)"
     assert arguments({"path": "a\x1b", "limit": 3, "deep": {"k": ["v"]}}) == "path=\"a␛\", limit=3, deep={'k': ['v']}"
     assert len(arguments({"a": "x" * 500, "b": "y" * 500})) <= 72
+
+
+def test_of_a_sub_agents_answer_its_reply_is_shown() -> None:
+    spawned = "agent_key: agent:a:1\nagent_id: a\nsession_id: sub-1\n"
+    assert reply_of(f"{spawned}status: ok\nreply:\nAll is well.\nIndeed.") == "All is well.\nIndeed."
+    assert reply_of(f"{spawned}status: error\nerror: it broke") == "status: error\nerror: it broke"
+    assert reply_of(f"{spawned}status: accepted") == "status: accepted"
+    assert reply_of("a.md:1: agent_key: x") == "a.md:1: agent_key: x"
+
+
+def test_a_run_that_is_shown_late_does_not_look_slow() -> None:
+    from rich.console import Console
+
+    from retinue.cli.live import LiveView
+
+    with LiveView(io.StringIO()) as view:
+        for one in [*begin(BOSS, "Find out."), *call(BOSS, "c1", "task")]:
+            view.show(one)  # events of long ago
+        console = Console(width=60, height=10, file=io.StringIO())
+        drawn = [str(line) for line in view.__rich_console__(console, console.options)]
+    assert any("task(" in line and " s  " not in line and " min " not in line for line in drawn)
+
+
+def test_where_many_children_work_each_is_shown_in_the_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from retinue.cli.live import LiveView
+
+    children: list[Namespace] = [(f"tools:k{number}",) for number in range(6)]
+    with LiveView(io.StringIO()) as view:
+        for one in begin(BOSS, "Find out."):
+            view.show(one)
+        for number, ns in enumerate(children):
+            monkeypatch.setitem(AGENTS, ns, f"child-{number}")
+            calls = [call(ns, f"d{n}", "grep_files", pattern="x") for n in range(6)]
+            for one in [*call(BOSS, f"k{number}", "task"), *begin(ns, "look"), *[e for made in calls for e in made]]:
+                view.show(one)
+        for height, most in ((80, 4), (40, 2), (34, 1), (17, 0)):
+            console = Console(width=60, height=height, file=io.StringIO())
+            drawn = [str(line) for line in view.__rich_console__(console, console.options)]
+            assert len(drawn) <= height - 2
+            assert sum("grep_files(" in line for line in drawn) == most * len(children)
+            for ns in children:
+                assert any(AGENTS[ns] in line for line in drawn), (height, AGENTS[ns])
 
 
 def test_durations() -> None:

@@ -15,7 +15,7 @@ from ..core.errors import ConfigurationError, RetinueError
 from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
 from .text import clean, complain, is_unicode
 
-COMMANDS = ("run", "demo", "tasks")
+COMMANDS = ("run", "agents", "tasks", "demo")
 
 
 def main(argv: list[str] | None = None) -> int:

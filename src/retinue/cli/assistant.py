@@ -1,20 +1,23 @@
-"""The agent of the command line: a model, the file tools, and what the workspace says about itself."""
+"""The agent of the command line: a harness on a folder, with what the folder says about itself and declares."""
 
 from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Iterable
 
-from ..core.agents import Agent
 from ..core.errors import ConfigurationError, FilesystemError
 from ..core.model import Model
 from ..models.registry import resolve_model
-from ..workspace import LocalFilesystem, file_tools
+from ..subagents.declarations import SubagentDeclaration
+from ..subagents.harness import HarnessAgent
+from ..workspace import AGENTS_FILE, LocalFilesystem
 from .text import count
 
+NAME = "assistant"
 DEFAULT_MODEL = "offline:rules"
 MODEL_VARIABLE = "RETINUE_MODEL"
-AGENTS_FILE = "AGENTS.md"
+MOST_STEPS = 16
 MOST_BYTES = 32_000
 """What is taken of AGENTS.md, which goes to the model with every request."""
 
@@ -25,16 +28,29 @@ _INSTRUCTIONS = (
 )
 
 
-def make_assistant(workspace: str, model: Model, max_steps: int | None = None) -> Agent:
+def make_assistant(
+    workspace: str,
+    model: Model,
+    max_steps: int | None = None,
+    *,
+    shell: bool = False,
+    subagents: Iterable[SubagentDeclaration] = (),
+) -> HarnessAgent:
     """The agent "assistant" on a folder; raises ConfigurationError where it cannot work there."""
     check_workspace(workspace)
     filesystem = LocalFilesystem(workspace)
     own = _read_agents_file(filesystem)
-    instructions = f"{_INSTRUCTIONS}\n\n# {AGENTS_FILE} of the workspace\n\n{own}" if own else _INSTRUCTIONS
-    tools = file_tools(filesystem)
-    if max_steps is None:
-        return Agent("assistant", model, instructions, tools)
-    return Agent("assistant", model, instructions, tools, max_steps=max_steps)
+    return HarnessAgent(
+        NAME,
+        model,
+        f"{_INSTRUCTIONS}\n\n# {AGENTS_FILE} of the workspace\n\n{own}" if own else _INSTRUCTIONS,
+        max_steps=max_steps or MOST_STEPS,
+        workspace=workspace,
+        filesystem=filesystem,
+        subagents=subagents,
+        disable_shell=not shell,
+        tells_agents_file=False,
+    )
 
 
 def choose_model(given: str | None) -> Model:
@@ -50,16 +66,16 @@ def is_default_model(given: str | None) -> bool:
     return given is None and not os.environ.get(MODEL_VARIABLE)
 
 
-def check_workspace(path: str) -> None:
+def check_workspace(path: str, how: str = "with --workspace") -> None:
     try:
         os.scandir(path).close()
     except FileNotFoundError:
-        raise ConfigurationError(f"there is no folder {path!r}: create it, or give another with --workspace") from None
+        raise ConfigurationError(f"there is no folder {path!r}: create it, or give another {how}") from None
     except NotADirectoryError:
-        raise ConfigurationError(f"{path!r} is a file: give the folder it is in with --workspace") from None
+        raise ConfigurationError(f"{path!r} is a file: give the folder it is in {how}") from None
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        raise ConfigurationError(f"cannot work in {path!r}: {reason}: give another folder with --workspace") from exc
+        raise ConfigurationError(f"cannot work in {path!r}: {reason}: give another folder {how}") from exc
 
 
 def _read_agents_file(filesystem: LocalFilesystem) -> str:

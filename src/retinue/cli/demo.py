@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
     from pathlib import Path
 
     from ..core.events import Event
@@ -18,6 +19,7 @@ QUESTIONS = (
     "Which part makes the lens motor squeal, and where is the spare?",
     "What does fuel-log.md say about the May delivery?",
     "Who signed for it?",
+    "Ask stores, crew and tides: can the bearing of the lens motor be changed on 22 May?",
 )
 _PACE = {
     "run_started": 0.5,
@@ -33,7 +35,8 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="see it work, without network or key",
-        description="Three questions on one conversation about a small folder. The model is the built-in "
+        description="Four questions on one conversation about a small folder, the last with three sub-agents that the "
+        "folder declares in Markdown. The model is the built-in "
         "offline:rules: rules, not a language model. Nothing is sent anywhere.",
     )
     parser.add_argument("--json", action="store_true", help="print one event a line, as JSON")
@@ -94,13 +97,22 @@ async def _demonstrate(folder: Path, args: argparse.Namespace, interrupt: Interr
 def _copy_files(folder: Path) -> None:
     from importlib.resources import files
 
-    for source in files(__name__.rpartition(".")[0]).joinpath("demo_files").iterdir():
-        if source.name.endswith(".md"):
-            folder.joinpath(source.name).write_bytes(source.read_bytes())
+    _copy_below(files(__name__.rpartition(".")[0]).joinpath("demo_files"), folder)
+
+
+def _copy_below(source: Traversable, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for item in source.iterdir():
+        if item.is_dir():
+            _copy_below(item, folder / item.name)
+        elif item.name.endswith(".md"):
+            folder.joinpath(item.name).write_bytes(item.read_bytes())
 
 
 def _pace(event: Event) -> float:
-    return _PACE.get(event.kind, 0.0)
+    """Children work side by side, so each of their events is a smaller part of what happens."""
+    seconds = _PACE.get(event.kind, 0.0)
+    return seconds if not event.ns else 0.0 if event.kind == "text_delta" else seconds / 2
 
 
 def _closing(trees: list[RunTree], folder: Path, kept: bool) -> str:
@@ -108,13 +120,15 @@ def _closing(trees: list[RunTree], folder: Path, kept: bool) -> str:
     from ..core.lifecycle import ToolCallStatus
     from .text import count, duration
 
-    runs = [tree.root for tree in trees if tree.root is not None]
-    calls = [call for run in runs for call in run.calls()]
+    roots = [tree.root for tree in trees if tree.root is not None]
+    runs = [run for tree in trees for run in tree.runs.values()]
+    calls = [call for root in roots for call in root.calls()]
     failed = sum(call.status is ToolCallStatus.FAILED for call in calls)
     read = {call.path for call in calls if call.tool == "read_file" and call.status is ToolCallStatus.SUCCEEDED}
-    took = sum((run.ended or run.started) - run.started for run in runs)
+    took = sum((root.ended or root.started) - root.started for root in roots)
     steps = sum(len(run.steps) for run in runs)
-    done = f"{count(len(runs), 'question')}, {count(steps, 'step')}, {count(len(calls), 'tool call')} ({failed} failed)"
+    asked = f"{count(len(roots), 'question')}, {count(len(runs) - len(roots), 'sub-agent')}"
+    done = f"{asked}, {count(steps, 'step')}, {count(len(calls), 'tool call')} ({failed} failed)"
     ask, where = ("When can a boat land on 22 May?", folder) if kept else ("list the files", ".")
     return (
         f"Done: {done}, {count(len(read), 'file')} read, {duration(took)} of work.\n"

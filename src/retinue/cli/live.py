@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -29,8 +29,8 @@ _MARKS = {
 }
 _STATUS_STYLE = {RunStatus.COMPLETED: "green", RunStatus.FAILED: "red"}
 _GUTTER = "│  "
-_CHILD_CALLS = 4
-"""How many calls of a running child are shown."""
+_CHILD_CALLS = (4, 2, 1, 0)
+"""How many calls of a running child are shown, the more children there are the fewer; with none it is one line."""
 _LONG = 3.0
 """Seconds after which a running call shows how long it has taken."""
 
@@ -49,6 +49,8 @@ class LiveView:
         self._ended: StepNode | None = None
         """The step that is printed whole."""
         self._in_text = False
+        self._behind = 0.0
+        """Seconds between an event and its being shown: a run that is watched at leisure is not slow."""
 
     def __enter__(self) -> LiveView:
         return self
@@ -60,6 +62,7 @@ class LiveView:
         if type(event) is RunStarted and not event.ns:
             self._begin()
         self._tree.take(event)
+        self._behind = time.time() - event.at
         if event.ns:
             return
         run = self._tree.run_of(event)
@@ -85,20 +88,24 @@ class LiveView:
             live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = list(self._in_progress(console))
         room = max(3, options.size.height - 2)
+        lines: list[Text] = []
+        for child_calls in _CHILD_CALLS:
+            lines = list(self._in_progress(console, _Drawing(self._now(), child_calls)))
+            if len(lines) <= room:
+                break
         if len(lines) > room:
             lines = [*lines[:1], _row(f"{_GUTTER}… {len(lines) - room + 2} lines above"), *lines[2 - room :]]
         yield from lines
 
-    def _in_progress(self, console: Console) -> Iterator[Text]:
+    def _in_progress(self, console: Console, drawing: _Drawing) -> Iterator[Text]:
         run = self._tree.root
         if run is None or not run.steps or run.step is self._ended:
             return
         if self._in_text:
             yield from Text(self._line).wrap(console, console.width)
         if run.step.calls or not self._in_text:
-            yield from _step_lines(run.step, heading=run.step is not self._told)
+            yield from _step_lines(run.step, drawing, heading=run.step is not self._told)
         if not run.step.calls and not self._in_text:
             yield _row(f"{_GUTTER}{_spinner()}", "cyan")
 
@@ -140,7 +147,7 @@ class LiveView:
     def _end_step(self, run: RunNode) -> None:
         self._end_text()
         self._tell_heading(run.step)
-        for line in _step_lines(run.step, heading=False):
+        for line in _step_lines(run.step, _Drawing(self._now()), heading=False):
             self._print(line)
         self._ended = run.step
 
@@ -150,11 +157,24 @@ class LiveView:
             self._print(Text(f"  {one_line(note, 300)}", style="yellow"))
         self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
 
+    def _now(self) -> float:
+        """What time it is in the run."""
+        return time.time() - self._behind
+
     def _print(self, line: Text) -> None:
         self._console.print(line, no_wrap=line.no_wrap, overflow=line.overflow)
 
 
-def _step_lines(step: StepNode, *, heading: bool, gutter: str = "", most: int | None = None) -> Iterator[Text]:
+class _Drawing(NamedTuple):
+    """What time it is in the run, and how much of each child is shown."""
+
+    now: float
+    child_calls: int = _CHILD_CALLS[0]
+
+
+def _step_lines(
+    step: StepNode, drawing: _Drawing, *, heading: bool, gutter: str = "", most: int | None = None
+) -> Iterator[Text]:
     """A step with its calls and their children; only the last calls where there are more than `most`."""
     if heading:
         yield from _heading(step, gutter)
@@ -163,19 +183,24 @@ def _step_lines(step: StepNode, *, heading: bool, gutter: str = "", most: int | 
         yield _row(f"{gutter}{_GUTTER}… {count(len(calls) - most, 'call')} before", "dim")
         calls = calls[-most:]
     for call in calls:
-        yield _call_line(call, gutter + _GUTTER)
+        yield _call_line(call, drawing.now, gutter + _GUTTER)
         for child in call.children:
-            yield from _child_lines(child, gutter + 2 * _GUTTER)
+            yield from _child_lines(child, drawing, gutter + 2 * _GUTTER)
 
 
-def _child_lines(run: RunNode, gutter: str) -> Iterator[Text]:
+def _child_lines(run: RunNode, drawing: _Drawing, gutter: str) -> Iterator[Text]:
     """A child: where it is while it runs, how it went when it has ended."""
     if run.ended is not None:
         yield _row(f"{gutter}{one_line(run.label)}  {summary(run)}", "dim")
         return
+    if not drawing.child_calls:
+        yield _row(
+            f"{gutter}{one_line(run.label)}  step {run.step.number}, {count(len(run.step.calls), 'call')}", "bold"
+        )
+        return
     yield _row(f"{gutter}{one_line(run.label)}", "bold")
     for step in run.steps[-1:]:
-        yield from _step_lines(step, heading=True, gutter=gutter, most=_CHILD_CALLS)
+        yield from _step_lines(step, drawing, heading=True, gutter=gutter, most=drawing.child_calls)
     if run.tail:
         yield _row(f"{gutter}{_GUTTER}{one_line(run.tail[-100:])}", "dim")
 
@@ -186,9 +211,9 @@ def _heading(step: StepNode, gutter: str = "") -> Iterator[Text]:
         yield _row(f"{gutter}{_GUTTER}{one_line(step.thought, 300)}", "dim italic")
 
 
-def _call_line(call: CallNode, gutter: str) -> Text:
+def _call_line(call: CallNode, now: float, gutter: str) -> Text:
     mark, style = _MARKS.get(call.status, (_spinner(), "cyan"))
-    seconds = (call.ended or time.time()) - call.started
+    seconds = (call.ended or now) - call.started
     took = duration(seconds) if call.ended is not None or seconds > _LONG else ""
     result = call.result or one_line(call.output[-100:])
     return Text.assemble(

@@ -6,11 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.agents import Agent
+    from ..core.model import Model
+    from ..subagents.declarations import Problem
+    from ..subagents.harness import HarnessAgent
     from .interrupt import Interrupt
 
 _ABOUT = """\
 Ask one question about the files of a folder and watch it being worked on.
+
+The sub-agents that the folder declares in subagents/*.md and .claude/agents/*.md can be given work;
+see them with retinue agents list.
 
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds."""
@@ -25,6 +30,9 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("question", help="what to ask, in quotes")
     parser.add_argument("--workspace", metavar="DIR", default=".", help="the folder to work in (default: this one)")
+    parser.add_argument("--agent", metavar="NAME", help="run this sub-agent of the folder itself, without its parent")
+    parser.add_argument("--subagents", metavar="DIR", help="use the sub-agents in DIR/subagents as well")
+    parser.add_argument("--shell", action="store_true", help="let the agents run any command, as you could yourself")
     parser.add_argument("--model", metavar="M", help="provider:model (default: $RETINUE_MODEL, else offline:rules)")
     parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one)")
     parser.add_argument("--max-steps", metavar="N", type=_positive, help="model calls before the run is given up")
@@ -38,24 +46,39 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..core.errors import ConfigurationError
     from .assistant import DEFAULT_MODEL, MODEL_VARIABLE, choose_model, is_default_model, make_assistant
+    from .declared import read_declarations
     from .interrupt import Interrupt
     from .text import complain
 
     if not args.question.strip():
         raise ConfigurationError('the question is empty: ask something, as in retinue run "Where is the key kept?"')
-    agent = make_assistant(args.workspace, choose_model(args.model), args.max_steps)
+    model = choose_model(args.model)
+    others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, args.workspace)
+    harness = make_assistant(args.workspace, model, args.max_steps, shell=args.shell, subagents=others)
     if is_default_model(args.model):
         complain(
             f"{DEFAULT_MODEL} answers: rules, not a language model; "
             f"choose one with --model provider:model or ${MODEL_VARIABLE}"
         )
+    _tell_problems(harness, args, problems)
     with Interrupt() as interrupt:
-        return asyncio.run(_run(agent, args, interrupt))
+        return asyncio.run(_run(harness, model, args, interrupt))
 
 
-async def _run(agent: Agent, args: argparse.Namespace, interrupt: Interrupt) -> int:
+def _tell_problems(harness: HarnessAgent, args: argparse.Namespace, others: list[Problem]) -> None:
+    """Say which declared sub-agents are not there; what is only a warning is told by `retinue agents validate`."""
+    from .declared import looked_at
+    from .text import complain, count
+
+    for problems, folder in ((looked_at(harness).problems, args.workspace), (others, args.subagents)):
+        if errors := sum(not problem.is_warning for problem in problems):
+            complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {folder}")
+
+
+async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..core.lifecycle import RunStatus
     from ..runtime import Runtime
+    from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED, INTERRUPTED
     from .interrupt import watch
     from .text import complain
@@ -63,9 +86,12 @@ async def _run(agent: Agent, args: argparse.Namespace, interrupt: Interrupt) -> 
 
     # What a shell passes may not be text: bytes that are none come as halves of surrogate pairs.
     question = args.question.encode("utf-8", "replace").decode()
+    chosen = Declared(harness, None) if args.agent is None else await make_declared(harness, args.agent, args.max_steps)
+    agent = chosen.agent
+    own_model = model if args.model is not None or agent.model is None else None
     with make_view(as_json=args.json) as view:
         async with Runtime([agent]) as runtime:
-            run = runtime.stream(agent, question, thread_id=args.thread)
+            run = runtime.stream(agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
             result = await watch(run, view, interrupt)
     if result.status is RunStatus.COMPLETED:
         return COMPLETED

@@ -51,6 +51,14 @@ def headline(text: str, width: int = 100) -> str:
     return one_line(first, width) + more
 
 
+def reply_of(text: str) -> str:
+    """What a sub-agent answered, without the lines on which sub-agent it was; other text as it is."""
+    if not text.startswith("agent_key: "):
+        return text
+    _, replied, reply = text.partition("\nreply:\n")
+    return reply if replied else text[text.find("\nstatus: ") + 1 :]
+
+
 def duration(seconds: float) -> str:
     if seconds < 1:
         return f"{max(seconds, 0) * 1000:.0f} ms"

@@ -22,7 +22,7 @@ from ..core.events import (
 )
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.runs import Usage
-from .text import arguments, count, duration, headline
+from .text import arguments, count, duration, headline, reply_of
 
 _KEPT_CHARS = 400
 """How much of the running output of a call or a child is kept to show."""
@@ -132,7 +132,7 @@ class RunTree:
                 call.args, call.status, call.started = arguments(event.args), ToolCallStatus.RUNNING, event.at
                 call.path = path if isinstance(path := event.args.get("path"), str) else None
             case ToolCallFinished():
-                call.status, call.ended, call.result = event.status, event.at, headline(event.message.text)
+                call.status, call.ended, call.result = event.status, event.at, headline(reply_of(event.message.text))
             case ToolCallStreamDelta():
                 call.output = (call.output + event.delta)[-_KEPT_CHARS:]
             case _:

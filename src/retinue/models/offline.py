@@ -1,7 +1,8 @@
 """offline:rules, the model that needs no network and no key. It is rules, not a language model.
 
-It takes the telling words of a question, looks for them with the file tools and quotes what it finds; it understands
-nothing. It keeps nothing either: each turn is decided from the messages alone (`rules/turns.py` says how).
+It takes the telling words of a question, looks for them with the file tools and quotes what it finds; it checks links,
+commands and headings of Markdown; where it has sub-agents, those a question names or a review fits get their part of it.
+It understands nothing. It keeps nothing either: each turn is decided from the messages alone (`rules/turns.py` says how).
 """
 
 from __future__ import annotations

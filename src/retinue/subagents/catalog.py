@@ -119,6 +119,10 @@ class Catalog:
             await self.look()
         return self.entries
 
+    async def child(self, declaration: SubagentDeclaration) -> Agent:
+        """A sub-agent as it would be spawned, for a run that no call asks for."""
+        return await self._nursery.child(declaration)
+
     def _merge(self) -> None:
         """Code counts before files, files in the order of their folders; `general-purpose` gives way to any."""
         problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
@@ -180,12 +184,16 @@ class Nursery:
     def maker(self, declaration: SubagentDeclaration) -> Factory:
         async def make(ctx: ToolContext) -> Agent:
             try:
-                base = await self._base(declaration)
-                return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
+                return await self.child(declaration)
             except (FilesystemError, ConfigurationError) as exc:
                 raise ExecutionBackendError(declaration.name, str(exc)) from exc
 
         return make
+
+    async def child(self, declaration: SubagentDeclaration) -> Agent:
+        """The child of a declaration, with its instructions as they are now."""
+        base = await self._base(declaration)
+        return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
 
     def stub(self, declaration: SubagentDeclaration) -> Factory:
         stub = RemoteSubagentStub(

@@ -213,7 +213,6 @@ class HarnessAgent(Agent):
             disable_filesystem=self.disable_filesystem,
             disable_shell=self.disable_shell,
             disable_workspace_context=self.disable_workspace_context,
-            tells_agents_file=self.tells_agents_file,
             leaf=True,
         )
 

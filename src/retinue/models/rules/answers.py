@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .checks import Result
+from .delegation import Report
 from .findings import TOOLS, Done, Findings, Line
 from .question import Question, Term
 
@@ -16,9 +18,18 @@ _WHAT_IT_IS = (
 )
 _EXAMPLES = (
     'Ask me where something is written ("Where is the spare key kept?"), "how many lines mention fog", '
-    '"list the files" or "read notes.md".'
+    '"list the files", "read notes.md" or "review the docs".'
+)
+_JUDGE = "These places were found by rules, not by a language model: judge them yourself."
+_UNSEEN = "Checked by rules, not by a language model: what they cannot see may still be wrong."
+_TOGETHER = (
+    "I put these reports together as they came. I am rules, not a language model, and conclude nothing from them."
 )
 _CAVEAT = "These lines were found by rules that match words, not by a language model: judge them in their files."
+
+
+REPORT_LINES = 40
+_PLACE = re.compile(r"^- \S+:\d+: ", re.M)
 
 
 def introduction() -> str:
@@ -31,7 +42,7 @@ def without_tools() -> str:
 
 def answer(found: Findings) -> str:
     """The answer to every kind of question that takes calls, with what went wrong on the way."""
-    kinds = {"list": _listing, "read": _contents, "count": _counts}
+    kinds = {"list": _listing, "read": _contents, "count": _counts, "check": _checks}
     parts = [_misnamed(found), kinds.get(found.question.kind, _quotations)(found), _failures(found)]
     return _paragraphs(parts) or "I have nothing to show for this question."
 
@@ -44,6 +55,54 @@ def plan(question: Question) -> str:
         steps.append(f"search for {terms_shown(question.terms)}")
         steps.append("count the lines" if question.kind == "count" else "read around the best places and quote them")
     return f"Plan: {', then '.join(steps)}."
+
+
+def check_plan(question: Question) -> str:
+    return f"Plan: see which documents there are, read them, then check their {listed(question.checks)}."
+
+
+def fan_out_plan(names: Sequence[str]) -> str:
+    return f"Plan: have {listed(names)} work on it side by side, then put their reports together."
+
+
+def reports(found: Sequence[Report]) -> str:
+    """What sub-agents reported, one after another."""
+    done = [one for one in found if one.status == "ok"]
+    places = sum(len(_PLACE.findall(one.text)) for one in done)
+    head = f"{len(done) or 'None'} of {count(len(found), 'sub-agent')} reported"
+    named = f" and named {count(places, 'place')}" if places else ""
+    return _paragraphs([f"{head}{named}.", *[_report(one) for one in found], _TOGETHER])
+
+
+def _report(report: Report) -> str:
+    text = report.text.replace(_CAVEAT, "").replace(_JUDGE, "").replace(_UNSEEN, "").strip()
+    lines = text.splitlines()
+    if len(lines) > REPORT_LINES:
+        lines[REPORT_LINES:] = [f"[{count(len(lines) - REPORT_LINES, 'more line')} in its report]"]
+    ending = "" if report.status == "ok" else f" ended with {report.status}"
+    return _paragraphs([f"## {report.who}{ending}", "\n".join(lines)])
+
+
+def _checks(found: Findings) -> str:
+    if not {"glob_files", "read_file"} <= found.tools:
+        return f"To check documents I need the tools glob_files and read_file. {_WHAT_IT_IS}"
+    if not found.documents:
+        return "There is nothing to check: I see no Markdown files like that here."
+    read = {path for path, _ in found.read} & set(found.documents)
+    left = len(found.documents) - len(read)
+    unread = f" ({left:,} more not read)" if left else ""
+    parts = [_check(result, f"{count(len(read), 'document')}{unread}") for result in found.checked.values()]
+    return _paragraphs([*parts, _JUDGE if any(result.places for result in found.checked.values()) else _UNSEEN])
+
+
+def _check(result: Result, where: str) -> str:
+    checked = f"I checked {count(result.number, result.noun)} in {where}"
+    if not result.number:
+        return f"There are no {result.noun}s to check in {where}."
+    if not result.places:
+        return f"{checked} and found nothing wrong."
+    rows = [f"- {place.path}:{place.number}: {place.text}" for place in result.places]
+    return _paragraphs([f"{checked}. Worth a look:", "\n".join(rows)])
 
 
 def _listing(found: Findings) -> str:
@@ -124,7 +183,10 @@ def _misnamed(found: Findings) -> str:
 def _failures(found: Findings) -> str:
     """Calls that failed, but for misnamed files, of which the answer has told already."""
     failed = [
-        call for call in found.calls if call.failed and not (call.missed and call.args.get("path") in found.named)
+        call
+        for call in found.calls
+        if call.failed
+        and not (call.missed and (call.args.get("path") in found.named or found.question.kind == "check"))
     ]
     reasons = dict.fromkeys(f"- {call.name}: {call.text.splitlines()[0]}" for call in failed)
     return _paragraphs(["These calls failed:", "\n".join(list(reasons)[:5])]) if reasons else ""

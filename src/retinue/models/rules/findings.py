@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...core.messages import Role
 from ...core.model import ModelRequest
+from .checks import CHECKS, Document, Result, known_paths, make_document
+from .delegation import SPAWN, Assignment, Report, assignments, members_of, read_report
 from .question import Term, read_question
 
 MOST_PASSAGES = 3
@@ -62,6 +65,7 @@ class Findings:
         calls = [call for message in since for call in message.tool_calls]
         self.calls = [Done(call.name, call.args, answers.get(call.id, "cancelled")) for call in calls]
         self.tools = TOOLS & {tool.name for tool in request.tools}
+        self.assignments: list[Assignment] = assignments(self.question, members_of(request))
 
     def done(self, name: str) -> list[Done]:
         return [call for call in self.calls if call.name == name]
@@ -138,6 +142,40 @@ class Findings:
             second = [line for line in others if len(self._matched(line)) >= len(has) or self._matched(line) - has]
             chosen += sorted([first, *second[:1]])
         return chosen
+
+    @cached_property
+    def reports(self) -> list[Report]:
+        """What sub-agents gave back."""
+        return [read_report(call.args, call.text) for call in self.done(SPAWN)]
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """The Markdown files to check: those the question names or has a pattern for, else all."""
+        every = [path for path in self.files if path.lower().endswith((".md", ".markdown"))]
+        question = self.question
+        if not question.files and question.glob is None:
+            return every
+        named = {nearest(name, every) for name in question.files}
+        globs = [] if question.glob is None else [question.glob, *[f"*/{question.glob}"] * ("/" not in question.glob)]
+        return [path for path in every if path in named or any(fnmatch(path, glob) for glob in globs)]
+
+    @cached_property
+    def checked(self) -> dict[str, Result]:
+        """What the checks found; a path is missing only if reading it showed that it is."""
+        known = known_paths(self.files)
+        missing = {call.args.get("path") for call in self.done("read_file") if call.missed}
+        there = {str(call.args.get("path")) for call in self.done("read_file")} - missing
+        documents = [self._document(path) for path in self.documents]
+        return {name: CHECKS[name](documents, (known | there).__contains__) for name in self.question.checks}
+
+    @property
+    def doubts(self) -> list[str]:
+        """Paths that documents name and that are not among the files, to look at once more: listings are cut."""
+        places = [place for result in self.checked.values() for place in result.places]
+        return list(dict.fromkeys(place.target for place in places if place.target is not None))
+
+    def _document(self, path: str) -> Document:
+        return make_document(path, [(number, text) for (of, number), text in self.read.items() if of == path])
 
     def _matched(self, line: Line) -> set[Term]:
         return {term for term in self.question.terms if term.matches(line.text)}

@@ -10,7 +10,7 @@ MOST_TERMS = 6
 QUESTION_CHARS = 2_000
 """What is looked at of a question, which may have a document pasted into it."""
 
-Kind = Literal["introduce", "list", "read", "count", "find"]
+Kind = Literal["introduce", "list", "read", "count", "find", "check"]
 
 _STOP_WORDS = frozenset(
     """a about after again all also am an and any anything anywhere are as at be because been before between but by
@@ -33,6 +33,18 @@ _POINTING_BACK = re.compile(
     r"\b(it|its|that|this|they|them|their|those|these|there|then|he|she|him|her|his)\b|^\W*(and|but|also|what about)\b",
     re.I,
 )
+_REVIEW = re.compile(
+    r"^\W*(?:please\s+)?(?:(?:can|could|would)\s+you\s+)?(?:audit|check|examine|inspect|proofread|review|verify)\b"
+    r"|^\W*请?(?:检查|审查|审阅|评审)",
+    re.I,
+)
+_PART = re.compile(r"Your part: (.*?)\n\nThe question: ", re.S)
+_CHECKED = {
+    "links": re.compile(r"\blinks?\b|链接", re.I),
+    "commands": re.compile(r"\b(?:commands?|scripts?)\b|命令", re.I),
+    "headings": re.compile(r"\bheadings?\b|标题", re.I),
+}
+_DOCUMENTS = re.compile(r"\b(?:docs?|documentation|documents?|markdown|README)\b|文档", re.I)
 _QUOTED = re.compile(r"[\"“”„«「『`]([^\"“”„«»「」『』`]{2,80})[\"“”»」』`]")
 _GLOB = re.compile(r"[\w./-]*\*[\w./*-]*")
 _FILE = re.compile(r"[\w./-]*\w\.[A-Za-z][A-Za-z0-9]{0,7}\b|\b(?:README|LICENSE|CHANGELOG|Makefile|Dockerfile)\b")
@@ -60,11 +72,28 @@ class Question(NamedTuple):
     files: Sequence[str]
     glob: str | None
     folder: str
+    checks: Sequence[str] = ()
+    """What of documents is to be checked."""
+    subjects: Sequence[Term] = ()
+    """What it is about, also where these are not words to look for."""
+
+    @property
+    def is_whole_review(self) -> bool:
+        """Whether documents are to be checked for whatever there may be."""
+        return len(self.checks) == len(_CHECKED)
+
+
+def is_review(text: str) -> bool:
+    """Whether something is to be gone through and judged."""
+    return _REVIEW.match(text) is not None
 
 
 def read_question(text: str, earlier: Sequence[str] = ()) -> Question:
     """What is asked for; one that points back ("and who signed it?") takes over the words of those before."""
     text = text[:QUESTION_CHARS]
+    part = _PART.match(text)
+    if part is not None:
+        return _narrowed(read_question(text[part.end() :], earlier), part[1])
     listed = _LIST_OF.match(text)
     folder = listed[1] if listed and listed[1].lower() not in _STOP_WORDS else ""
     rest = _READING.sub(" ", text)
@@ -72,7 +101,32 @@ def read_question(text: str, earlier: Sequence[str] = ()) -> Question:
     if earlier and len(terms) <= 2 and not files and glob is None and _POINTING_BACK.search(text):
         before = read_question(earlier[-1], earlier[:-1]).terms
         terms = [*terms, *(term for term in before if term not in terms)][:MOST_TERMS]
-    return Question(text, _kind_of(text, terms, files, glob), terms, files, glob, folder)
+    made = Question(text, _kind_of(text, terms, files, glob), terms, files, glob, folder, (), terms)
+    return _as_check(made, _checks(text))
+
+
+def _narrowed(question: Question, part: str) -> Question:
+    """The part of a question that is one sub-agent's."""
+    _, files, glob = _told_apart(part)
+    if files or glob is not None:
+        question = question._replace(files=files, glob=glob)
+    return _as_check(question, named_checks(part) or question.checks or _checks(part))
+
+
+def _as_check(question: Question, checks: Sequence[str]) -> Question:
+    if not checks or not is_review(question.text):
+        return question
+    return question._replace(kind="check", checks=checks, terms=())
+
+
+def _checks(text: str) -> Sequence[str]:
+    """The checks of documents that a text asks for; all where it names documents only."""
+    return named_checks(text) or (list(_CHECKED) if _DOCUMENTS.search(text) else [])
+
+
+def named_checks(text: str) -> Sequence[str]:
+    """The checks a text has words for."""
+    return [check for check, pattern in _CHECKED.items() if pattern.search(text)]
 
 
 def _kind_of(text: str, terms: Sequence[Term], files: Sequence[str], glob: str | None) -> Kind:

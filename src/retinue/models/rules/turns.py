@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from ...core.model import ModelRequest
 from . import answers
+from .delegation import SPAWN
 from .findings import MOST_PASSAGES, Findings, Line, is_aside
 
 MOST_PLACES = 12
+MOST_DOCUMENTS = 30
+MOST_DOUBTS = 20
 READ_LINES = 200
 _EVERY_FILE = "{[!.]*,[!.]*/**/*}"
 
@@ -35,6 +38,18 @@ def decide(request: ModelRequest) -> Turn:
     return next(turn for rule in RULES if (turn := rule(found)) is not None)
 
 
+def spawn_sub_agents(found: Findings) -> Turn | None:
+    """Side by side, each with its part of the question."""
+    if found.calls or not found.assignments:
+        return None
+    calls: list[Call] = [(SPAWN, {"agent_id": who, "task": task}) for who, task in found.assignments]
+    return Turn(answers.fan_out_plan([who for who, _ in found.assignments]), calls)
+
+
+def report(found: Findings) -> Turn | None:
+    return Turn(answer=answers.reports(found.reports)) if found.reports else None
+
+
 def introduce_itself(found: Findings) -> Turn | None:
     return Turn(answer=answers.introduction()) if found.question.kind == "introduce" else None
 
@@ -52,12 +67,35 @@ def look_around(found: Findings) -> Turn | None:
     question = found.question
     if found.calls or (question.kind == "find" and not question.terms):
         return None
+    if question.kind == "check":
+        thought = answers.check_plan(question)
+        return Turn(thought, [("glob_files", {"pattern": _EVERY_FILE})]) if "glob_files" in found.tools else None
     calls: list[Call] = [("list_files", {"path": question.folder} if question.folder else {})]
     if not question.folder:
         calls.append(("glob_files", {"pattern": _anywhere(question.glob) if question.glob else _EVERY_FILE}))
     calls += [_read(name) for name in question.files[:MOST_PASSAGES]]
     calls = [call for call in calls if call[0] in found.tools]
     return Turn(answers.plan(question), calls) if calls else None
+
+
+def read_documents(found: Findings) -> Turn | None:
+    """What is to be checked, whole."""
+    if found.question.kind != "check" or "read_file" not in found.tools or found.done("read_file"):
+        return None
+    paths = found.documents[:MOST_DOCUMENTS]
+    thought = (
+        f"{answers.count(len(paths), 'document')} to check for {answers.listed(found.question.checks)}: read them."
+    )
+    return Turn(thought, [("read_file", {"path": path}) for path in paths]) if paths else None
+
+
+def look_once_more(found: Findings) -> Turn | None:
+    """What documents name and no listing shows is only missing if it cannot be read."""
+    if found.question.kind != "check" or any(call.args.get("limit") == 1 for call in found.done("read_file")):
+        return None
+    doubts = found.doubts[:MOST_DOUBTS]
+    thought = f"{answers.count(len(doubts), 'path')} not among the files: make sure."
+    return Turn(thought, [("read_file", {"path": path, "limit": 1}) for path in doubts]) if doubts else None
 
 
 def search_for_words(found: Findings) -> Turn | None:
@@ -96,10 +134,14 @@ def answer(found: Findings) -> Turn:
 
 
 RULES: tuple[Callable[[Findings], Turn | None], ...] = (
+    spawn_sub_agents,
+    report,
     introduce_itself,
     ask_for_tools,
     stop_at_limit,
     look_around,
+    read_documents,
+    look_once_more,
     search_for_words,
     read_nearest_names,
     read_best_passages,

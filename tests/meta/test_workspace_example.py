@@ -1,0 +1,76 @@
+"""The example workspace: its sub-agents find what they are for, there and in the documents of this project."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/workspace"
+MISTAKES = {
+    "docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md",
+    "docs/guide.md:4: [call first](timetable.md#groups): docs/timetable.md has no heading #groups",
+    "docs/guide.md:11: scripts/print-list: there is no such command",
+    "docs/guide.md:14: 'With a bicycle' leaves out a level: ##, then ####",
+    "docs/timetable.md:13: 'Summer' is there twice",
+}
+
+
+def retinue(*args: str) -> str:
+    command = [sys.executable, "-W", "error", "-m", "retinue", *args]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert out.returncode == 0, out.stderr
+    return out.stdout
+
+
+def places(out: str) -> list[str]:
+    return re.findall(r"^- (\S+:\d+: .*)$", out, re.M)
+
+
+def typed(document: Path) -> list[str]:
+    """What the commands of a document say, in order."""
+    shown = re.findall(r"^\.venv/bin/retinue (.*)$", document.read_text(), re.M)
+    return [retinue(*shlex.split(line)) for line in shown]
+
+
+def test_the_commands_of_the_readme_of_the_project() -> None:
+    listing, review, question = typed(ROOT / "README.md")
+    assert "subagents/links.md" in listing
+    assert "named 5 places" in review
+    assert len(places(question)) >= 2
+
+
+def test_the_commands_of_its_readme() -> None:
+    listing, review, elsewhere, alone = typed(EXAMPLE / "README.md")
+    ids = [line.split()[0] for line in listing.splitlines()[1:] if not line.startswith(" ")]
+    assert ids == ["general-purpose", "commands", "headings", "links"]
+    assert sorted(places(review)) == sorted(MISTAKES)
+    assert "3 of 3 sub-agents reported and named 5 places." in review
+    for name in ("commands", "headings", "links"):
+        assert re.search(rf"^ +{name} completed: ", review, re.M)
+    assert "3 of 3 sub-agents reported.\n" in elsewhere, "the documents of this project have mistakes"
+    assert places(alone) == ["docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md"]
+
+
+def test_every_document_of_this_project_is_in_order() -> None:
+    """As a user would ask for it; what is found in the example itself is meant to be there."""
+    out = retinue("run", "review the docs", "--subagents", "examples/workspace")
+    assert {place.removeprefix("examples/workspace/") for place in places(out)} == {
+        re.sub(r"there is no docs/", "there is no examples/workspace/docs/", place).replace(
+            ": docs/timetable.md has", ": examples/workspace/docs/timetable.md has"
+        )
+        for place in MISTAKES
+    }
+
+
+def test_its_declarations_have_no_fault() -> None:
+    assert retinue("agents", "validate", "examples/workspace") == "3 declared sub-agents can be used, no problems\n"
+
+
+def test_a_review_changes_nothing() -> None:
+    before = {path: path.read_bytes() for path in EXAMPLE.rglob("*") if path.is_file()}
+    retinue("run", "review the docs", "--workspace", "examples/workspace")
+    assert {path: path.read_bytes() for path in EXAMPLE.rglob("*") if path.is_file()} == before
