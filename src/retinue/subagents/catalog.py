@@ -109,7 +109,7 @@ class Catalog:
             changed = [folder.refresh() for folder in self._folders]
             if not any(changed) and self._is_fresh:
                 return
-            before = set(self.problems)
+            before = set(self.problems) if self._is_fresh else set[Problem]()
             self._merge()
             self._is_fresh = True
             for problem in self.problems:
