@@ -120,6 +120,10 @@ class AgentRegistry:
         assert self.backend is not None
         return self.backend.refuse_child(ctx.run.run_id)
 
+    def give_slot_back(self, ctx: ToolContext) -> None:
+        assert self.backend is not None
+        self.backend.give_slot_back(ctx.run.run_id, ctx.call_id)
+
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any
     ) -> Coroutine[Any, Any, RunResult]:

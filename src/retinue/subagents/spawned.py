@@ -83,13 +83,31 @@ def _place(label: str, ctx: ToolContext) -> tuple[str | None, str, str]:
 
 
 class Turns:
-    """One message at a time for each sub-agent; the others wait."""
+    """One message at a time for each sub-agent; the others wait. One that waits for a human takes no other message."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._held: dict[str, tuple[str | None, str]] = {}
 
     def of(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
         if lock is None:
             lock = self._locks[session_id] = asyncio.Lock()
         return lock
+
+    def hold(self, session_id: str, ctx: ToolContext, *, beyond_run: bool) -> None:
+        """Note that a sub-agent waits in the middle of this call's message; a background task waits beyond the run."""
+        self._held[session_id] = None if beyond_run else ctx.run.run_id, ctx.call_id
+
+    def let_go(self, session_id: str) -> None:
+        self._held.pop(session_id, None)
+
+    def is_held(self, session_id: str, ctx: ToolContext) -> bool:
+        """Whether it waits in the middle of another call's message. What an earlier run left waiting was given up."""
+        if session_id not in self._held:
+            return False
+        run_id, call_id = self._held[session_id]
+        return run_id in (None, ctx.run.run_id) and call_id != ctx.call_id
+
+    def forget_run(self, run_id: str) -> None:
+        self._held = {session: holder for session, holder in self._held.items() if holder[0] != run_id}

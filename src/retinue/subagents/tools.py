@@ -42,6 +42,10 @@ class AgentTools:
         functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
         return tuple([FunctionTool(function, category="subagents") for function in functions])
 
+    def forget_run(self, run_id: str) -> None:
+        self.labels.forget_run(run_id)
+        self._workers.turns.forget_run(run_id)
+
     async def agent_spawn(
         self,
         agent_id: str,
@@ -133,6 +137,8 @@ class AgentTools:
         found = self._find(agent_key, label, ctx)
         if isinstance(found, str):
             return _error(found)
+        if self._workers.turns.is_held(found.session_id, ctx):
+            return _error(f"{found.agent_key} waits for a decision: close it when it has gone on")
         if self._workers.turns.of(found.session_id).locked():
             return _error(f"{found.agent_key} is working on a message: wait for its answer first")
         if found.label is not None:
@@ -192,7 +198,7 @@ class AgentTools:
         # A call that went on after a wait has the sub-agent it began with.
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
-        told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, seconds)}", metadata=metadata)
+        told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata)
         return ToolOutput(told, {SPAWNED: spawned})
 
     async def _tell_task(
@@ -215,6 +221,12 @@ def seconds_of(given: int | None) -> int:
     return 0 if given <= 0 else min(given, MOST_SECONDS)
 
 
+def _shorter(seconds: float, entry: Entry) -> float:
+    """How long a sub-agent had: as long as its caller waits, or as its declaration says."""
+    own = None if entry.declaration is None else entry.declaration.timeout
+    return seconds if own is None else min(seconds, own)
+
+
 def known_as(spawned: Spawned, session_id: str) -> Spawned:
     """The same under the session it really has."""
     if spawned.session_id == session_id:
@@ -223,14 +235,14 @@ def known_as(spawned: Spawned, session_id: str) -> Spawned:
     return Spawned(key, spawned.agent_id, session_id, spawned.label, spawned.depth, spawned.user_id)
 
 
-def tell_outcome(outcome: RunResult, seconds: int) -> str:
+def tell_outcome(outcome: RunResult, seconds: float) -> str:
     """How a sub-agent's work ended, in lines."""
     if outcome.status is RunStatus.COMPLETED:
         text = (outcome.response or "") if outcome.output is None else to_json_text(outcome.output)
         return f"status: ok\nreply:\n{text}"
     partial = f"\nreply so far:\n{outcome.response}" if outcome.response else ""
     if outcome.status is RunStatus.TIMEOUT:
-        return f"status: timeout\nnote: it was stopped after {seconds} s; send it a smaller task{partial}"
+        return f"status: timeout\nnote: it was stopped after {seconds:g} s; send it a smaller task{partial}"
     if outcome.status is RunStatus.CANCELLED:
         return f"status: cancelled{partial}"
     return f"status: error\nerror: {outcome.error or outcome.termination}{partial}"
