@@ -53,6 +53,9 @@ class Stage(ScriptedModel):
         """More turns for the parent."""
         self._parent_turns += turns
 
+    def act_as_child(self, child: Act) -> None:
+        self._child = child
+
     @property
     def of_children(self) -> list[ModelRequest]:
         return [request for request in self.requests if is_child(request)]
