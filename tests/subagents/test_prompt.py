@@ -21,12 +21,15 @@ async def test_the_section_about_sub_agents(tmp_path: Path) -> None:
     assert system(stage(agent).requests[0]) == snapshot("""\
 # Sub-agents
 
-You can give work to sub-agents. Each has a conversation of its own, sees nothing of yours, and reports back once.
+You can give work to sub-agents. Each has a conversation of its own, sees nothing of yours, and answers every message with one report.
 
 Use one when a task stands on its own and would fill your context, when several tasks can be done side by side, or when only the outcome matters. Do small things yourself, and things whose every step you need to see.
 
-- agent_spawn(agent_id, task, label, timeout_seconds) starts one. Write the whole task: what to do, what is known, what to give back. Several calls in one step work side by side. Without a task it waits for agent_send.
+- agent_spawn(agent_id, task, label, timeout_seconds) starts one and waits for its report, 30 s unless you say how long. Write the whole task: what to do, what is known, what to give back. Several calls in one step work side by side. Without a task it waits for agent_send.
+- Some work in your folder, others in one of their own and see none of your files: write what they need into the task, and ask for the outcome in the report.
 - Keep the agent_key of the answer: agent_send(agent_key, message) goes on with the same sub-agent, which remembers. It takes the full agent_key or the label, not the agent_id, session_id or task_id.
+- With timeout_seconds=0 it works in the background, and so does what takes longer than you wait (status timeout_promoted, nothing is lost). You get a task_id and are told when the task has ended: do not wait for it in a loop, do not ask right after starting it, and do not start the same task again. Go on, or answer the user.
+- task_output(task_id, block=false) shows how a task stands, task_cancel(task_id) stops it, task_list() shows all of them. What was said of a task earlier may be old; after a break, call task_list() first.
 - agent_list() shows those you have, agent_close(agent_key) lets one go and frees its label.
 - The user sees none of their reports: say yourself what came of them.
 
@@ -40,8 +43,8 @@ def test_the_block_that_every_declared_child_reads() -> None:
     assert SUBAGENT_CONTEXT == snapshot("""\
 # Subagent Context
 
-You are a sub-agent: another agent has given you one task, in the first message. Work on that task and nothing else.
-- Your last message is your report. It goes to the agent that asked; nobody else reads along, and nobody answers questions.
+You are a sub-agent: another agent has given you a task, in the first message, and may write again. Work on what it asks for and nothing else.
+- Your last message is your report. It goes to the agent that asked; nobody else reads along, and nobody answers questions meanwhile.
 - Say in it what you did or found, with the details that matter (paths, names, numbers), in plain text and briefly. If you could not finish, say what is missing and why.
 - Start no side work and no other agents, and do not speak as the main agent.
 - You may be stopped at any time, so do what matters first.
@@ -57,7 +60,7 @@ async def test_the_schemas_of_the_tools(tmp_path: Path) -> None:
         [
             {
                 "description": """\
-Start a sub-agent and, with a task, wait for its report.
+Start a sub-agent and, with a task, wait for its report or let it work in the background.
 
 The answer has its agent_key: keep it to go on with the same sub-agent by agent_send.\
 """,
@@ -79,7 +82,7 @@ The answer has its agent_key: keep it to go on with the same sub-agent by agent_
                     },
                     "timeout_seconds": {
                         "anyOf": [{"type": "integer"}, {"type": "null"}],
-                        "description": "How long to wait for the report: 30 if not given, 600 at most.",
+                        "description": "How long to wait for the report: 30 if not given, 600 at most. 0 lets it work in the background; what takes longer than you wait goes on there too.",
                         "default": None,
                     },
                 },
@@ -103,7 +106,7 @@ The answer has its agent_key: keep it to go on with the same sub-agent by agent_
                     },
                     "timeout_seconds": {
                         "anyOf": [{"type": "integer"}, {"type": "null"}],
-                        "description": "How long to wait for the answer: 30 if not given, 600 at most.",
+                        "description": "How long to wait for the answer: 30 if not given, 600 at most. 0 lets it work in the background; what takes longer than you wait goes on there too.",
                         "default": None,
                     },
                 },
@@ -183,7 +186,7 @@ async def test_the_section_is_made_for_each_step_and_does_not_pile_up(tmp_path: 
     assert len(set(texts)) == 2
     assert {message.role for message in (*result.messages, *again.messages)} == {"user", "assistant", "tool"}
     for request in stage(agent).requests:
-        assert [message.role for message in request.messages].count("system") == 1
+        assert [message.role == "system" for message in request.messages].count(True) == 1
 
 
 async def test_without_sub_agents_there_is_no_section(tmp_path: Path) -> None:
