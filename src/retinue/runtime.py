@@ -25,6 +25,7 @@ from .core.model import Model
 from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
+from .loop.children import give_slot_back
 from .loop.handles import ChildHandle, children_of
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
@@ -122,7 +123,8 @@ class AgentRegistry:
 
     def give_slot_back(self, ctx: ToolContext) -> None:
         assert self.backend is not None
-        self.backend.give_slot_back(ctx.run.run_id, ctx.call_id)
+        if (scope := self.backend.scope_of(ctx.run.run_id)) is not None:
+            give_slot_back(scope, scope.open_calls.get(ctx.call_id))
 
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any

@@ -457,7 +457,6 @@ async def test_a_folder_of_declarations_that_is_a_link_is_not_followed(tmp_path:
     [
         ("defs", "outside", f"MAIN/defs: {LINK}"),
         ("defs/AGENTS.md", "outside/AGENTS.md", f"AGENTS.md: {LINK}"),
-        ("agents", "outside", f"MAIN/agents/own/workspace: {LINK}"),
         ("agents/own", "outside", f"MAIN/agents/own/workspace: {LINK}"),
         ("agents/own/workspace", "outside", f"MAIN/agents/own/workspace: {LINK}"),
     ],

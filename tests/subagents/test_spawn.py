@@ -16,6 +16,9 @@ from tests.story import story
 from tests.subagents.stage import Stage, declare, harness, key_in, plain, send, spawn, stage, told
 
 GP = "general-purpose"
+INVALID = (
+    "Invalid label: a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
+)
 
 
 async def answers(workspace: Path, *turns: Any, limits: Limits | None = None, **options: Any) -> list[str]:
@@ -101,8 +104,7 @@ status: closed\
         *[
             (
                 {"agent_id": "r", "label": label},
-                "Invalid label: a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter "
-                "or digit",
+                INVALID,
             )
             for label in ("../x", "a/b", "a\nb", ".hidden", "-x", "x" * 65, "a\0", "a:b", "a\\b")
         ],

@@ -23,7 +23,7 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
-from ..loop.children import child_ns, enter_child, find_again, next_number, tell_child_finished
+from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget, child_refusal
@@ -260,11 +260,6 @@ class LocalBackend:
         scope = self._scopes.get(run_id)
         return None if scope is None else scope.budget.refuse_child(scope.identity.depth + 1)
 
-    def give_slot_back(self, run_id: str, call_id: str) -> None:
-        """Let other calls of the tree run in place of one that waits."""
-        if (scope := self._scopes.get(run_id)) is not None:
-            _give_slot_back(scope, scope.open_calls.get(call_id))
-
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
         tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._hosts.values()}
@@ -407,7 +402,7 @@ class LocalBackend:
         """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
         assert child.scope is not None
         used, before = child.scope.usage, child.result
-        _give_slot_back(parent, open_call)
+        give_slot_back(parent, open_call)
         try:
             together = given is parent.cancellation and child.request.timeout is None
             way = self._alongside if together else self._conduct
@@ -467,12 +462,6 @@ class LocalBackend:
             self.forget(run_id)
         _pass_cancellation_on()
         return result
-
-
-def _give_slot_back(parent: RunScope, open_call: OpenCall | None) -> None:
-    if open_call is not None and open_call.holds_slot:
-        open_call.holds_slot = False
-        parent.budget.slots.give_back()
 
 
 def _pass_cancellation_on() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -88,6 +91,8 @@ class Turns:
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._held: dict[str, tuple[str | None, str]] = {}
+        self._expected: Counter[str] = Counter()
+        self._closed: dict[str, str] = {}
 
     def of(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
@@ -109,5 +114,27 @@ class Turns:
         run_id, call_id = self._held[session_id]
         return run_id in (None, ctx.run.run_id) and call_id != ctx.call_id
 
+    @contextmanager
+    def expected(self, session_id: str) -> Generator[None]:
+        """While a message is on its way to a sub-agent, which need not have begun with it."""
+        self._expected[session_id] += 1
+        try:
+            yield
+        finally:
+            self._expected[session_id] -= 1
+            if not self._expected[session_id]:
+                del self._expected[session_id]
+
+    def is_busy(self, session_id: str) -> bool:
+        return session_id in self._expected or self.of(session_id).locked()
+
+    def close(self, session_id: str, ctx: ToolContext) -> None:
+        """Take no more messages, also from calls of the same step, whose snapshot cannot show it."""
+        self._closed[session_id] = ctx.run.run_id
+
+    def is_closed(self, session_id: str) -> bool:
+        return session_id in self._closed
+
     def forget_run(self, run_id: str) -> None:
         self._held = {session: holder for session, holder in self._held.items() if holder[0] != run_id}
+        self._closed = {session: closer for session, closer in self._closed.items() if closer != run_id}

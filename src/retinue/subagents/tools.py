@@ -108,10 +108,11 @@ class AgentTools:
             return _error(found)
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
             return _error(_limit_text(*refusal))
-        entry = (await self._catalog.up_to_date()).get(found.agent_id)
-        if entry is None:
-            return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
-        return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
+        with self._workers.turns.expected(found.session_id):
+            entry = (await self._catalog.up_to_date()).get(found.agent_id)
+            if entry is None:
+                return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
+            return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
 
     async def agent_list(self, ctx: ToolContext) -> str:
         """List the sub-agents you have spawned in this conversation and not closed."""
@@ -139,10 +140,11 @@ class AgentTools:
             return _error(found)
         if self._workers.turns.is_held(found.session_id, ctx):
             return _error(f"{found.agent_key} waits for a decision: close it when it has gone on")
-        if self._workers.turns.of(found.session_id).locked():
+        if self._workers.turns.is_busy(found.session_id):
             return _error(f"{found.agent_key} is working on a message: wait for its answer first")
         if found.label is not None:
             self.labels.release(found.label, ctx)
+        self._workers.turns.close(found.session_id, ctx)
         gone = Spawned(found.agent_key, found.agent_id, found.session_id, user_id=found.user_id, closed=True)
         return ToolOutput(f"agent_key: {found.agent_key}\nstatus: closed", {SPAWNED: gone})
 
@@ -163,7 +165,8 @@ class AgentTools:
             return "Either agent_key or label is required."
         if message is not None and not message.strip():
             return "message is required"
-        known = spawned_of(ctx)
+        closed = self._workers.turns.is_closed
+        known = {key: spawned for key, spawned in spawned_of(ctx).items() if not closed(spawned.session_id)}
         if label:
             alike = [spawned for spawned in known.values() if (spawned.label or "").casefold() == label.casefold()]
             return alike[0] if alike else f"Unknown label: {label}"
@@ -198,7 +201,9 @@ class AgentTools:
         # A call that went on after a wait has the sub-agent it began with.
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
-        told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata)
+        told = ToolResult(
+            data=f"{introduction(spawned)}\n{tell_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata
+        )
         return ToolOutput(told, {SPAWNED: spawned})
 
     async def _tell_task(
