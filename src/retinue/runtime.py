@@ -124,7 +124,7 @@ class AgentRegistry:
     def give_slot_back(self, ctx: ToolContext) -> None:
         assert self.backend is not None
         if (scope := self.backend.scope_of(ctx.run.run_id)) is not None:
-            give_slot_back(scope, scope.open_calls.get(ctx.call_id))
+            give_slot_back(scope, ctx.call_id)
 
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any

@@ -30,7 +30,7 @@ from ..loop.limits import Budget, child_refusal
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
 from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
-from ..loop.scope import OpenCall, RunScope
+from ..loop.scope import RunScope
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
@@ -252,7 +252,7 @@ class LocalBackend:
         if open_call is not None and open_call.resumes:
             earlier = find_again(open_call, asked_for(request))
             if isinstance(earlier, LocalRun):
-                return self._go_on(earlier, parent, open_call, request)
+                return self._go_on(earlier, parent, request)
         return self._start(request, parent, thread)
 
     def refuse_child(self, run_id: str) -> tuple[str, int] | None:
@@ -297,7 +297,7 @@ class LocalBackend:
         work = self._keeping(child, child.execute())
         if request.detached:
             return self._apart(child, parent, work, given)
-        return self._as_child(child, parent, parent.open_calls.get(call_id), work, given)
+        return self._as_child(child, parent, work, given)
 
     def _keeping(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> Coroutine[Any, Any, RunResult]:
         """The work of a child, with its thread stored at the end where it keeps one."""
@@ -379,7 +379,7 @@ class LocalBackend:
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 
-    async def _go_on(self, child: LocalRun, parent: RunScope, open_call: OpenCall, request: RunRequest) -> RunResult:
+    async def _go_on(self, child: LocalRun, parent: RunScope, request: RunRequest) -> RunResult:
         """What a child that was started before has to say: its result, or how it goes on with what was decided."""
         assert child.scope is not None
         assert child.result is not None
@@ -389,20 +389,19 @@ class LocalBackend:
         child.scope.sink = request.sink
         self._scopes[child.scope.run_id] = child.scope
         work = self._keeping(child, child.resume(pending))
-        return await self._as_child(child, parent, open_call, work, request.cancellation)
+        return await self._as_child(child, parent, work, request.cancellation)
 
     async def _as_child(
         self,
         child: LocalRun,
         parent: RunScope,
-        open_call: OpenCall | None,
         work: Coroutine[Any, Any, RunResult],
         given: CancellationToken,
     ) -> RunResult:
         """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
         assert child.scope is not None
         used, before = child.scope.usage, child.result
-        give_slot_back(parent, open_call)
+        give_slot_back(parent, child.identity.parent_tool_call_id or "")
         try:
             together = given is parent.cancellation and child.request.timeout is None
             way = self._alongside if together else self._conduct

@@ -82,13 +82,6 @@ def waiting_children(open_call: OpenCall) -> list[tuple[int, RunScope]]:
     return found
 
 
-def give_slot_back(parent: RunScope, open_call: OpenCall | None) -> None:
-    """Let other calls run in place of one that waits for a child."""
-    if open_call is not None and open_call.holds_slot:
-        open_call.holds_slot = False
-        parent.budget.slots.give_back()
-
-
 def give_up_children(parent: RunScope, open_call: OpenCall) -> None:
     """End the children of a call that nobody waits for any more."""
     for child in open_call.children.values():
