@@ -16,6 +16,7 @@ from retinue import (
     ConfigurationError,
     HarnessAgent,
     LocalFilesystem,
+    PathDenied,
     RunStatus,
     Runtime,
     SubagentDeclaration,
@@ -511,3 +512,28 @@ async def test_without_looking_at_the_workspace_no_file_declares_anything(tmp_pa
     agent = harness(tmp_path, disable_filesystem=True, disable_workspace_context=True)
     assert list(sources(await looked(agent))) == ["general-purpose"]
     assert list(sources(await looked(harness(tmp_path, disable_filesystem=True)))) == ["general-purpose", "a"]
+
+
+async def test_a_root_outside_is_under_the_rules_of_the_parents_filesystem(tmp_path: Path, outside: Path) -> None:
+    class ReadOnly(LocalFilesystem):
+        def write(self, path: str, data: bytes) -> None:
+            raise PathDenied(path, "nothing is written here")
+
+    def child(request: Any) -> Any:
+        if len(request.messages) == 2:
+            return call("write_file", {"path": "AGENTS.md", "content": "changed"})
+        return say(request.messages[-1].text)
+
+    declared = [SubagentDeclaration("r", "d", workspace="../outside"), SubagentDeclaration("s", "d", mode="shared")]
+    agent = HarnessAgent(
+        "boss",
+        Stage([spawn("r", "x"), spawn("s", "x")], say("end"), child=child),
+        filesystem=ReadOnly(tmp_path / "main"),
+        workspace_roots=[".."],
+        subagents=declared,
+    )
+    result = await Runtime([agent]).run("boss", "go")
+    assert [text.rpartition("reply:\n")[2] for text in told(result)] == [
+        "denied: AGENTS.md: nothing is written here"
+    ] * 2
+    assert (outside / "AGENTS.md").read_text() == "TOP SECRET"

@@ -286,6 +286,42 @@ async def test_a_child_that_waits_takes_no_other_message_and_loses_nothing(tmp_p
     ]
 
 
+async def test_a_background_child_that_waits_takes_no_other_message_either(tmp_path: Path) -> None:
+    agent = harness(
+        tmp_path,
+        spawn(GP, "plain", label="a"),
+        send("ask now", label="a", timeout_seconds=0),
+        say("end"),
+        send("meanwhile", label="a"),
+        call("agent_close", {"label": "a"}),
+        say("end"),
+        send("more", label="a"),
+        child=asking,
+        tools=[ask],
+    )
+    async with Runtime([agent]) as runtime:
+        run = runtime.stream("boss", "go", thread_id="t")
+        await run.result()
+        waiting = await _waiting_child(run)
+        result = await runtime.run("boss", "go", thread_id="t")
+        assert told(result)[:2] == [
+            f"Error: agent '{GP}' could not be run: it waits for a decision: send your message when it has gone on",
+            f"Error: agent:{GP}:<1> waits for a decision: close it when it has gone on",
+        ]
+        assert (await runtime.resume(waiting, {"inner": Decision.resume("ok")})).response == "did human said ok"
+        result = await runtime.run("boss", "go", thread_id="t")
+        assert last_lines(result)[-1] == "did more"
+    assert said(stage(agent).of_children[-1])[-3:] == ["human said ok", "did human said ok", "more"]
+
+
+async def _waiting_child(run: Any) -> str:
+    """The run id of the child that has come to wait."""
+    async for event in run.follow():
+        if event.kind == "run_finished" and event.status == "suspended":
+            return event.run_id
+    raise AssertionError("no child waits")
+
+
 async def test_a_child_that_was_given_up_while_it_waited_can_be_sent_to_again(tmp_path: Path) -> None:
     agent = harness(
         tmp_path,

@@ -160,6 +160,34 @@ async def test_the_folder_of_an_isolated_sub_agent_is_made_and_its_agents_file_i
     assert shown == [f"I\n\n{SUBAGENT_CONTEXT}"] * 2 + [f"I\n\n{SUBAGENT_CONTEXT}\n\n{context_of('OWN')}"]
 
 
+async def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    own = tmp_path / "agents/r/workspace"
+
+    def remove(request: Any) -> Any:
+        own.rmdir()
+        return spawn("r", "again")
+
+    agent = harness(tmp_path, spawn("r", "x"), remove, subagents=[SubagentDeclaration("r", "d")])
+    await Runtime([agent]).run("boss", "go")
+    assert own.is_dir()
+
+
+async def test_a_shell_without_files_has_its_folder_too(tmp_path: Path) -> None:
+    def child(request: Any) -> Any:
+        return call("shell", {"command": "pwd"}) if len(request.messages) == 2 else say(request.messages[-1].text)
+
+    agent = harness(
+        tmp_path,
+        spawn("r", "x"),
+        child=child,
+        subagents=[SubagentDeclaration("r", "d")],
+        disable_filesystem=True,
+        disable_shell=False,
+    )
+    result = await Runtime([agent]).run("boss", "go")
+    assert told(result)[0].endswith(f"reply:\nexit code: 0\n{tmp_path}/agents/r/workspace\n")
+
+
 async def test_a_definition_is_read_when_it_is_spawned_and_may_serve_several(tmp_path: Path) -> None:
     write(tmp_path, {"defs/r/AGENTS.md": "\ufeffFIRST\n"})
     twins = [
@@ -271,6 +299,28 @@ async def test_general_purpose_has_the_tools_state_and_hooks_of_its_parent_once(
     assert dict(request.settings) == {"temperature": 0}
     hook = "before_inference"
     assert notes.seen == [("boss", hook), *[("general-purpose", hook)] * 3, ("boss", hook)]
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+async def test_a_declared_child_has_the_state_of_inherited_tools_and_only_inherited_hooks(
+    tmp_path: Path, inherited: bool
+) -> None:
+    class Keys(Notes):
+        name = "keys"
+
+        def register(self, r: Registrar) -> None:
+            r.key(noted)
+            r.hook("before_inference", self.watch)
+
+    def child(request: Any) -> Any:
+        return call("count") if len(request.messages) == 2 else say(request.messages[-1].text)
+
+    notes = Keys(inherited)
+    declared = SubagentDeclaration("r", "d", tools=["count"], builtin_tools=[])
+    agent = harness(tmp_path, spawn("r", "x"), child=child, tools=[count], plugins=[notes], subagents=[declared])
+    result = await Runtime([agent]).run("boss", "go")
+    assert told(result)[0].endswith("status: ok\nreply:\n0 noted")
+    assert [name for name, _ in notes.seen] == ["boss", *["r"] * 2 * inherited, "boss"]
 
 
 async def test_general_purpose_has_the_settings_of_its_parent(tmp_path: Path) -> None:

@@ -177,7 +177,6 @@ class Nursery:
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
         self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
-        self._prepared: set[str] = set()
 
     def general_purpose(self) -> Entry:
         parent = self._parent
@@ -247,10 +246,12 @@ class Nursery:
         """What instructs the child, as it is now; and its folder is made, where it has one of its own."""
         if declaration.workspace is not None:
             return await in_thread(self._read_definition, {"declaration": declaration})
-        if declaration.mode is WorkspaceMode.ISOLATED and declaration.name not in self._prepared:
-            if self._parent.builtin_names:
-                await in_thread(self._runtime_files(declaration).make_folder, {"path": ""})
-            self._prepared.add(declaration.name)
+        if declaration.mode is WorkspaceMode.ISOLATED and self._parent.builtin_names:
+            files = self._runtime_files(declaration)
+            if files.is_near:
+                files.make_folder("")
+            else:
+                await in_thread(files.make_folder, {"path": ""})
         return declaration.inline or ""
 
     def _read_definition(self, declaration: SubagentDeclaration) -> str:
@@ -282,12 +283,12 @@ class Nursery:
         path = posixpath.normpath(given.replace(os.sep, "/"))
         if not os.path.isabs(given) and path != ".." and not path.startswith("../"):
             return files.below(path)
-        main = files.root if isinstance(files, LocalFilesystem) else None
-        if main is not None:
-            wanted = os.path.normpath(os.path.join(main, given))
-            roots = [os.path.normpath(os.path.join(main, root)) for root in self._parent.workspace_roots]
-            for root, root_files in ((main, files), *[(root, LocalFilesystem(root)) for root in roots]):
+        if isinstance(files, LocalFilesystem):
+            wanted = os.path.normpath(os.path.join(files.root, given))
+            for allowed in (".", *self._parent.workspace_roots):
+                root = os.path.normpath(os.path.join(files.root, allowed))
                 if os.path.commonpath([root, wanted]) == root:
+                    root_files = files if root == files.root else files.at(root)
                     return root_files.below(os.path.relpath(wanted, root).replace(os.sep, "/"))
         raise ConfigurationError(
             f"{given!r} is outside the main workspace: move it in, or allow a folder above it with workspace_roots"

@@ -64,6 +64,13 @@ class LocalFilesystem:
         made.root = os.path.join(self.root, *names)
         return made
 
+    def at(self, root: str) -> LocalFilesystem:
+        """Another folder of this machine, under the same rules."""
+        made = copy(self)
+        made.root = made._anchor = os.path.abspath(root)
+        made._base = ()
+        return made
+
     def make_folder(self, path: str) -> None:
         with self._folder(split_path(path), create=True):
             return
