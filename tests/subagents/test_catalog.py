@@ -289,18 +289,30 @@ async def test_a_sub_agent_written_in_one_run_is_there_in_the_next(tmp_path: Pat
     assert told(await runtime.run("boss", "go"))[0].endswith("status: ok\nreply:\ndid x")
 
 
-async def test_runs_that_begin_together_all_wait_for_the_first_reading(tmp_path: Path) -> None:
+async def test_a_run_that_begins_while_another_reads_waits_for_it(tmp_path: Path) -> None:
     class Slow(LocalFilesystem):
+        delay = 0.0
+
         def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
             found = super().stamps(path, suffix)
-            time.sleep(0.02)
+            if path == CLAUDE and self.delay:
+                delay, self.delay = self.delay, 0.0
+                time.sleep(delay)
             return found
 
-    declare(tmp_path, "a")
-    agent = HarnessAgent("boss", Stage(*[say("end")] * 4), filesystem=Slow(tmp_path))
+    for number in range(20):  # too many to look at without leaving the event loop
+        declare(tmp_path, f"a{number}")
+    files = Slow(tmp_path)
+    agent = HarnessAgent("boss", Stage(*[say("end")] * 3), filesystem=files)
     runtime = Runtime([agent])
-    await asyncio.gather(*[runtime.run("boss", "go") for _ in range(4)])
-    assert ["- `a`: d" in system(request) for request in stage(agent).requests] == [True] * 4
+    await runtime.run("boss", "go")
+    declare(tmp_path, "new")
+    files.delay = 0.2
+    first = runtime.stream("boss", "go")
+    await asyncio.sleep(0.05)
+    await runtime.run("boss", "go")
+    await first.result()
+    assert ["- `new`: d" in system(request) for request in stage(agent).requests] == [False, True, True]
 
 
 async def test_files_are_read_beside_the_event_loop_the_first_time(tmp_path: Path) -> None:
