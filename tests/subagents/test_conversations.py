@@ -12,6 +12,7 @@ from retinue import (
     Agent,
     ConfigurationError,
     Decision,
+    ExecutionBackendError,
     HarnessAgent,
     Limits,
     MemoryStore,
@@ -128,6 +129,30 @@ async def test_a_session_id_that_could_lead_out_is_refused(tmp_path: Path, threa
     agent = harness(tmp_path)
     with pytest.raises(ConfigurationError, match="also names files: use up to 128 letters, digits and any of"):
         await Runtime([agent]).run("boss", "go", thread_id=thread_id)
+
+
+async def test_a_session_id_that_could_lead_out_is_refused_however_a_harness_comes_to_it(tmp_path: Path) -> None:
+    heir = harness(tmp_path / "main", spawn(GP, "x", timeout_seconds=0), name="heir")
+    problems: list[str] = []
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        try:
+            await ctx.run_child(heir, "x", thread_id="../../../package")
+        except ExecutionBackendError as exc:
+            problems.append(str(exc))
+        return "refused"
+
+    model = ScriptedModel([call("delegate"), call("transfer_to_heir", {}), say("I go on myself")])
+    top = Agent("top", model, tools=[delegate], handoffs=[heir])
+    sink = RecordingSink()
+    result = await Runtime([top]).run("top", "go", thread_id="../../../package", sinks=[sink])
+    rule = "the thread id '../../../package' also names files: use up to 128 letters, digits and any of _ . @ : = + -"
+    assert problems == [f"agent 'heir' could not be run: agent 'heir': {rule}"]
+    assert [event.message for event in sink.of("error")] == [f"handoff to 'heir' refused: agent 'heir': {rule}"]
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "I go on myself")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("thread_id", ["t", "a.b", "user@example.com:7", "2026-01-01T00:00+x=y", "_", "x" * 128])

@@ -101,6 +101,7 @@ class LocalRun:
     def _equip_by_name(self, name: str) -> Equipment:
         """What another agent brings to this run; plugins that are already in it keep their state."""
         agent = self._agent_for_handoff(name)
+        agent.check_thread(self.request.identity.thread_id)
         registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
         toolbox = _toolbox(agent, registrars, self._resolver)
         hooks = HookTable(registrars).below(self._hooks)  # what was handed down stays, whoever goes on
@@ -374,6 +375,7 @@ class LocalBackend:
                 raise LimitReached(name, refusal[0], child_refusal(*refusal))
             request.identity = replace(request.identity, depth=depth)
         try:
+            request.agent.check_thread(request.identity.thread_id)
             blueprint = self._blueprint(request.agent)
             return LocalRun(request, self._make_journal(), self._resolver, blueprint, self._sinks, parent, ns)
         except RetinueError as exc:
