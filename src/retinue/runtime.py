@@ -25,7 +25,6 @@ from .core.model import Model
 from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
-from .loop.children import give_slot_back
 from .loop.handles import ChildHandle, children_of
 from .models.registry import resolve_model
 from .storage.journal import MemoryJournal
@@ -120,11 +119,6 @@ class AgentRegistry:
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None
         return self.backend.refuse_child(ctx.run.run_id)
-
-    def give_slot_back(self, ctx: ToolContext) -> None:
-        assert self.backend is not None
-        if (scope := self.backend.scope_of(ctx.run.run_id)) is not None:
-            give_slot_back(scope, ctx.call_id)
 
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any

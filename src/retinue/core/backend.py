@@ -130,10 +130,6 @@ class Resolver(Protocol):
         """The name and value of the limit that stands in the way of a child of this call, or None."""
         ...
 
-    def give_slot_back(self, ctx: ToolContext) -> None:
-        """Let other calls run in place of this one, for good: it is going to wait for a child."""
-        ...
-
     def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> ChildWork:
         """Start a child of a call, with everything that goes down filled in."""
         ...

@@ -162,7 +162,8 @@ class Workers:
         declared, ctx, session_id = commission.entry.declaration, commission.ctx, commission.spawned.session_id
         turn = self.turns.of(session_id)
         if turn.locked():
-            ctx.resolver.give_slot_back(ctx)  # whoever is before it may need the slot to come to an end
+            background: Background = ctx.resolver.background
+            background.give_slot_back(ctx)  # whoever is before it may need the slot to come to an end
         async with turn:
             if self.turns.is_held(session_id, ctx):
                 problem = "it waits for a decision: send your message when it has gone on"
