@@ -147,7 +147,7 @@ class Adds(Plugin):
         self.name, self._priority = f"adds_{priority}", priority
 
     def register(self, r: Registrar) -> None:
-        r.hook("before_inference", self._add, priority=self._priority)
+        r.hook("step_start", self._add, priority=self._priority)
 
     def _add(self, ctx: HookContext) -> StateCommand:
         return StateCommand().schedule(AddSystemText(f"AT {self._priority}"))
