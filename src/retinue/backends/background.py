@@ -10,6 +10,7 @@ from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError
 from ..core.events import TaskUpdated
 from ..core.runs import RunResult
+from ..loop.children import give_slot_back
 from ..loop.scope import RunScope
 from ..tasks.repository import TaskRepository
 from ..tasks.service import Silence, TaskService, Voice
@@ -34,6 +35,10 @@ class LocalBackground:
     def voice(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> Voice:
         scope = self._backend.hold(ctx.run.run_id)
         return Silence() if scope is None else LogVoice(self._backend, scope, ctx, record, service)
+
+    def give_slot_back(self, ctx: ToolContext) -> None:
+        if (scope := self._backend.scope_of(ctx.run.run_id)) is not None:
+            give_slot_back(scope, ctx.call_id)
 
     def detach(self, run_id: str) -> None:
         self._backend.detach(run_id)

@@ -23,14 +23,14 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
-from ..loop.children import child_ns, enter_child, find_again, next_number, tell_child_finished
+from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget, child_refusal
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
 from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
-from ..loop.scope import OpenCall, RunScope
+from ..loop.scope import RunScope
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
@@ -101,6 +101,7 @@ class LocalRun:
     def _equip_by_name(self, name: str) -> Equipment:
         """What another agent brings to this run; plugins that are already in it keep their state."""
         agent = self._agent_for_handoff(name)
+        agent.check_thread(self.request.identity.thread_id)
         registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
         toolbox = _toolbox(agent, registrars, self._resolver)
         hooks = HookTable(registrars).below(self._hooks)  # what was handed down stays, whoever goes on
@@ -252,7 +253,7 @@ class LocalBackend:
         if open_call is not None and open_call.resumes:
             earlier = find_again(open_call, asked_for(request))
             if isinstance(earlier, LocalRun):
-                return self._go_on(earlier, parent, open_call, request)
+                return self._go_on(earlier, parent, request)
         return self._start(request, parent, thread)
 
     def refuse_child(self, run_id: str) -> tuple[str, int] | None:
@@ -297,7 +298,7 @@ class LocalBackend:
         work = self._keeping(child, child.execute())
         if request.detached:
             return self._apart(child, parent, work, given)
-        return self._as_child(child, parent, parent.open_calls.get(call_id), work, given)
+        return self._as_child(child, parent, work, given)
 
     def _keeping(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> Coroutine[Any, Any, RunResult]:
         """The work of a child, with its thread stored at the end where it keeps one."""
@@ -374,12 +375,13 @@ class LocalBackend:
                 raise LimitReached(name, refusal[0], child_refusal(*refusal))
             request.identity = replace(request.identity, depth=depth)
         try:
+            request.agent.check_thread(request.identity.thread_id)
             blueprint = self._blueprint(request.agent)
             return LocalRun(request, self._make_journal(), self._resolver, blueprint, self._sinks, parent, ns)
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 
-    async def _go_on(self, child: LocalRun, parent: RunScope, open_call: OpenCall, request: RunRequest) -> RunResult:
+    async def _go_on(self, child: LocalRun, parent: RunScope, request: RunRequest) -> RunResult:
         """What a child that was started before has to say: its result, or how it goes on with what was decided."""
         assert child.scope is not None
         assert child.result is not None
@@ -389,22 +391,19 @@ class LocalBackend:
         child.scope.sink = request.sink
         self._scopes[child.scope.run_id] = child.scope
         work = self._keeping(child, child.resume(pending))
-        return await self._as_child(child, parent, open_call, work, request.cancellation)
+        return await self._as_child(child, parent, work, request.cancellation)
 
     async def _as_child(
         self,
         child: LocalRun,
         parent: RunScope,
-        open_call: OpenCall | None,
         work: Coroutine[Any, Any, RunResult],
         given: CancellationToken,
     ) -> RunResult:
         """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
         assert child.scope is not None
         used, before = child.scope.usage, child.result
-        if open_call is not None and open_call.holds_slot:
-            open_call.holds_slot = False
-            parent.budget.slots.give_back()
+        give_slot_back(parent, child.identity.parent_tool_call_id or "")
         try:
             together = given is parent.cancellation and child.request.timeout is None
             way = self._alongside if together else self._conduct

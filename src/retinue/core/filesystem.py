@@ -67,11 +67,13 @@ class Filesystem(Protocol):
         ...
 
     def stamp(self, path: str) -> Stamp | None:
-        """Another one than before means that a file has changed; None where there is no such file."""
+        """Another one than before means that a file has changed; None where there is no such file, a refusal where
+        there is something that cannot be read."""
         ...
 
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
-        """The stamp of each file in a folder by its name, without those deeper; none where there is no such folder."""
+        """The stamp of each file in a folder by its name, without those deeper; none where there is no such folder.
+        What is there and cannot be read has one too: reading it says why."""
         ...
 
     def exists(self, path: str) -> bool: ...

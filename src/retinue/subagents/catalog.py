@@ -7,6 +7,7 @@ import logging
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
@@ -49,9 +50,16 @@ class Entry(Struct, frozen=True):
     declaration: SubagentDeclaration | None = None
 
     async def agent(self, ctx: ToolContext) -> Agent:
-        made: Any = self.make(ctx)
-        if inspect.isawaitable(made):
-            made = await made
+        """The agent to run now; raises ExecutionBackendError where there is none to be had."""
+        try:
+            made: Any = self.make(ctx)
+            if inspect.isawaitable(made):
+                made = await made
+        except ExecutionBackendError:
+            raise
+        except Exception as exc:
+            _log.warning("sub-agent %r could not be made", self.id, exc_info=exc)
+            raise ExecutionBackendError(self.id, f"{type(exc).__name__}: {exc}") from exc
         if not isinstance(made, Agent):
             raise ExecutionBackendError(self.id, f"its factory gave {made!r}, which is not an agent")
         return made
@@ -70,7 +78,7 @@ class Catalog:
                 DeclarationFolder(parent.files, "subagents", read_markdown),
                 DeclarationFolder(parent.files, ".claude/agents", read_claude_markdown),
             )
-        self._is_fresh = False
+        self._is_fresh, self._refreshing = False, Lock()
         self.entries: dict[str, Entry] = {}
         self.problems: tuple[Problem, ...] = ()
         self._merge()
@@ -97,11 +105,13 @@ class Catalog:
 
     def refresh(self) -> None:
         """Read the files that have changed. Blocking."""
-        changed = [folder.refresh() for folder in self._folders]
-        if any(changed) or not self._is_fresh:
-            self._is_fresh = True
-            before = set(self.problems)
+        with self._refreshing:  # runs that begin together wait for the one that reads
+            changed = [folder.refresh() for folder in self._folders]
+            if not any(changed) and self._is_fresh:
+                return
+            before = set(self.problems) if self._is_fresh else set[Problem]()
             self._merge()
+            self._is_fresh = True
             for problem in self.problems:
                 if problem not in before:
                     _log.warning("%s", problem)
@@ -160,7 +170,7 @@ class Catalog:
         description = (agent.description if agent is not None else "") or name
 
         def make_given(ctx: ToolContext) -> Agent:
-            return ctx.resolver.agent(name) if agent is None else agent
+            return ctx.resolver.agent(name) if isinstance(given, str) else given
 
         return Entry(name, description, "code", make_given)
 
@@ -171,7 +181,6 @@ class Nursery:
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
         self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
-        self._prepared: set[str] = set()
 
     def general_purpose(self) -> Entry:
         parent = self._parent
@@ -230,8 +239,8 @@ class Nursery:
             if declaration.workspace is not None:
                 self._definition(declaration)
         except (FilesystemError, ConfigurationError) as exc:
-            line = declaration.lines.get("workspace")
-            return Problem(declaration.source, str(exc), line, "workspace"), remarks
+            field = "workspace.path" if "workspace.path" in declaration.lines else "workspace"
+            return Problem(declaration.source, str(exc), declaration.lines.get(field), field), remarks
         return None, remarks
 
     def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
@@ -245,10 +254,12 @@ class Nursery:
         """What instructs the child, as it is now; and its folder is made, where it has one of its own."""
         if declaration.workspace is not None:
             return await in_thread(self._read_definition, {"declaration": declaration})
-        if declaration.mode is WorkspaceMode.ISOLATED and declaration.name not in self._prepared:
-            if not self._parent.disable_filesystem:
-                await in_thread(self._runtime_files(declaration).make_folder, {"path": ""})
-            self._prepared.add(declaration.name)
+        if declaration.mode is WorkspaceMode.ISOLATED and self._parent.builtin_names:
+            files = self._runtime_files(declaration)
+            if files.is_near:
+                files.make_folder("")
+            else:
+                await in_thread(files.make_folder, {"path": ""})
         return declaration.inline or ""
 
     def _read_definition(self, declaration: SubagentDeclaration) -> str:
@@ -280,12 +291,12 @@ class Nursery:
         path = posixpath.normpath(given.replace(os.sep, "/"))
         if not os.path.isabs(given) and path != ".." and not path.startswith("../"):
             return files.below(path)
-        main = files.root if isinstance(files, LocalFilesystem) else None
-        if main is not None:
-            wanted = os.path.normpath(os.path.join(main, given))
-            roots = [os.path.normpath(os.path.join(main, root)) for root in self._parent.workspace_roots]
-            for root, root_files in ((main, files), *[(root, LocalFilesystem(root)) for root in roots]):
+        if isinstance(files, LocalFilesystem):
+            wanted = os.path.normpath(os.path.join(files.root, given))
+            for allowed in (".", *self._parent.workspace_roots):
+                root = os.path.normpath(os.path.join(files.root, allowed))
                 if os.path.commonpath([root, wanted]) == root:
+                    root_files = files if root == files.root else files.at(root)
                     return root_files.below(os.path.relpath(wanted, root).replace(os.sep, "/"))
         raise ConfigurationError(
             f"{given!r} is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
@@ -303,7 +314,12 @@ def same_place(one: Filesystem, other: Filesystem) -> bool:
 
 
 def _factory_entry(name: str, given: Any) -> Entry:
-    description, factory = cast("tuple[str, Factory]", given if isinstance(given, tuple) else ("", given))
+    pair = cast("tuple[Any, ...]", given if isinstance(given, tuple) else ("", given))
+    if len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
+        raise ConfigurationError(
+            f"sub-agent {name!r}: a factory is a function of a ToolContext, or (what it is for, function), not {given!r}"
+        )
+    description, factory = cast("tuple[str, Factory]", pair)
     return Entry(name, description or name, "factory", factory)
 
 

@@ -92,7 +92,7 @@ class SubagentDeclaration:
             raise ConfigurationError(f"{owner}: mode is 'isolated' or 'shared', not {self.mode!r}") from None
         if self.max_steps < 1:
             raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
-        if self.timeout is not None and self.timeout <= 0:
+        if self.timeout is not None and not self.timeout > 0:
             raise ConfigurationError(f"{owner}: timeout must be above 0 seconds, got {self.timeout}")
         for name in ("tools", "builtin_tools", "disallowed_tools"):
             object.__setattr__(self, name, _names(getattr(self, name), f"{owner}: {name}"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from ..core.errors import FilesystemError
+from ..core.errors import FilesystemError, PathError
 from ..core.filesystem import Filesystem, Stamp
 from .declarations import Problem, SubagentDeclaration
 from .markdown import Loaded
@@ -48,7 +48,7 @@ class DeclarationFolder:
             stamps = self._filesystem.stamps(self._folder, ".md")
         except FilesystemError as exc:
             changed = self._stamps is not None or not self.problems
-            self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, str(exc)),)
+            self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, _why(exc)),)
             return changed
         if stamps == self._stamps:
             return False
@@ -64,8 +64,14 @@ class DeclarationFolder:
 
     def _read(self, name: str) -> Loaded:
         path = f"{self._folder}/{name}"
+        where = path.encode(errors="backslashreplace").decode()  # what is told of it must be text, whatever its name is
         try:
             data = self._filesystem.read(path)
         except FilesystemError as exc:
-            return Loaded(None, (Problem(path, str(exc)),))
-        return self._reader(name.removesuffix(".md"), data, path)
+            return Loaded(None, (Problem(where, _why(exc)),))
+        return self._reader(name.removesuffix(".md"), data, where)
+
+
+def _why(error: FilesystemError) -> str:
+    """What is wrong, without the path, which is told beside it."""
+    return error.problem if isinstance(error, PathError) else str(error)

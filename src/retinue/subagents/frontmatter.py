@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from math import isfinite
 from typing import Any, cast
-
-from msgspec import Struct
 
 from .declarations import Problem
 
 MOST_BYTES = 256_000
 """A declaration is read whole and goes to a model: past this it is a mistake."""
 MOST_YAML = 16_000
-
-
-class Field(Struct, frozen=True):
-    """One value of the front matter. Scalars are the text as written; nothing is guessed from it."""
-
-    name: str
-    value: str | list[Any] | dict[str, Any] | None
-    line: int
+DEEPEST = 3
+"""No field goes deeper. What does is passed over, without a limit to how deep it may go."""
 
 
 class BadFile(Exception):
@@ -31,16 +25,21 @@ class BadFile(Exception):
 
 
 class FrontMatter:
-    """The fields of a file and its body. Reading a field that is wrong notes a problem; `problems` has them all."""
+    """The fields of a file and its body. Scalars are the text as written; nothing is guessed from it.
+
+    Reading a field that is wrong notes a problem; `problems` has them all.
+    """
 
     def __init__(self, data: bytes, where: str) -> None:
         self.where = where
         self.problems: list[Problem] = []
         yaml, self.body = _split(_text(data))
-        self.fields = _parse(yaml)
+        reader = _Reader(yaml)
+        self.fields, self.lines = reader.fields(), reader.lines
 
     def fault(self, field: str, message: str, *, warning: bool = False) -> None:
-        line = self.fields[field].line if field in self.fields else None
+        """Note what is wrong with a field, or with one inside it, such as `workspace.mode`."""
+        line = self.lines.get(field, self.lines.get(field.partition(".")[0]))
         self.problems.append(Problem(self.where, message, line, field, warning))
 
     def warn(self, field: str, message: str) -> None:
@@ -48,7 +47,7 @@ class FrontMatter:
 
     def text(self, name: str, *, warning: bool = False) -> str | None:
         """A text, None where there is none."""
-        value = self._value(name)
+        value = self.fields.get(name)
         if value is None or isinstance(value, str):
             return (value or "").strip() or None
         self.fault(name, f"must be text, not {_kind(value)}", warning=warning)
@@ -56,52 +55,51 @@ class FrontMatter:
 
     def whole_number(self, name: str) -> int | None:
         """A whole number above 0; anything else is passed over with a warning."""
-        value = self._value(name)
+        value = self.fields.get(name)
         if value is None:
             return None
-        if isinstance(value, str) and value.isdecimal() and 0 < int(value) < 1_000_000:
+        if isinstance(value, str) and value.isdecimal() and len(value) < 7 and int(value) > 0:
             return int(value)
-        self.warn(name, f"must be a whole number above 0, not {_shown(value)}; the default is used")
+        self.warn(name, f"must be a whole number above 0, not {shown(value)}; the default is used")
         return None
 
     def number(self, name: str) -> float | None:
-        value = self._value(name)
+        value = self.fields.get(name)
         if value is None:
             return None
         number = as_number(value)
         if number is None or number <= 0:
-            self.fault(name, f"must be a number above 0, not {_shown(value)}")
+            self.fault(name, f"must be a number above 0, not {shown(value)}")
             return None
         return number
 
     def names(self, name: str) -> list[str] | None:
-        """A list of names, as YAML or with commas; None where the field is absent or empty."""
-        value = self._value(name)
+        """A list of names, as YAML or with commas; None where the field is absent or says nothing. `[]` is no names."""
+        value = self.fields.get(name)
         if value is None:
             return None
-        given: list[Any] = value.split(",") if isinstance(value, str) else cast("list[Any]", value)
-        if not isinstance(value, str | list) or not all(isinstance(item, str) for item in given):
-            self.fault(name, f"must be a list of names, not {_kind(value)}")
-            return None
-        return [item.strip() for item in given if item.strip()] or None
-
-    def mapping(self, name: str) -> dict[str, Any] | None:
-        value = self._value(name)
-        if value is None or isinstance(value, dict):
-            return cast("dict[str, Any] | None", value)
-        self.fault(name, f"must hold fields of its own, not {_kind(value)}", warning=True)
+        if isinstance(value, str):
+            return [item.strip() for item in value.split(",") if item.strip()] or None
+        if isinstance(value, list) and all(isinstance(item, str) for item in cast("list[Any]", value)):
+            return [item.strip() for item in cast("list[str]", value) if item.strip()]
+        self.fault(name, "must be a list of names, such as [first, second]")
         return None
 
-    def _value(self, name: str) -> Any:
-        found = self.fields.get(name)
-        return None if found is None else found.value
+    def mapping(self, name: str, *, warning: bool = True) -> dict[str, Any] | None:
+        value = self.fields.get(name)
+        if value is None or isinstance(value, dict):
+            return cast("dict[str, Any] | None", value)
+        self.fault(name, f"must hold fields of its own, not {_kind(value)}", warning=warning)
+        return None
 
 
 def as_number(value: Any) -> float | None:
+    """A number that can be counted to, or None."""
     try:
-        return float(value) if isinstance(value, str) else None
+        number = float(value) if isinstance(value, str) else None
     except ValueError:
         return None
+    return number if number is not None and isfinite(number) else None
 
 
 def _text(data: bytes) -> str:
@@ -127,33 +125,83 @@ def _split(text: str) -> tuple[str, str]:
     raise BadFile("its front matter is not closed: end it with a line ---", 1)
 
 
-def _parse(yaml: str) -> dict[str, Field]:
-    if len(yaml) > MOST_YAML:
-        raise BadFile(f"its front matter has {len(yaml):,} characters, over the limit of {MOST_YAML:,}", 1)
-    root = _compose(yaml)
-    if root is None:
-        raise BadFile("its front matter is empty: it needs at least a description", 1)
-    value, line = _plain(root, 0), root.start_mark.line + 2
-    if not isinstance(value, dict):
-        raise BadFile(f"its front matter must hold fields such as `description: …`, not {_kind(value)}", line)
-    fields: dict[str, Field] = {}
-    for key, node in root.value:
-        name = key.value
-        if name in fields:
-            raise BadFile(f"{name} is given twice, first in line {fields[name].line}", key.start_mark.line + 2)
-        fields[name] = Field(name, _plain(node, 1), key.start_mark.line + 2)
-    return fields
+class _Reader:
+    """Makes values of the events of a YAML parser. Not by its composer, which recurses as deep as the text says: the
+    file may be written by a model, and must not be able to exhaust the stack. For the same reason there are no aliases."""
+
+    def __init__(self, yaml: str) -> None:
+        if len(yaml) > MOST_YAML:
+            raise BadFile(f"its front matter has {len(yaml):,} characters, over the limit of {MOST_YAML:,}", 1)
+        self._events = _events(yaml)
+        self.lines: dict[str, int] = {}
+        """On which line of the file each field is; those inside another as `workspace.mode`."""
+
+    def fields(self) -> dict[str, Any]:
+        next(self._events)
+        if next(self._events).__class__.__name__ == "StreamEndEvent":
+            raise BadFile("its front matter is empty: it needs at least a description", 1)
+        first = next(self._events)
+        value = self._value(first, "", 0)
+        if not isinstance(value, dict):
+            problem = f"its front matter must hold fields such as `description: …`, not {_kind(value)}"
+            raise BadFile(problem, _line(first))
+        for _ in self._events:  # to its end: what follows may not be YAML
+            pass
+        return cast("dict[str, Any]", value)
+
+    def _value(self, event: Any, within: str, depth: int) -> Any:
+        """What begins with an event, as text, lists and dicts."""
+        kind = event.__class__.__name__
+        if kind == "ScalarEvent":
+            return None if event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL") else event.value
+        if kind == "AliasEvent":
+            raise BadFile(f"*{event.anchor} stands for a value given elsewhere: write the value itself", _line(event))
+        if depth > DEEPEST:
+            self._pass_over()
+            return "…"
+        return self._list(depth) if kind == "SequenceStartEvent" else self._mapping(within, depth)
+
+    def _list(self, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while (event := next(self._events)).__class__.__name__ != "SequenceEndEvent":
+            items.append(self._value(event, "-.", depth + 1))
+        return items
+
+    def _mapping(self, within: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while (event := next(self._events)).__class__.__name__ != "MappingEndEvent":
+            line = _line(event)
+            if event.__class__.__name__ != "ScalarEvent":
+                raise BadFile("the name of a field must be plain text", line)
+            name = event.value
+            if name in found:
+                first = f", first in line {self.lines[within + name]}" if within + name in self.lines else ""
+                raise BadFile(f"{within}{name} is given twice{first}", line)
+            if not within.startswith("-"):
+                self.lines[within + name] = line
+            found[name] = self._value(next(self._events), f"{within}{name}.", depth + 1)
+        return found
+
+    def _pass_over(self) -> None:
+        open_ones = 1
+        while open_ones:
+            kind = next(self._events).__class__.__name__
+            open_ones += kind.endswith("StartEvent") - kind.endswith("EndEvent")
 
 
-def _compose(yaml: str) -> Any:
+def _events(yaml: str) -> Iterator[Any]:
     library = _yaml()
     try:
-        return library.compose(yaml, Loader=getattr(library, "CSafeLoader", library.SafeLoader))
+        yield from library.parse(yaml, Loader=getattr(library, "CSafeLoader", library.SafeLoader))
     except library.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         raise BadFile(f"not YAML: {exc.problem or exc.context}", None if mark is None else mark.line + 2) from None
-    except (library.YAMLError, RecursionError) as exc:
+    except library.YAMLError as exc:
         raise BadFile(f"not YAML: {' '.join(str(exc).split())[:200]}", 1) from None
+
+
+def _line(event: Any) -> int:
+    return event.start_mark.line + 2
 
 
 @cache
@@ -163,23 +211,11 @@ def _yaml() -> Any:
     return yaml
 
 
-def _plain(node: Any, depth: int) -> Any:
-    """A node as text, lists and dicts. What is deeper than any field goes is not looked at."""
-    if depth > 3:
-        return "…"
-    if node.id == "mapping":
-        return {str(key.value): _plain(value, depth + 1) for key, value in node.value}
-    if node.id == "sequence":
-        return [_plain(item, depth + 1) for item in node.value]
-    is_nothing = node.style is None and node.value in ("", "~", "null", "Null", "NULL")
-    return None if is_nothing else node.value
-
-
 def _kind(value: Any) -> str:
     if value is None:
         return "nothing"
     return "a list" if isinstance(value, list) else "fields" if isinstance(value, dict) else f"the text {value[:60]!r}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return repr(value[:60]) if isinstance(value, str) else _kind(value)

@@ -23,7 +23,7 @@ from ..tasks.task import TaskScope
 from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from .announce import TOLD, Announcer
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
-from .declarations import SubagentDeclaration
+from .declarations import BUILTIN_TOOLS, SubagentDeclaration
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
 from .task_tools import TaskTools, task_summary
@@ -199,7 +199,7 @@ class HarnessAgent(Agent):
             None,
             with_context(""),
             self.own_tools,
-            [StateOf(plugin) if plugin.inherited else plugin for plugin in self.own_plugins],
+            [StateOf(plugin, tools=True) if plugin.inherited else plugin for plugin in self.own_plugins],
             description=GENERAL_PURPOSE_DESCRIPTION,
             max_steps=self.max_steps,
             conflicts=self.conflicts,
@@ -258,7 +258,7 @@ class Subagents(Plugin):
         return command
 
     def _forget(self, ctx: HookContext) -> None:
-        self._agents.labels.forget_run(ctx.run.run_id)
+        self._agents.forget_run(ctx.run.run_id)
 
 
 class StateOf(Plugin):
@@ -266,8 +266,8 @@ class StateOf(Plugin):
 
     name = "state_of"
 
-    def __init__(self, plugin: Plugin) -> None:
-        self._plugin = plugin
+    def __init__(self, plugin: Plugin, *, tools: bool = False) -> None:
+        self._plugin, self._tools = plugin, tools
         self.name = plugin.name
 
     def register(self, r: Registrar) -> None:
@@ -277,6 +277,9 @@ class StateOf(Plugin):
             r.key(key)
         r.actions.update(inner.actions)
         r.effects.update(inner.effects)
+        if self._tools:
+            r.tools.extend(inner.tools)
+            r.keeper = inner.keeper
 
 
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
@@ -289,6 +292,9 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
     if agent.builtin_tools is None:
         return tuple(tools)
     kept = frozenset(agent.builtin_tools)
+    if isinstance(agent.builtin_tools, str) or not kept <= {*BUILTIN_TOOLS}:
+        problem = f"builtin_tools is a list of some of {', '.join(BUILTIN_TOOLS)}"
+        raise ConfigurationError(f"{owner}: {problem}, not {agent.builtin_tools!r}")
     return tuple([tool for tool in tools if tool.name in kept])
 
 

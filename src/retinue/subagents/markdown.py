@@ -10,7 +10,7 @@ from ..core.agents import AGENT_NAME
 from ..core.errors import ConfigurationError
 from ..core.runs import Limits
 from .declarations import BUILTIN_TOOLS, DEFAULT_STEPS, Problem, SubagentDeclaration, WorkspaceMode
-from .frontmatter import BadFile, FrontMatter, as_number
+from .frontmatter import BadFile, FrontMatter, as_number, shown
 
 _FIELDS = frozenset(
     {
@@ -69,7 +69,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
     mode, path = _workspace(front)
     body: str | None = front.body or None
     if path is not None and body is not None:
-        front.warn("workspace", "has a path, whose AGENTS.md counts: the text below the front matter is ignored")
+        front.warn("workspace.path", "is given, and its AGENTS.md counts: the text below the front matter is ignored")
         body = None
     given = {
         "workspace": path,
@@ -78,7 +78,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
         "model": front.text("model", warning=True),
         "max_steps": _steps(front),
         "tools": front.names("tools"),
-        "builtin_tools": front.names("builtin_tools"),
+        "builtin_tools": _builtin_tools(front),
         "disallowed_tools": front.names("disallowed_tools") or (),
         "timeout": front.number("timeout"),
         "limits": _limits(front),
@@ -101,8 +101,8 @@ def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
     for field in front.fields:
         if field not in _CLAUDE_FIELDS:
             front.warn(field, "has no counterpart here and has no effect")
-    inherited, built_in = _claude_tools(front, front.names("tools"))
-    denied, denied_built_in = _claude_tools(front, front.names("disallowedTools"))
+    inherited, built_in = _claude_tools(front, "tools")
+    denied, denied_built_in = _claude_tools(front, "disallowedTools")
     given = {
         "inline": front.body or None,
         "mode": WorkspaceMode.SHARED,
@@ -121,9 +121,8 @@ def _declare(front: FrontMatter, name: str, given: dict[str, Any]) -> Loaded:
         front.fault("description", "is missing: say when to use this sub-agent and what it gives back")
     made: SubagentDeclaration | None = None
     if description is not None and all(problem.is_warning for problem in front.problems):
-        lines = {field: found.line for field, found in front.fields.items()}
         try:
-            made = SubagentDeclaration(name, description, source=front.where, lines=lines, **given)
+            made = SubagentDeclaration(name, description, source=front.where, lines=front.lines, **given)
         except ConfigurationError as exc:
             front.problems.append(Problem(front.where, str(exc)))
     return Loaded(made, tuple(front.problems))
@@ -133,17 +132,26 @@ def _workspace(front: FrontMatter) -> tuple[WorkspaceMode, str | None]:
     given = front.mapping("workspace") or {}
     for field in given:
         if field not in ("mode", "path"):
-            front.warn("workspace", f"{field} is not known and has no effect; known: mode, path")
+            front.warn(f"workspace.{field}", "is not known and has no effect; known: mode, path")
     mode, path = given.get("mode"), given.get("path")
     if path is not None and not isinstance(path, str):
-        front.fault("workspace", "path must be text")
+        front.fault("workspace.path", "must be text")
         path = None
+    path = (path or "").strip() or None
     if mode is None:
         return WorkspaceMode.ISOLATED, path
     if isinstance(mode, str) and mode.lower() in list(WorkspaceMode):
         return WorkspaceMode(mode.lower()), path
-    front.warn("workspace", f"mode must be isolated or shared, not {mode!r}; isolated is used")
+    front.warn("workspace.mode", f"must be isolated or shared, not {shown(mode)}; isolated is used")
     return WorkspaceMode.ISOLATED, path
+
+
+def _builtin_tools(front: FrontMatter) -> list[str] | None:
+    names = front.names("builtin_tools")
+    for name in names or ():
+        if name not in BUILTIN_TOOLS:
+            front.warn("builtin_tools", f"there is no built-in tool {name!r}; there are {', '.join(BUILTIN_TOOLS)}")
+    return None if names is None else [name for name in names if name in BUILTIN_TOOLS]
 
 
 def _steps(front: FrontMatter) -> int:
@@ -155,18 +163,16 @@ def _steps(front: FrontMatter) -> int:
 
 def _limits(front: FrontMatter) -> Limits | None:
     """Limits that cannot be read are a fault, not a warning: without them the sub-agent might spend anything."""
-    given = front.mapping("limits")
+    given = front.mapping("limits", warning=False)
     if given is None:
-        if "limits" in front.fields and front.fields["limits"].value is not None:
-            front.fault("limits", "must hold fields such as `tokens: 20000`")
         return None
     found: dict[str, Any] = {}
     for name, value in given.items():
         number = as_number(value)
         if name not in Limits.__struct_fields__:
-            front.fault("limits", f"there is no limit {name!r}; there are {', '.join(Limits.__struct_fields__)}")
+            front.fault(f"limits.{name}", f"there is no such limit; there are {', '.join(Limits.__struct_fields__)}")
         elif number is None or number < 0 or (name not in ("cost", "seconds") and number != int(number)):
-            front.fault("limits", f"{name} must be a number of 0 or more, not {value!r}")
+            front.fault(f"limits.{name}", f"must be a number of 0 or more, not {shown(value)}")
         else:
             found[name] = number if name in ("cost", "seconds") else int(number)
     try:
@@ -176,18 +182,22 @@ def _limits(front: FrontMatter) -> Limits | None:
         return None
 
 
-def _claude_tools(front: FrontMatter, names: list[str] | None) -> tuple[list[str] | None, list[str] | None]:
+def _claude_tools(front: FrontMatter, field: str) -> tuple[list[str] | None, list[str] | None]:
     """Names of tools there as names of inherited and of built-in tools here."""
+    names = front.names(field)
     if names is None:
         return None, None
     inherited: list[str] = []
     built_in: list[str] = []
     for name in names:
-        plain = name.partition("(")[0].strip()
-        if plain in _CLAUDE_TOOLS or plain in BUILTIN_TOOLS:
+        plain, bracket, _ = name.partition("(")
+        plain = plain.strip()
+        if bracket and field == "tools":
+            front.warn(field, f"{name!r} allows some calls only, which has no counterpart here: it gets none")
+        elif plain in _CLAUDE_TOOLS or plain in BUILTIN_TOOLS:
             built_in.append(_CLAUDE_TOOLS.get(plain, plain))
         elif plain in ("Agent", "Task"):
-            front.warn("tools", f"{plain} has no effect: a declared sub-agent starts none itself")
+            front.warn(field, f"{plain} has no effect: a declared sub-agent starts none itself")
         else:
             inherited.append(plain)
     return inherited, list(dict.fromkeys(built_in))

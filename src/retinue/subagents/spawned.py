@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -83,13 +86,55 @@ def _place(label: str, ctx: ToolContext) -> tuple[str | None, str, str]:
 
 
 class Turns:
-    """One message at a time for each sub-agent; the others wait."""
+    """One message at a time for each sub-agent; the others wait. One that waits for a human takes no other message."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._held: dict[str, tuple[str | None, str]] = {}
+        self._expected: Counter[str] = Counter()
+        self._closed: dict[str, str] = {}
 
     def of(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
         if lock is None:
             lock = self._locks[session_id] = asyncio.Lock()
         return lock
+
+    def hold(self, session_id: str, ctx: ToolContext, *, beyond_run: bool) -> None:
+        """Note that a sub-agent waits in the middle of this call's message; a background task waits beyond the run."""
+        self._held[session_id] = None if beyond_run else ctx.run.run_id, ctx.call_id
+
+    def let_go(self, session_id: str) -> None:
+        self._held.pop(session_id, None)
+
+    def is_held(self, session_id: str, ctx: ToolContext) -> bool:
+        """Whether it waits in the middle of another call's message. What an earlier run left waiting was given up."""
+        if session_id not in self._held:
+            return False
+        run_id, call_id = self._held[session_id]
+        return run_id in (None, ctx.run.run_id) and call_id != ctx.call_id
+
+    @contextmanager
+    def expected(self, session_id: str) -> Generator[None]:
+        """While a message is on its way to a sub-agent, which need not have begun with it."""
+        self._expected[session_id] += 1
+        try:
+            yield
+        finally:
+            self._expected[session_id] -= 1
+            if not self._expected[session_id]:
+                del self._expected[session_id]
+
+    def is_busy(self, session_id: str) -> bool:
+        return session_id in self._expected or self.of(session_id).locked()
+
+    def close(self, session_id: str, ctx: ToolContext) -> None:
+        """Take no more messages, also from calls of the same step, whose snapshot cannot show it."""
+        self._closed[session_id] = ctx.run.run_id
+
+    def is_closed(self, session_id: str) -> bool:
+        return session_id in self._closed
+
+    def forget_run(self, run_id: str) -> None:
+        self._held = {session: holder for session, holder in self._held.items() if holder[0] != run_id}
+        self._closed = {session: closer for session, closer in self._closed.items() if closer != run_id}

@@ -42,6 +42,10 @@ class AgentTools:
         functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
         return tuple([FunctionTool(function, category="subagents") for function in functions])
 
+    def forget_run(self, run_id: str) -> None:
+        self.labels.forget_run(run_id)
+        self._workers.turns.forget_run(run_id)
+
     async def agent_spawn(
         self,
         agent_id: str,
@@ -104,10 +108,11 @@ class AgentTools:
             return _error(found)
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
             return _error(_limit_text(*refusal))
-        entry = (await self._catalog.up_to_date()).get(found.agent_id)
-        if entry is None:
-            return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
-        return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
+        with self._workers.turns.expected(found.session_id):
+            entry = (await self._catalog.up_to_date()).get(found.agent_id)
+            if entry is None:
+                return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
+            return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
 
     async def agent_list(self, ctx: ToolContext) -> str:
         """List the sub-agents you have spawned in this conversation and not closed."""
@@ -133,10 +138,13 @@ class AgentTools:
         found = self._find(agent_key, label, ctx)
         if isinstance(found, str):
             return _error(found)
-        if self._workers.turns.of(found.session_id).locked():
+        if self._workers.turns.is_held(found.session_id, ctx):
+            return _error(f"{found.agent_key} waits for a decision: close it when it has gone on")
+        if self._workers.turns.is_busy(found.session_id):
             return _error(f"{found.agent_key} is working on a message: wait for its answer first")
         if found.label is not None:
             self.labels.release(found.label, ctx)
+        self._workers.turns.close(found.session_id, ctx)
         gone = Spawned(found.agent_key, found.agent_id, found.session_id, user_id=found.user_id, closed=True)
         return ToolOutput(f"agent_key: {found.agent_key}\nstatus: closed", {SPAWNED: gone})
 
@@ -157,7 +165,8 @@ class AgentTools:
             return "Either agent_key or label is required."
         if message is not None and not message.strip():
             return "message is required"
-        known = spawned_of(ctx)
+        closed = self._workers.turns.is_closed
+        known = {key: spawned for key, spawned in spawned_of(ctx).items() if not closed(spawned.session_id)}
         if label:
             alike = [spawned for spawned in known.values() if (spawned.label or "").casefold() == label.casefold()]
             return alike[0] if alike else f"Unknown label: {label}"
@@ -192,7 +201,9 @@ class AgentTools:
         # A call that went on after a wait has the sub-agent it began with.
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
-        told = ToolResult(data=f"{introduction(spawned)}\n{tell_outcome(outcome, seconds)}", metadata=metadata)
+        told = ToolResult(
+            data=f"{introduction(spawned)}\n{tell_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata
+        )
         return ToolOutput(told, {SPAWNED: spawned})
 
     async def _tell_task(
@@ -215,6 +226,12 @@ def seconds_of(given: int | None) -> int:
     return 0 if given <= 0 else min(given, MOST_SECONDS)
 
 
+def _shorter(seconds: float, entry: Entry) -> float:
+    """How long a sub-agent had: as long as its caller waits, or as its declaration says."""
+    own = None if entry.declaration is None else entry.declaration.timeout
+    return seconds if own is None else min(seconds, own)
+
+
 def known_as(spawned: Spawned, session_id: str) -> Spawned:
     """The same under the session it really has."""
     if spawned.session_id == session_id:
@@ -223,14 +240,14 @@ def known_as(spawned: Spawned, session_id: str) -> Spawned:
     return Spawned(key, spawned.agent_id, session_id, spawned.label, spawned.depth, spawned.user_id)
 
 
-def tell_outcome(outcome: RunResult, seconds: int) -> str:
+def tell_outcome(outcome: RunResult, seconds: float) -> str:
     """How a sub-agent's work ended, in lines."""
     if outcome.status is RunStatus.COMPLETED:
         text = (outcome.response or "") if outcome.output is None else to_json_text(outcome.output)
         return f"status: ok\nreply:\n{text}"
     partial = f"\nreply so far:\n{outcome.response}" if outcome.response else ""
     if outcome.status is RunStatus.TIMEOUT:
-        return f"status: timeout\nnote: it was stopped after {seconds} s; send it a smaller task{partial}"
+        return f"status: timeout\nnote: it was stopped after {seconds:g} s; send it a smaller task{partial}"
     if outcome.status is RunStatus.CANCELLED:
         return f"status: cancelled{partial}"
     return f"status: error\nerror: {outcome.error or outcome.termination}{partial}"

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.context import CancellationToken, ToolContext
+from ..core.errors import ExecutionBackendError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..tasks.background import Background
@@ -158,24 +159,39 @@ class Workers:
         )
 
     async def _run(self, commission: Commission) -> RunResult:
-        declared = commission.entry.declaration
-        async with self.turns.of(commission.spawned.session_id):
-            return await commission.ctx.run_child(
+        declared, ctx, session_id = commission.entry.declaration, commission.ctx, commission.spawned.session_id
+        turn = self.turns.of(session_id)
+        if turn.locked():
+            background: Background = ctx.resolver.background
+            background.give_slot_back(ctx)  # whoever is before it may need the slot to come to an end
+        async with turn:
+            if self.turns.is_held(session_id, ctx):
+                problem = "it waits for a decision: send your message when it has gone on"
+                raise ExecutionBackendError(commission.entry.id, problem)
+            outcome = await ctx.run_child(
                 commission.agent,
                 commission.text,
-                thread_id=commission.spawned.session_id,
+                thread_id=session_id,
                 timeout=None if declared is None else declared.timeout,
                 limits=None if declared is None else declared.limits,
                 cancellation=commission.token,
                 detached=commission.in_background,
                 run_id=commission.run_id,
             )
+            if outcome.status is RunStatus.SUSPENDED:
+                self.turns.hold(outcome.thread_id, ctx, beyond_run=commission.in_background)
+            else:
+                self.turns.let_go(outcome.thread_id)
+            return outcome
 
     async def _to_the_end(self, commission: Commission, outcome: RunResult, waits: Waits) -> RunResult:
         """See a child through its waits for humans."""
         background: Background = commission.ctx.resolver.background
-        while outcome.status is RunStatus.SUSPENDED:
-            waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-            outcome = await background.next_leg(commission.run_id, commission.token)
-            waits(None)
+        try:
+            while outcome.status is RunStatus.SUSPENDED:
+                waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
+                outcome = await background.next_leg(commission.run_id, commission.token)
+                waits(None)
+        finally:
+            self.turns.let_go(commission.spawned.session_id)
         return outcome

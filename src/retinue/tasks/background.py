@@ -23,6 +23,10 @@ class Background(Protocol):
         """Tells of a task in the log of the run that started it, which stays open until the task has ended."""
         ...
 
+    def give_slot_back(self, ctx: ToolContext) -> None:
+        """Let other calls run in place of this one, for good: it is going to wait for a child."""
+        ...
+
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""
         ...

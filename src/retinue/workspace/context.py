@@ -9,6 +9,7 @@ from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
+from .paths import normal_path
 
 AGENTS_FILE = "AGENTS.md"
 CHARACTERS_PER_TOKEN = 4
@@ -28,7 +29,7 @@ class WorkspaceContext(Plugin):
         if max_tokens < 0:
             raise ConfigurationError(f"max_context_tokens must be 0 or more, got {max_tokens}")
         self._filesystem = filesystem
-        self._paths = tuple(dict.fromkeys(files))
+        self._paths = tuple(dict.fromkeys(map(_plain, files)))
         self._most = max_tokens * CHARACTERS_PER_TOKEN
         self._stamps: tuple[Stamp | None, ...] | None = None
         self.text = ""
@@ -95,3 +96,11 @@ class WorkspaceContext(Plugin):
         except UnicodeDecodeError:
             problems.append(f"{path}: it is not UTF-8 text: save it as UTF-8")
         return ""
+
+
+def _plain(path: str) -> str:
+    """The one way to write a path, so that no file is shown twice; a bad one as it is, to be reported by whoever reads."""
+    try:
+        return normal_path(path)
+    except FilesystemError:
+        return path

@@ -64,6 +64,13 @@ class LocalFilesystem:
         made.root = os.path.join(self.root, *names)
         return made
 
+    def at(self, root: str) -> LocalFilesystem:
+        """Another folder of this machine, under the same rules."""
+        made = copy(self)
+        made.root = made._anchor = os.path.abspath(root)
+        made._base = ()
+        return made
+
     def make_folder(self, path: str) -> None:
         with self._folder(split_path(path), create=True):
             return
@@ -140,7 +147,10 @@ class LocalFilesystem:
             return None
         except OSError as error:
             raise refusal_of(error, path) from error
-        return _stamp(status) if stat.S_ISREG(status.st_mode) else None
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        _refuse_unless_file(status, path)
+        return _stamp(status)
 
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
         try:
@@ -148,7 +158,7 @@ class LocalFilesystem:
                 found = _asking(lambda: folder.scan(suffix), path)
         except FileMissing:
             return {}
-        return {name: _stamp(status) for name, status in found if stat.S_ISREG(status.st_mode)}
+        return {name: _stamp(status) for name, status in found if not stat.S_ISDIR(status.st_mode)}
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there that can be used."""

@@ -15,6 +15,8 @@ from ..core.tools import Tool
 
 LONGEST = 600
 """Seconds a command may be given."""
+PATIENCE = 1.0
+"""Seconds that what is asked to end is given for it."""
 MOST_OUTPUT = 1_000_000
 """Characters of output that are kept; the rest is counted."""
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM")
@@ -42,21 +44,24 @@ class _Shell:
         if timeout_seconds < 1:
             raise InvalidArguments(f"timeout_seconds must be 1 or more, got {timeout_seconds}")
         seconds = min(timeout_seconds, LONGEST)
-        process = await self._start(command)
         output = _Output(ctx)
+        transport = await self._start(command, output)
+        timed_out = False
         try:
             async with asyncio.timeout(seconds):
-                await output.take_from(process)
-                code = await process.wait()
+                await output.exited.wait()
         except TimeoutError:
-            raise ExecutionFailed(f"stopped after {seconds} s; output so far:\n{output.text}") from None
+            timed_out = True
         finally:
-            await _stop(process)
-        return f"exit code: {code}\n{output.text}"
+            await _stop(transport, output)
+        if timed_out:
+            raise ExecutionFailed(f"stopped after {seconds} s; output so far:\n{output.text}")
+        return f"exit code: {transport.get_returncode()}\n{output.text}"
 
-    async def _start(self, command: str) -> asyncio.subprocess.Process:
+    async def _start(self, command: str, output: _Output) -> asyncio.SubprocessTransport:
         try:
-            return await asyncio.create_subprocess_shell(
+            transport, _ = await asyncio.get_running_loop().subprocess_shell(
+                lambda: output,
                 command,
                 cwd=self._root,
                 env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
@@ -67,20 +72,27 @@ class _Shell:
             )
         except (OSError, ValueError) as exc:
             raise ExecutionFailed(f"the shell could not be started in {self._root}: {exc}") from exc
+        return transport
 
 
-class _Output:
-    """What a command writes, shown as it comes."""
+class _Output(asyncio.SubprocessProtocol):
+    """What a command writes, shown as it comes. The command has ended when its shell has, also where something it
+    started still holds its output."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._ctx, self._kept, self._length, self._dropped = ctx, list[str](), 0, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
 
-    async def take_from(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while data := await process.stdout.read(65_536):
-            self._take(self._decoder.decode(data))
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._take(self._decoder.decode(data))
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._take(self._decoder.decode(b"", final=True))
+        self.closed.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
 
     def _take(self, text: str) -> None:
         kept = text[: MOST_OUTPUT - self._length]
@@ -96,13 +108,25 @@ class _Output:
         return "".join(self._kept) + more
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a command and what it has started: politely, then not."""
-    for how, wait in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 1.0)):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, how)
-        if process.returncode is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), wait)
-        else:
-            return
+async def _stop(transport: asyncio.SubprocessTransport, output: _Output) -> None:
+    """End a command and what it has started, politely, then not, and take in the last of what it wrote."""
+    group, now = transport.get_pid(), asyncio.get_running_loop().time
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        end = now() + PATIENCE
+        there = _reaches(group, how)
+        while there and now() < end:
+            await asyncio.sleep(0.01)
+            there = _reaches(group, 0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            await output.closed.wait()
+    transport.close()
+
+
+def _reaches(group: int, number: int) -> bool:
+    """Send a signal to a group of processes; whether there was anybody."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
