@@ -123,14 +123,14 @@ def test_validate_prints_file_line_field_and_message(cli: Cli, faulty: Path, mon
     outside = (
         "'../elsewhere' is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
     )
-    limit = "there is no limit 'tonnes'; there are depth, children, parallel, steps, tokens, cost, seconds"
+    limit = "there is no such limit; there are depth, children, parallel, steps, tokens, cost, seconds"
     assert errors.splitlines() == [
         "Errors:",
         f"{faulty.name}/.claude/agents/good.md: 'good' is declared in subagents/good.md, which counts",
         f"{at}/nothing.md: description: is missing: say when to use this sub-agent and what it gives back",
-        f"{at}/nothing.md:3: limits: {limit}",
+        f"{at}/nothing.md:3: limits.tonnes: {limit}",
         f"{at}/open.md:1: its front matter is not closed: end it with a line ---",
-        f"{at}/out.md:3: workspace: {outside}",
+        f"{at}/out.md:3: workspace.path: {outside}",
     ]
     assert [line.split(": ")[:2] for line in warnings.splitlines()[1:]] == [
         [f"{at}/odd.md:3", "tools"],
