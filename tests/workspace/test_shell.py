@@ -127,6 +127,19 @@ async def test_cancelling_stops_the_whole_group(shell: Shell, tmp_path: Path) ->
         assert await until(lambda name=name: not is_alive(pid_in(tmp_path / name))), name
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_cancelling_while_it_starts_stops_the_whole_group_too(shell: Shell, tmp_path: Path, turns: int) -> None:
+    work = asyncio.create_task(shell("sleep 60 & echo $! > one; wait"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    time.sleep(0.1)  # the command gets on while the event loop does not
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    started = (tmp_path / "one").exists()
+    assert not started or await until(lambda: not is_alive(pid_in(tmp_path / "one")))
+
+
 @pytest.mark.parametrize("how", ["sleep 60 &", "sleep 60 >/dev/null 2>&1 &", "(trap '' TERM; sleep 60) &"])
 async def test_what_a_command_leaves_running_neither_holds_it_nor_outlives_it(
     shell: Shell, tmp_path: Path, how: str

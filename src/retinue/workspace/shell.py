@@ -45,7 +45,7 @@ class _Shell:
             raise InvalidArguments(f"timeout_seconds must be 1 or more, got {timeout_seconds}")
         seconds = min(timeout_seconds, LONGEST)
         output = _Output(ctx)
-        transport = await self._start(command, output)
+        transport = await self._started(command, output)
         timed_out = False
         try:
             async with asyncio.timeout(seconds):
@@ -57,6 +57,16 @@ class _Shell:
         if timed_out:
             raise ExecutionFailed(f"stopped after {seconds} s; output so far:\n{output.text}")
         return f"exit code: {transport.get_returncode()}\n{output.text}"
+
+    async def _started(self, command: str, output: _Output) -> asyncio.SubprocessTransport:
+        """The running command. Cancelled half-way, it is let begin, to be ended with all that it has started."""
+        starting = asyncio.create_task(self._start(command, output))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with suppress(ExecutionFailed):
+                await _stop(await starting, output)
+            raise
 
     async def _start(self, command: str, output: _Output) -> asyncio.SubprocessTransport:
         try:
