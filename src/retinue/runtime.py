@@ -234,6 +234,11 @@ class Run:
                 await self._leave_behind(reason)
         return await self.result()
 
+    @property
+    def tasks(self) -> int:
+        """How many background tasks that were started under it have not ended."""
+        return len(self._local.log.holders)
+
     async def cancel_tasks(self) -> None:
         """Stop the background tasks that were started under this run."""
         await asyncio.gather(*[cancel("cancelled") for cancel in list(self._local.log.holders.values())])

@@ -59,6 +59,14 @@ def test_it_fans_out_to_its_declared_sub_agents_and_shows_each(cli: Cli) -> None
     assert "- tides.md:23: On 22 May a boat can land between about 08:15 and 10:15" in answer
 
 
+def test_it_starts_a_background_task_and_shows_it_finish(cli: Cli) -> None:
+    last = cli("demo").out.split("assistant: Ask tides in the background:")[1]
+    answered = last.index("tides works on it in the background. I did not wait for that.")
+    waiting = last.index("waiting for 1 background task; press Ctrl-C to stop what still runs")
+    ended = last.index("background task of tides completed: In tides.md, ")
+    assert answered < waiting < ended
+
+
 def test_its_sub_agents_are_declared_without_a_fault(cli: Cli) -> None:
     assert cli("agents", "validate", str(FOLDER)).out == "3 declared sub-agents can be used, no problems\n"
 
@@ -66,7 +74,7 @@ def test_its_sub_agents_are_declared_without_a_fault(cli: Cli) -> None:
 def test_it_ends_with_a_summary_and_what_to_type_next(cli: Cli, tmp_path: Path) -> None:
     *_, done, after = cli("demo").out.splitlines()
     took = r"(\d+ ms|\d+\.\d s)"
-    counted = r"Done: 4 questions, 3 sub-agents, \d+ steps, \d+ tool calls \(1 failed\), \d files read, "
+    counted = r"Done: 5 questions, 4 sub-agents, \d+ steps, \d+ tool calls \(1 failed\), \d files read, "
     assert re.fullmatch(rf"{counted}{took} of work\.", done)
     assert after == 'Next: retinue run "list the files" --workspace ., or the example in the README.'
 
@@ -75,7 +83,13 @@ def test_keep_leaves_the_folder_and_names_it(cli: Cli, tmp_path: Path) -> None:
     out = cli("demo", "--keep").out
     (kept,) = tmp_path.iterdir()
     assert str(kept) in out.splitlines()[-1]
-    files = {path.relative_to(kept).as_posix(): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    made = kept / "agents"  # the record of the background task
+    assert [path.name for path in made.rglob("*.json")] == ["demo.json"]
+    files = {
+        path.relative_to(kept).as_posix(): path.read_bytes()
+        for path in kept.rglob("*")
+        if path.is_file() and made not in path.parents
+    }
     assert files == {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in FOLDER.rglob("*.md")}
     assert f"subagents/{SUBAGENTS[0]}.md" in files
 
@@ -85,9 +99,10 @@ def test_json_is_events_only(cli: Cli) -> None:
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     finished = [event for event in events if event["kind"] == "run_finished"]
-    assert [bool(event["ns"]) for event in finished].count(False) == 4
-    assert sorted(event["agent"] for event in finished if event["ns"]) == SUBAGENTS
-    assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "run_finished")
+    assert [bool(event["ns"]) for event in finished].count(False) == 5
+    assert sorted(event["agent"] for event in finished if event["ns"]) == sorted([*SUBAGENTS, "tides"])
+    assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "task_updated")
+    assert events[-1]["status"] == "COMPLETED"
     assert "rules, not a language model" in err
 
 

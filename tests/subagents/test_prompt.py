@@ -90,7 +90,7 @@ The answer has its agent_key: keep it to go on with the same sub-agent by agent_
                 "additionalProperties": False,
             },
             {
-                "description": "Send a sub-agent another message. It remembers its conversation with you; if it is busy, your turn comes.",
+                "description": "Send a sub-agent another message. It remembers its conversation with you; if it is busy, your message waits.",
                 "type": "object",
                 "properties": {
                     "message": {"type": "string", "description": "What to do or answer now."},

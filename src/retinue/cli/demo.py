@@ -20,6 +20,7 @@ QUESTIONS = (
     "What does fuel-log.md say about the May delivery?",
     "Who signed for it?",
     "Ask stores, crew and tides: can the bearing of the lens motor be changed on 22 May?",
+    "Ask tides in the background: when can a boat land on 24 May?",
 )
 _PACE = {
     "run_started": 0.5,
@@ -35,8 +36,8 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="see it work, without network or key",
-        description="Four questions on one conversation about a small folder, the last with three sub-agents that the "
-        "folder declares in Markdown. The model is the built-in "
+        description="Five questions on one conversation about a small folder, the fourth with three sub-agents that the "
+        "folder declares in Markdown, the last with one in the background. The model is the built-in "
         "offline:rules: rules, not a language model. Nothing is sent anywhere.",
     )
     parser.add_argument("--json", action="store_true", help="print one event a line, as JSON")

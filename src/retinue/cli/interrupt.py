@@ -14,7 +14,7 @@ from ..core.events import Event
 from ..core.runs import RunResult
 from ..runtime import Run
 from .exits import INTERRUPTED
-from .text import complain
+from .text import complain, count
 from .view import View
 
 _TICK = 0.08
@@ -74,11 +74,18 @@ async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Even
     interrupt.last_words = view.close
     helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
     try:
+        last = 0
         async for event in run:
+            last = event.seq
             if pace is not None and (seconds := pace(event)):
                 await interrupt.sleep(seconds)
             view.show(event)
-        return await run.result()
+        result = await run.result()
+        if run.tasks and not interrupt.happened:
+            view.note(f"waiting for {count(run.tasks, 'background task')}; press Ctrl-C to stop what still runs")
+        async for event in run.follow(last):
+            view.show_task(event)
+        return result
     finally:
         for helper in helpers:
             helper.cancel()
@@ -89,6 +96,7 @@ async def _cancel_when(interrupt: Interrupt, run: Run) -> None:
     if not run.ended:
         complain("cancelling the run; press Ctrl-C again to leave at once")
         await run.cancel("interrupted")
+    await run.cancel_tasks()
 
 
 async def _tick(view: View) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ..core.events import Event, RunFinished, RunStarted, StepFinished, TextDelta
 from ..core.lifecycle import RunStatus, ToolCallStatus
+from .tasklines import TaskLines
 from .text import clean, count, duration, one_line
 from .tree import CallNode, RunNode, RunTree, StepNode, summary
 
@@ -49,6 +50,7 @@ class LiveView:
         self._ended: StepNode | None = None
         """The step that is printed whole."""
         self._in_text = False
+        self._tasks = TaskLines()
         self._behind = 0.0
         """Seconds between an event and its being shown: a run that is watched at leisure is not slow."""
 
@@ -57,6 +59,13 @@ class LiveView:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def show_task(self, event: Event) -> None:
+        if line := self._tasks.take(event):
+            self.note(line)
+
+    def note(self, text: str) -> None:
+        self._print(Text(clean(text)))
 
     def show(self, event: Event) -> None:
         if type(event) is RunStarted and not event.ns:

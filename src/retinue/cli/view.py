@@ -21,6 +21,7 @@ from ..core.events import (
     event_to_json,
 )
 from ..core.lifecycle import ToolCallStatus
+from .tasklines import TaskLines
 from .text import clean, duration, is_unicode, one_line
 from .tree import RunNode, RunTree, summary
 
@@ -32,6 +33,14 @@ class View(Protocol):
     """Shows one run after another. `tick` comes several times a second, for what moves."""
 
     def show(self, event: Event) -> None: ...
+
+    def show_task(self, event: Event) -> None:
+        """Show what happens in background tasks after their run has ended."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say something about what is shown."""
+        ...
 
     def tick(self) -> None: ...
 
@@ -67,6 +76,9 @@ def is_interactive(stream: TextIO) -> bool:
 class _Quiet:
     """A view that draws nothing by itself."""
 
+    def note(self, text: str) -> None:
+        return
+
     def tick(self) -> None:
         return
 
@@ -95,6 +107,9 @@ class JsonView(_Quiet):
             binary.write(line)
         self._stream.flush()
 
+    def show_task(self, event: Event) -> None:
+        self.show(event)
+
 
 def _encode(event: Event) -> bytes:
     try:
@@ -110,6 +125,15 @@ class PlainView(_Quiet):
         self._stream = stream
         self._tree = RunTree()
         self._in_text = False
+        self._tasks = TaskLines()
+
+    def show_task(self, event: Event) -> None:
+        if line := self._tasks.take(event):
+            self.note(line)
+
+    def note(self, text: str) -> None:
+        self._stream.write(f"{clean(text)}\n")
+        self._stream.flush()
 
     def show(self, event: Event) -> None:
         if type(event) is RunStarted and not event.ns:

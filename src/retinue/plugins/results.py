@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 
 from ..core.filesystem import Filesystem
 from ..core.messages import ToolCall
@@ -22,6 +23,11 @@ class ResultFiles(Plugin):
 
     def _keep(self, call: ToolCall, text: str) -> str:
         # The model chose the id: only what is plain in a file name is taken from it.
-        path = f"{self._folder}/{re.sub(r'[^A-Za-z0-9_-]', '_', call.id)[:80]}.txt"
-        self._filesystem.write(path, text.encode())
+        data = text.encode(errors="replace")
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", call.id)[:80]
+        path = f"{self._folder}/{plain}.txt"
+        if self._filesystem.exists(path) and self._filesystem.read(path) != data:
+            # Agents that share a folder may have calls of one id.
+            path = f"{self._folder}/{plain}-{sha256(data).hexdigest()[:8]}.txt"
+        self._filesystem.write(path, data)
         return f'the whole is in "{path}", read it with read_file(path, offset, limit)'

@@ -94,7 +94,7 @@ class AgentTools:
         label: str | None = None,
         timeout_seconds: int | None = None,
     ) -> ToolOutput | ToolResult:
-        """Send a sub-agent another message. It remembers its conversation with you; if it is busy, your turn comes.
+        """Send a sub-agent another message. It remembers its conversation with you; if it is busy, your message waits.
 
         Args:
             message: What to do or answer now.

@@ -65,8 +65,15 @@ def fan_out_plan(names: Sequence[str]) -> str:
     return f"Plan: have {listed(names)} work on it side by side, then put their reports together."
 
 
+def background_plan(names: Sequence[str]) -> str:
+    return f"Plan: have {listed(names)} work on it in the background."
+
+
 def reports(found: Sequence[Report]) -> str:
     """What sub-agents reported, one after another."""
+    started = [one.who for one in found if one.status in ("accepted", "timeout_promoted")]
+    if len(started) == len(found):
+        return f"{listed(started)} work{'s' * (len(started) == 1)} on it in the background. I did not wait for that."
     done = [one for one in found if one.status == "ok"]
     places = sum(len(_PLACE.findall(one.text)) for one in done)
     head = f"{len(done) or 'None'} of {count(len(found), 'sub-agent')} reported"

@@ -17,6 +17,7 @@ MOST_MEMBERS = 8
 _SECTION = re.compile(r"^Available agent ids:\n((?:- `[^`\n]+`:.*(?:\n|$))+)", re.M)
 _MEMBER = re.compile(r"- `([^`]+)`: ?(.*)")
 _ASKING = re.compile(r"^\W*(?:please\s+)?(?:ask|delegate(?:\s+\w+)?\s+to|let|spawn|use)\b", re.I)
+_BACKGROUND = re.compile(r",?\s*\bin the background\b,?", re.I)
 _STATUS = re.compile(r"^status: (.+)$", re.M)
 _ONLY = re.compile(r"Your part: only (.+)")
 _REPLY = re.compile(r"^reply(?: so far)?:\n", re.M)
@@ -36,6 +37,7 @@ class Member(NamedTuple):
 class Assignment(NamedTuple):
     agent_id: str
     task: str
+    in_background: bool = False
 
 
 class Report(NamedTuple):
@@ -56,7 +58,12 @@ def members_of(request: ModelRequest) -> list[Member]:
 
 def assignments(question: Question, members: Sequence[Member]) -> list[Assignment]:
     """Who is to do what: those the question names, those whose description fits a review, else one for each file."""
-    text = question.text
+    text = _BACKGROUND.sub("", question.text).strip()
+    found = _assignments(question, text, members)
+    return [one._replace(in_background=True) for one in found] if text != question.text.strip() else found
+
+
+def _assignments(question: Question, text: str, members: Sequence[Member]) -> list[Assignment]:
     mentions = [(mention.start(), member) for member in members if (mention := _mention(member.id).search(text))]
     named = [member for _, member in sorted(mentions)]
     if named and not question.checks and (is_review(text) or _ASKING.match(text)):

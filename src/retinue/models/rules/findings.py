@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...core.messages import Role
+from ...core.messages import Message, Role, Visibility
 from ...core.model import ModelRequest
 from .checks import CHECKS, Document, Result, known_paths, make_document
 from .delegation import SPAWN, Assignment, Report, assignments, members_of, read_report
@@ -52,12 +52,17 @@ class Line(NamedTuple):
     text: str
 
 
+def _is_question(message: Message) -> bool:
+    """Whether the user says something; what is only for the model is no question."""
+    return message.role is Role.USER and message.visibility is Visibility.ALL and bool(message.text.strip())
+
+
 class Findings:
     """The question, the tools there are, and what was found since it was asked."""
 
     def __init__(self, request: ModelRequest) -> None:
         messages = request.messages
-        asked = [index for index, message in enumerate(messages) if message.role is Role.USER and message.text.strip()]
+        asked = [index for index, message in enumerate(messages) if _is_question(message)]
         texts = [messages[index].text.strip() for index in asked[-5:]] or ["help"]
         self.question = read_question(texts[-1], texts[:-1])
         since = messages[asked[-1] + 1 :] if asked else ()

@@ -42,8 +42,12 @@ def spawn_sub_agents(found: Findings) -> Turn | None:
     """Side by side, each with its part of the question."""
     if found.calls or not found.assignments:
         return None
-    calls: list[Call] = [(SPAWN, {"agent_id": who, "task": task}) for who, task in found.assignments]
-    return Turn(answers.fan_out_plan([who for who, _ in found.assignments]), calls)
+    calls: list[Call] = [
+        (SPAWN, {"agent_id": who, "task": task, **({"timeout_seconds": 0} if in_background else {})})
+        for who, task, in_background in found.assignments
+    ]
+    names, in_background = [one.agent_id for one in found.assignments], found.assignments[0].in_background
+    return Turn(answers.background_plan(names) if in_background else answers.fan_out_plan(names), calls)
 
 
 def report(found: Findings) -> Turn | None:
