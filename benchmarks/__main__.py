@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--telemetry]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--telemetry] [--harness]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import floor, ours, telemetry, trees
+from benchmarks import floor, harness, ours, telemetry, trees
 
 REFERENCE_MS = 10.0
 STEPS, DELTAS = 200, 5_000
@@ -131,9 +131,13 @@ def main() -> int:
     parser.add_argument("--trees", action="store_true", help="also delegation and fan-out (about a minute a round)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
+    parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.harness:
+        harness.show(options.rounds)
+        return 0
     if options.telemetry:
         telemetry.show(options.rounds)
         return 0

@@ -272,6 +272,31 @@ async def test_changed_files_are_read_again_between_runs_and_others_are_not(tmp_
     assert problems(agent) == []
 
 
+async def test_very_many_files_are_looked_at_one_by_one_only_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinue.subagents.folder.MANY", 2)
+    folder = tmp_path / "subagents"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.md").write_text(f"---\ndescription: {name}\n---\n")
+    catalog = HarnessAgent("boss", "offline:rules", workspace=tmp_path).catalog
+    assert catalog is not None
+
+    def descriptions() -> list[str]:
+        catalog.refresh()
+        return [entry.description for entry in catalog.entries.values() if entry.declaration is not None]
+
+    assert descriptions() == ["a", "b", "c"]
+    (folder / "d.md").write_text("---\ndescription: d\n---\n")
+    assert descriptions() == ["a", "b", "c", "d"]
+    with (folder / "a.md").open("w") as written_to:  # its folder does not change
+        written_to.write("---\ndescription: new\n---\n")
+    assert descriptions() == ["a", "b", "c", "d"]
+    monkeypatch.setattr("retinue.subagents.folder.PATIENCE", 0.0)
+    assert descriptions() == ["new", "b", "c", "d"]
+
+
 async def test_a_sub_agent_written_in_one_run_is_there_in_the_next(tmp_path: Path) -> None:
     text = "---\ndescription: helps\n---\nI help."
     agent = harness(

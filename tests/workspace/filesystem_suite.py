@@ -202,6 +202,14 @@ def check_stamps_tell_changes(make: Factory) -> None:
     files.write("x.txt", b"2")
     assert files.stamp("x.txt") not in (None, before)
     assert files.stamp("inner") is None
+    assert files.folder_stamp("none") is None
+    assert files.folder_stamp("x.txt") is None
+    before = files.folder_stamp("inner")
+    assert before is not None
+    assert files.folder_stamp() is not None
+    assert files.folder_stamp("inner") == before
+    files.write("inner/z.txt", b"1")
+    assert files.folder_stamp("inner") != before
 
 
 CONTRACT = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -11,6 +12,9 @@ from ..core.filesystem import Filesystem, Stamp
 from .declarations import Problem, SubagentDeclaration
 from .markdown import Loaded
 
+MANY, PATIENCE = 200, 1.0
+"""So many files are looked at one by one only once in so many seconds: it takes milliseconds. What was added to their
+folder, removed or replaced is noticed at once all the same."""
 SMALL = 16
 """So many files are looked at without leaving the event loop."""
 
@@ -28,6 +32,8 @@ class DeclarationFolder:
     def __init__(self, filesystem: Filesystem, folder: str, read: Reader) -> None:
         self._filesystem, self._folder, self._reader = filesystem, folder, read
         self._stamps: dict[str, Stamp] | None = None
+        self._folder_stamp: Stamp | None = None
+        self._looked_at = 0.0
         self._files: dict[str, _Kept] = {}
         self.problems: tuple[Problem, ...] = ()
 
@@ -35,6 +41,11 @@ class DeclarationFolder:
     def is_small(self) -> bool:
         """Whether looking at it again is a matter of microseconds."""
         return self._stamps is not None and len(self._stamps) <= SMALL
+
+    @property
+    def _was_seen_lately(self) -> bool:
+        many = self._stamps is not None and len(self._stamps) > MANY
+        return many and time.monotonic() - self._looked_at < PATIENCE
 
     @property
     def declarations(self) -> list[SubagentDeclaration]:
@@ -45,11 +56,15 @@ class DeclarationFolder:
     def refresh(self) -> bool:
         """Read what has changed since the last time; whether anything had."""
         try:
+            folder_stamp = self._filesystem.folder_stamp(self._folder)
+            if folder_stamp == self._folder_stamp and self._was_seen_lately:
+                return False
             stamps = self._filesystem.stamps(self._folder, ".md")
         except FilesystemError as exc:
             changed = self._stamps is not None or not self.problems
             self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, _why(exc)),)
             return changed
+        self._folder_stamp, self._looked_at = folder_stamp, time.monotonic()
         if stamps == self._stamps:
             return False
         self._files = {
