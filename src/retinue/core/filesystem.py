@@ -78,7 +78,7 @@ class Filesystem(Protocol):
 
     def folder_stamp(self, path: str = "") -> Stamp | None:
         """Another one than before means that a file in a folder was added, removed or replaced, though not that one was
-        written to; None where there is no such folder."""
+        written to; None where there is nothing."""
         ...
 
     def exists(self, path: str) -> bool: ...

@@ -40,6 +40,8 @@ class Folder(Protocol):
 
     def stat(self, name: str) -> os.stat_result: ...
 
+    def own_stat(self) -> os.stat_result: ...
+
     def open(self, name: str, flags: int, mode: int = 0o666) -> int: ...
 
     def mkdir(self, name: str) -> None: ...
@@ -80,6 +82,9 @@ class AnchoredFolder:
 
     def stat(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+
+    def own_stat(self) -> os.stat_result:
+        return os.fstat(self._fd)
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         return os.open(name, flags | _LEAF, mode, dir_fd=self._fd)
@@ -128,6 +133,9 @@ class ResolvedFolder:
 
     def stat(self, name: str) -> os.stat_result:
         return os.lstat(self._below(name))
+
+    def own_stat(self) -> os.stat_result:
+        return os.stat(self._checked(self._path))
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         return os.open(self._below(name), flags | _LEAF, mode)

@@ -161,15 +161,12 @@ class LocalFilesystem:
         return {name: _stamp(status) for name, status in found if not stat.S_ISDIR(status.st_mode)}
 
     def folder_stamp(self, path: str = "") -> Stamp | None:
-        names = split_path(path)
         try:
-            with self._folder(names[:-1]) as folder:
-                status = folder.stat(names[-1] if names else ".")
-        except (FileMissing, FileNotFoundError):
+            with self._folder(split_path(path)) as folder:
+                status = _asking(folder.own_stat, path)
+        except FileMissing:
             return None
-        except OSError as error:
-            raise refusal_of(error, path) from error
-        return (status.st_mtime_ns, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+        return status.st_mtime_ns, status.st_ino
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there that can be used."""
