@@ -471,8 +471,9 @@ class Runtime:
         await self._background.close(grace)
         await self._backend.close(grace)
         await self._registry.close()
-        writers = [run.writer.finish() for run in self._runs.values() if run.writer is not None]
-        await asyncio.gather(*writers)
+        writers = [asyncio.create_task(run.writer.finish()) for run in self._runs.values() if run.writer is not None]
+        if writers:
+            await asyncio.wait(writers, timeout=grace)
         if isinstance(self._store, DurableStore):
             await self._store.close()
 
