@@ -101,6 +101,7 @@ from .subagents.harness import HarnessAgent
 from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
 from .subagents.remote import RemoteSubagentStub
 from .tasks.files import WorkspaceTaskRepository
+from .tasks.memory import MemoryTaskRepository
 from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
 from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
@@ -166,6 +167,7 @@ __all__ = [
     "LocalFilesystem",
     "MemoryJournal",
     "MemoryStore",
+    "MemoryTaskRepository",
     "Message",
     "MissingValue",
     "Model",

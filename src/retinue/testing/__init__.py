@@ -1,6 +1,7 @@
-"""For your tests: a model that says what it is told, and a sink that remembers."""
+"""For your tests: a model that says what it is told, a sink that remembers, and what a port's implementation must do."""
 
 from .model import ScriptedModel, ScriptError, call, fail, say, think
 from .sinks import RecordingSink
+from .tasks import TaskRepositorySuite
 
-__all__ = ["RecordingSink", "ScriptError", "ScriptedModel", "call", "fail", "say", "think"]
+__all__ = ["RecordingSink", "ScriptError", "ScriptedModel", "TaskRepositorySuite", "call", "fail", "say", "think"]
