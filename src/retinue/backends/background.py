@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..core.context import CancellationToken, ToolContext
 from ..core.decisions import Decision
@@ -43,8 +43,8 @@ class LocalBackground:
     def detach(self, run_id: str) -> None:
         self._backend.detach(run_id)
 
-    async def next_leg(self, run_id: str, token: CancellationToken) -> RunResult:
-        question = self._questions[run_id] = _Question()
+    async def next_leg(self, run_id: str, token: CancellationToken, answered: Callable[[], None]) -> RunResult:
+        question = self._question(run_id)
 
         def give_up() -> None:
             question.loop.call_soon_threadsafe(question.take, None)
@@ -52,16 +52,34 @@ class LocalBackground:
         token.on_set(give_up)
         try:
             decisions = await question.decisions
+            answered()
+            result = await self._go_on(run_id, decisions, token)
+        except BaseException as exc:
+            if not question.result.done():
+                question.result.set_exception(ExecutionBackendError(run_id, f"it could not go on: {exc!r}"))
+                question.result.exception()  # nobody need be waiting
+            raise
         finally:
             token.forget(give_up)
-            del self._questions[run_id]
-        if decisions is None:
-            result = self._backend.give_up(run_id)
-            if result is None:
-                raise ExecutionBackendError(run_id, "it is not there any more")
-        else:
-            result = await self._backend.go_on(run_id, decisions, token)
+            if self._questions.get(run_id) is question:
+                del self._questions[run_id]
         question.result.set_result(result)
+        return result
+
+    def _question(self, run_id: str) -> _Question:
+        made = self._questions.get(run_id)
+        if made is None:
+            made = self._questions[run_id] = _Question()
+        return made
+
+    async def _go_on(
+        self, run_id: str, decisions: Mapping[str, Decision] | None, token: CancellationToken
+    ) -> RunResult:
+        if decisions is not None:
+            return await self._backend.go_on(run_id, decisions, token)
+        result = await self._backend.give_up(run_id)
+        if result is None:
+            raise ExecutionBackendError(run_id, "it is not there any more")
         return result
 
     async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult | None:
@@ -70,9 +88,9 @@ class LocalBackground:
         if child is None:
             return None
         fresh = child.match(decisions)
-        question = self._questions.get(run_id)
-        if not fresh or question is None:
+        if not fresh:
             return child.result
+        question = self._question(run_id)  # it may be answered before anybody has come to ask it
         question.take(fresh)
         return await asyncio.shield(question.result)
 

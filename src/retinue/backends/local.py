@@ -315,15 +315,16 @@ class LocalBackend:
         return result
 
     async def _apart(
-        self, child: LocalRun, parent: RunScope, work: Coroutine[Any, Any, RunResult], given: CancellationToken
+        self, child: LocalRun, parent: RunScope | None, work: Coroutine[Any, Any, RunResult], given: CancellationToken
     ) -> RunResult:
         """Run a child that nobody need wait for; its parent is told of its end while it is still there."""
-        before = child.result
+        assert child.scope is not None
+        used, before = child.scope.usage, child.result
         try:
             return await self._conduct(child, work, given)
         finally:
-            if child.result is not None and child.result is not before:
-                parent.usage += child.result.usage
+            if parent is not None and child.result is not None and child.result is not before:
+                parent.usage += child.result.usage - used
                 tell_child_finished(parent, child.identity, child.result)
 
     def detach(self, run_id: str) -> None:
@@ -358,12 +359,18 @@ class LocalBackend:
         child = self._kept[run_id]
         assert child.scope is not None
         self._scopes[child.scope.run_id] = child.scope
-        return await self._conduct(child, self._keeping(child, child.resume(decisions)), given)
+        parent = self._scopes.get(child.identity.parent_run_id or "")
+        return await self._apart(child, parent, self._keeping(child, child.resume(decisions)), given)
 
-    def give_up(self, run_id: str) -> RunResult | None:
-        """End a detached child that waits for an answer which will not come."""
-        child = self._kept.pop(run_id, None)
-        return None if child is None else child.abandon()
+    async def give_up(self, run_id: str) -> RunResult | None:
+        """End a detached child that waits for an answer which will not come; its conversation stays."""
+        if (child := self._kept.pop(run_id, None)) is None:
+            return None
+        result = child.abandoned()
+        if (parent := self._scopes.get(child.identity.parent_run_id or "")) is not None:
+            tell_child_finished(parent, child.identity, result)
+        await self._store.save_thread(child.thread_after())
+        return result
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
+from typing import Any
 
 from ..core.context import ToolContext
+from ..core.errors import FilesystemError, TaskStoreError
 from ..core.functions import FunctionTool
 from ..core.results import ToolOutput, ToolResult
 from ..core.tools import Tool
@@ -28,7 +31,7 @@ class TaskTools:
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.task_output, self.task_cancel, self.task_list)
-        return tuple([FunctionTool(function, category="subagents") for function in functions])
+        return tuple([FunctionTool(_telling(function), category="subagents") for function in functions])
 
     async def task_output(
         self, task_id: str, ctx: ToolContext, block: bool = True, timeout: int = DEFAULT_MILLISECONDS
@@ -132,6 +135,19 @@ class TaskTools:
         else:
             lines.append("Task completed with no result." if record.status is TaskStatus.COMPLETED else "No result.")
         return "\n".join(lines)
+
+
+def _telling(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The same, with an answer where the records cannot be read or written."""
+
+    @functools.wraps(function)
+    async def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except (TaskStoreError, FilesystemError) as exc:
+            return _error(str(exc))
+
+    return told
 
 
 def list_line(record: TaskRecord) -> str:

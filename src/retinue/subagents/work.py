@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from os import urandom
 from typing import Any, Literal
 from uuid import uuid4
@@ -15,9 +16,10 @@ from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
+from ..core.state import PersistedState
 from ..tasks.background import Background
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Waits, Work
+from ..tasks.service import Voice, Waits, Work
 from ..tasks.task import TaskRecord, TaskStatus, at
 from .catalog import Catalog, Entry
 from .remote import RemoteSubagentStub
@@ -44,6 +46,10 @@ class Commission(Struct):
     run_id: str
     token: CancellationToken
     in_background: bool = False
+    turn: asyncio.Lock | None = None
+    """Held while it is this message's turn."""
+    queued: asyncio.Task[bool] | None = None
+    """Its place among the messages for this sub-agent."""
 
     @property
     def is_remote(self) -> bool:
@@ -52,6 +58,14 @@ class Commission(Struct):
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> Commission:
         return cls(entry, agent, spawned, text, ctx, f"run_{urandom(10).hex()}", CancellationToken())
+
+    def end_turn(self) -> None:
+        """Let the next message in."""
+        queued, self.queued = self.queued, None
+        if queued is not None and not queued.done():
+            queued.cancel()
+        elif queued is not None and not queued.cancelled() and self.turn is not None:
+            self.turn.release()
 
 
 class Workers:
@@ -69,6 +83,7 @@ class Workers:
         if commission.is_remote:
             return await self._wait_for_task(commission, seconds)
         token = commission.token
+        self._queue_up(commission)
         running = asyncio.create_task(self._run(commission), name=commission.run_id)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
@@ -110,11 +125,12 @@ class Workers:
     async def start(self, commission: Commission) -> TaskRecord:
         """Let it run in the background."""
         commission.in_background = True
+        self._queue_up(commission)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             return await self._to_the_end(commission, await self._run(commission), waits)
 
-        return await self._begin(commission, TaskStatus.PENDING, work)
+        return await self._begin(commission, TaskStatus.PENDING, work, commission.end_turn)
 
     async def _promote(self, commission: Commission, running: asyncio.Task[RunResult]) -> TaskRecord:
         commission.in_background = True
@@ -130,11 +146,15 @@ class Workers:
             commission.token.set("it could not be written down as a task")
             raise
 
-    async def _begin(self, commission: Commission, status: TaskStatus, work: Work) -> TaskRecord:
+    async def _begin(
+        self, commission: Commission, status: TaskStatus, work: Work, at_end: Callable[[], None] | None = None
+    ) -> TaskRecord:
         background: Background = commission.ctx.resolver.background
         service = background.service(self.repository)
         record = self._record(commission, status, service.node)
         voice = background.voice(commission.ctx, record, service)
+        if at_end is not None:
+            voice = LastWord(voice, at_end)
         return await service.start(record, work, voice, commission.token)
 
     def _record(self, commission: Commission, status: TaskStatus, node: str) -> TaskRecord:
@@ -160,11 +180,9 @@ class Workers:
 
     async def _run(self, commission: Commission) -> RunResult:
         declared, ctx, session_id = commission.entry.declaration, commission.ctx, commission.spawned.session_id
-        turn = self.turns.of(session_id)
-        if turn.locked():
-            background: Background = ctx.resolver.background
-            background.give_slot_back(ctx)  # whoever is before it may need the slot to come to an end
-        async with turn:
+        if not await self._take_turn(commission):
+            return _never_began(commission)
+        try:
             if self.turns.is_held(session_id, ctx):
                 problem = "it waits for a decision: send your message when it has gone on"
                 raise ExecutionBackendError(commission.entry.id, problem)
@@ -183,6 +201,39 @@ class Workers:
             else:
                 self.turns.let_go(outcome.thread_id)
             return outcome
+        finally:
+            commission.end_turn()
+
+    def _queue_up(self, commission: Commission) -> None:
+        """Take a place after the messages before: the order of the calls is the order of the conversation."""
+        commission.turn = self.turns.of(commission.spawned.session_id)
+        commission.queued = asyncio.create_task(commission.turn.acquire())
+
+    async def _take_turn(self, commission: Commission) -> bool:
+        """Wait for the messages before; False where this one is no longer wanted."""
+        queued, token, loop = commission.queued, commission.token, asyncio.get_running_loop()
+        if queued is None:
+            return False
+        if not queued.done():
+            background: Background = commission.ctx.resolver.background
+            background.give_slot_back(commission.ctx)  # whoever is before it may need the slot to come to an end
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(queued.cancel)
+
+        token.on_set(stop)
+        try:
+            await queued
+        except asyncio.CancelledError:
+            present = asyncio.current_task()
+            if not token.is_set() or (present is not None and present.cancelling()):
+                raise
+            return False
+        finally:
+            token.forget(stop)
+        if token.is_set():
+            commission.end_turn()
+        return not token.is_set()
 
     async def _to_the_end(self, commission: Commission, outcome: RunResult, waits: Waits) -> RunResult:
         """See a child through its waits for humans."""
@@ -190,8 +241,35 @@ class Workers:
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-                outcome = await background.next_leg(commission.run_id, commission.token)
-                waits(None)
+                outcome = await background.next_leg(commission.run_id, commission.token, lambda: waits(None))
         finally:
             self.turns.let_go(commission.spawned.session_id)
         return outcome
+
+
+class LastWord:
+    """A voice that has something done when it is closed."""
+
+    def __init__(self, voice: Voice, at_end: Callable[[], None]) -> None:
+        self._voice, self._at_end = voice, at_end
+
+    def tell(self, task_id: str, status: str) -> None:
+        self._voice.tell(task_id, status)
+
+    def close(self) -> None:
+        self._at_end()
+        self._voice.close()
+
+
+def _never_began(commission: Commission) -> RunResult:
+    """The end of work that was not wanted any more when its turn came."""
+    reason = commission.token.reason or "cancelled"
+    status = RunStatus.TIMEOUT if reason == TIMED_OUT else RunStatus.CANCELLED
+    return RunResult(
+        status=status,
+        run_id=commission.run_id,
+        thread_id=commission.spawned.session_id,
+        state=PersistedState(),
+        error=reason,
+        termination=status.value,
+    )

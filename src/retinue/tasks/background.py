@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from ..core.context import CancellationToken, ToolContext
@@ -31,6 +31,8 @@ class Background(Protocol):
         """Let a child outlive its call."""
         ...
 
-    def next_leg(self, run_id: str, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
-        """How a detached child went on that waited for a human, once somebody has answered."""
+    def next_leg(
+        self, run_id: str, token: CancellationToken, answered: Callable[[], None]
+    ) -> Coroutine[Any, Any, RunResult]:
+        """How a detached child went on that waited for a human, once somebody has answered, which is told at once."""
         ...

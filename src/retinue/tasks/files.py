@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp
@@ -194,12 +195,12 @@ class WorkspaceTaskRepository:
             before = _Contents() if data is None else self._parsed(session_id, data, None)
             records = dict(before.records)
             outcomes[:] = [_outcome(change, records) for change in changes]
-            lines = {
-                task_id: line
-                if before.records.get(task_id) is record and (line := before.lines.get(task_id)) is not None
-                else _line(task_id, record)
-                for task_id, record in records.items()
-            }
+            lines: dict[str, bytes] = {}
+            for task_id, record in records.items():
+                line = before.lines.get(task_id) if before.records.get(task_id) is record else None
+                if line is None:
+                    records[task_id], line = _stored(record)
+                lines[task_id] = line
             if records == before.records:
                 made = _Contents(before.data, records, lines)
                 return None
@@ -234,5 +235,16 @@ def _outcome(change: Callable[[dict[str, TaskRecord]], Any], records: dict[str, 
         return exc
 
 
-def _line(task_id: str, record: TaskRecord) -> bytes:
-    return _encode(task_id) + b": " + _encode(record)
+def _stored(record: TaskRecord) -> tuple[TaskRecord, bytes]:
+    """A record as it can be kept, and its line."""
+    try:
+        return record, _line(record)
+    except UnicodeEncodeError:  # half a character, from a model or a tool: the rest must not be lost with it
+        fields = [(name, getattr(record, name)) for name in record.__struct_fields__]
+        whole = {name: text.encode(errors="replace").decode() for name, text in fields if type(text) is str}
+        record = replace(record, **whole)
+        return record, _line(record)
+
+
+def _line(record: TaskRecord) -> bytes:
+    return _encode(record.task_id) + b": " + _encode(record)
