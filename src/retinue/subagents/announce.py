@@ -54,7 +54,7 @@ class Announcer:
     async def _text(self, shown: Sequence[TaskRecord], more: int, running: int) -> str:
         parts = ["News of your background tasks. The user has not seen this."]
         for record in shown:
-            head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {_news(record, {})}"
+            head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {_state(record)}"
             parts.append(f"{head}\n{await self._body(record)}")
         if more:
             parts.append(f"{more} more have ended; they are announced next, or use task_list().")
@@ -77,6 +77,11 @@ class Announcer:
 
 
 def _news(record: TaskRecord, told: dict[str, str]) -> str | None:
-    """What there is to tell of a task: that it has ended, or waits; None where that is known."""
-    state = record.status.lower() if record.status.is_terminal else "waiting" if record.awaiting else None
-    return None if state == told.get(record.task_id) else state
+    """What there is to tell of a task: that it has ended, or for what it waits; None where that is known."""
+    state = _state(record)
+    news = f"waiting: {record.awaiting}" if state == "waiting" else state
+    return None if news == told.get(record.task_id) else news
+
+
+def _state(record: TaskRecord) -> str | None:
+    return record.status.lower() if record.status.is_terminal else "waiting" if record.awaiting else None

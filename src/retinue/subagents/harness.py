@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem
 from ..core.functions import as_tool
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
@@ -248,11 +248,15 @@ class Subagents(Plugin):
         entries = await self._catalog.up_to_date()
         if self._section[0] is not entries:
             self._section = (entries, subagent_section(entries.values()) if entries else "")
-        text, command = self._section[1], None
+        text = self._section[1]
         scope = TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
-        if records := await self._repository.list(scope):
-            command = await self._announcer.announce(ctx, records)
-            text = "\n\n".join([part for part in (text, task_summary(records)) if part])
+        try:
+            records = await self._repository.list(scope)
+            tasks, command = task_summary(records), await self._announcer.announce(ctx, records)
+        except (TaskStoreError, FilesystemError) as exc:
+            tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
+            command = StateCommand().event({"type": "tasks_unreadable", "problem": str(exc)})
+        text = "\n\n".join([part for part in (text, tasks) if part])
         if text:
             command = (command or StateCommand()).schedule(AddSystemText(text))
         return command

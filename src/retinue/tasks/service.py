@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from secrets import token_hex
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from ..core.context import CancellationToken
+from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from .lifecycle import await_human, beat, begin, finish, request_cancel
@@ -57,6 +59,8 @@ class LocalTask(Struct, eq=False):
     voice: Voice
     ended: asyncio.Event
     job: asyncio.Task[None] | None = None
+    notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
+    """What is being written about its waits."""
     last_beat: float = 0.0
 
 
@@ -70,7 +74,10 @@ class TaskService:
         self._sweeper = Sweeper(repository, clock)
         self._watch: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
-        self._next_sweep = 0.0
+        self._next_sweep: float | None = None
+        self._troubled: set[TaskScope] = set()
+        """Sessions whose records cannot be read or written just now."""
+        self._closing = False
 
     async def start(
         self, record: TaskRecord, work: Work, voice: Voice | None = None, token: CancellationToken | None = None
@@ -80,7 +87,7 @@ class TaskService:
         It goes on after whoever started it has ended.
         """
         task = LocalTask(record, token or CancellationToken(), voice or Silence(), asyncio.Event())
-        task.last_beat = self._clock()
+        task.last_beat = time.monotonic()
         self._local[record.task_id] = task
         try:
             await self.repository.add(record)
@@ -144,6 +151,7 @@ class TaskService:
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop the tasks of this process. They end as cancelled, with the reason."""
+        self._closing = True
         tasks = list(self._local.values())
         for task in tasks:
             task.token.set("the runtime was closed")
@@ -165,23 +173,29 @@ class TaskService:
 
     async def _execute(self, task: LocalTask, work: Work) -> None:
         """The life of a task in this process: from its beginning to its last record, whatever happens."""
-        record = task.record
         try:
-            if record.status is TaskStatus.PENDING and not await self._begin(task):
-                return
-            outcome = await work(task.token, lambda question: self._note_wait(task, question))
-            status, text, error = _ending(outcome)
-            if task.token.is_set() and status is not TaskStatus.COMPLETED:
-                status, error = TaskStatus.CANCELLED, task.token.reason
-            await self._finish(task, status, text, error)
-        except asyncio.CancelledError:
-            await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
-            raise
-        except Exception as exc:
-            _log.error("task %s failed", record.task_id, exc_info=exc)
-            await self._finish(task, TaskStatus.FAILED, None, f"{type(exc).__name__}: {exc}")
+            try:
+                ending = await self._work(task, work)
+            except asyncio.CancelledError:
+                await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
+                raise
+            await self._finish(task, *ending)
         finally:
             self._drop(task)
+
+    async def _work(self, task: LocalTask, work: Work) -> tuple[TaskStatus, str | None, str | None]:
+        """Do the work of a task; how it ended."""
+        try:
+            if task.record.status is TaskStatus.PENDING and not await self._begin(task):
+                return TaskStatus.CANCELLED, None, "it was cancelled before it began"
+            outcome = await work(task.token, lambda question: self._note_wait(task, question))
+        except Exception as exc:
+            _log.error("task %s failed", task.record.task_id, exc_info=exc)
+            return TaskStatus.FAILED, None, f"{type(exc).__name__}: {exc}"
+        status, text, error = _ending(outcome)
+        if task.token.is_set() and status is not TaskStatus.COMPLETED:
+            status, error = TaskStatus.CANCELLED, task.token.reason
+        return status, text, error
 
     async def _begin(self, task: LocalTask) -> bool:
         def to_running(record: TaskRecord) -> TaskRecord | None:
@@ -191,22 +205,37 @@ class TaskService:
         if record is not None and record.status is TaskStatus.RUNNING:
             task.voice.tell(record.task_id, record.status)
             return True
-        await self._finish(task, TaskStatus.CANCELLED, None, "it was cancelled before it began")
         return False
 
     async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
+        """Write the end of a task. Where that cannot be done, it is tried again for as long as this process lives."""
+        if task.notes:
+            await asyncio.wait(task.notes)
+        pause = self.repository.settings.look_every
+        while True:
+            try:
+                await self._write_end(task, status, text, error)
+                return
+            except Exception as exc:
+                _log.error("the end of task %s (%s) cannot be written: %s", task.record.task_id, status, exc)
+                if self._closing:
+                    return  # the sweeper of any process will find the record without a sign of life
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self.repository.settings.heartbeat)
+
+    async def _write_end(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
+        kept = None
         try:
             kept = await self.repository.keep_result(task.record, text) if text else None
+        except Exception as exc:
+            _log.warning("task %s: its result stays in its record, as %s", task.record.task_id, exc)
 
-            def end(record: TaskRecord) -> TaskRecord | None:
-                shown = text if kept is None or text is None else f"{text[:1000]}…"
-                return finish(record, status, self._clock(), result=shown, result_file=kept, error=error)
+        def end(record: TaskRecord) -> TaskRecord | None:
+            shown = text if kept is None or text is None else f"{text[:1000]}…"
+            return finish(record, status, self._clock(), result=shown, result_file=kept, error=error)
 
-            record = await self.repository.update(task.record.scope, task.record.task_id, end)
-            task.voice.tell(task.record.task_id, status if record is None else record.status)
-        except Exception:
-            # The sweeper of any process will find the record without a sign of life.
-            _log.exception("the end of task %s (%s) could not be written", task.record.task_id, status)
+        record = await self.repository.update(task.record.scope, task.record.task_id, end)
+        task.voice.tell(task.record.task_id, status if record is None else record.status)
 
     def _note_wait(self, task: LocalTask, question: str | None) -> None:
         """A human is asked, or has answered."""
@@ -219,33 +248,46 @@ class TaskService:
             task.voice.tell(task.record.task_id, TaskStatus.RUNNING)
 
         job = asyncio.create_task(write())
+        task.notes.add(job)
+        job.add_done_callback(task.notes.discard)
         job.add_done_callback(_log_failure)
 
     async def _keep_watch(self) -> None:
         settings = self.repository.settings
-        self._next_sweep = self._next_sweep or self._clock()  # the first one at once: it may be after a long downtime
+        if self._next_sweep is None:
+            self._next_sweep = time.monotonic()  # the first one at once: it may be after a long downtime
         while True:
             try:
-                if self._local:
-                    await self._look_after_own()
-                if self._clock() >= self._next_sweep:
-                    self._next_sweep = self._clock() + settings.sweep_every
+                for scope in {task.record.scope for task in self._local.values()}:
+                    await self._look_after(scope)
+                if time.monotonic() >= self._next_sweep:
                     await self.sweep()
+                    soon = self._sweeper.proof if self._sweeper.suspects else settings.sweep_every
+                    self._next_sweep = time.monotonic() + min(soon, settings.sweep_every)
             except Exception:
                 _log.exception("looking after tasks failed; it is tried again")
+                self._next_sweep = time.monotonic() + settings.sweep_every
             self._woken.clear()
             if self._local:
                 await asyncio.sleep(settings.look_every)
             else:
-                await _within(self._woken.wait(), max(self._next_sweep - self._clock(), 0.01))
+                await _within(self._woken.wait(), max(self._next_sweep - time.monotonic(), 0.01))
 
-    async def _look_after_own(self) -> None:
+    async def _look_after(self, scope: TaskScope) -> None:
+        """Look after the tasks of one session; trouble with its records is no trouble for others."""
+        try:
+            await self._look_after_own(scope)
+            self._troubled.discard(scope)
+        except RetinueError as exc:
+            if scope not in self._troubled:
+                self._troubled.add(scope)
+                _log.error("the tasks of session %s cannot be looked after: %s", scope.session_id, exc)
+
+    async def _look_after_own(self, scope: TaskScope) -> None:
         """Stop what somebody wants stopped or has given up on, and show that the rest is alive."""
-        now, settings = self._clock(), self.repository.settings
+        now, settings = time.monotonic(), self.repository.settings
         due: list[LocalTask] = []
-        records: dict[str, TaskRecord] = {}
-        for scope in {task.record.scope for task in self._local.values()}:
-            records |= {record.task_id: record for record in await self.repository.list(scope)}
+        records = {record.task_id: record for record in await self.repository.list(scope)}
         for task in list(self._local.values()):
             record = records.get(task.record.task_id)
             if record is None or task.job is None:
@@ -254,7 +296,7 @@ class TaskService:
                 task.token.set("the task was cancelled")
             elif record.status.is_terminal:
                 task.token.set("another process has given up on it")
-            elif now - task.last_beat >= settings.heartbeat or now < task.last_beat:
+            elif now - task.last_beat >= settings.heartbeat:
                 due.append(task)
         if due:
 

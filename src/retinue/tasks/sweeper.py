@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
+from ..core.errors import RetinueError
 from .lifecycle import sweep
 from .repository import TaskRepository
 from .task import TaskRecord
@@ -23,33 +24,53 @@ class Sweeper:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._repository, self._clock, self._steady = repository, clock, steady
+        settings = repository.settings
+        self.proof = min(2 * settings.heartbeat, settings.orphan_after)
+        """Seconds without a sign of life that must be seen, whatever a clock says: it may have been set, or this
+        machine have slept, and the executor with it."""
+        self.suspects = False
+        """Whether the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
         self._seen: dict[str, tuple[int, float]] = {}
         """Which version of a record was seen first when: silence that does not depend on anybody's clock."""
 
     async def sweep(self, living: Collection[str] = ()) -> list[TaskRecord]:
         """Look at every task but `living`, which this process executes; those that were given up on."""
-        orphan_after = self._repository.settings.orphan_after
         ended: list[TaskRecord] = []
         seen: dict[str, tuple[int, float]] = {}
+        self.suspects = False
         for scope in await self._repository.open_scopes():
-            for record in await self._repository.list(scope):
-                if record.status.is_terminal or record.task_id in living:
-                    continue
-                observed = self._observe(record, seen)
-                if sweep(record, self._clock(), orphan_after, observed) is None:
-                    continue
-
-                def give_up(current: TaskRecord, known: TaskRecord = record) -> TaskRecord | None:
-                    if current.version != known.version:
-                        return None  # it has shown life since
-                    return sweep(current, self._clock(), orphan_after, self._observed(known))
-
-                after = await self._repository.update(scope, record.task_id, give_up)
-                if after is not None and after.status.is_terminal and after.version == record.version + 1:
-                    _log.warning("task %s: %s", after.task_id, after.error_message)
-                    ended.append(after)
+            try:
+                for record in await self._repository.list(scope):
+                    if record.status.is_terminal or record.task_id in living:
+                        continue
+                    after = await self._give_up(record, self._observe(record, seen))
+                    if after is not None:
+                        _log.warning("task %s: %s", after.task_id, after.error_message)
+                        ended.append(after)
+            except RetinueError as exc:
+                _log.error("the tasks of session %s cannot be swept: %s", scope.session_id, exc)
         self._seen = seen
         return ended
+
+    async def _give_up(self, record: TaskRecord, observed: float) -> TaskRecord | None:
+        """End a task whose executor is gone; None where it may be alive."""
+        orphan_after = self._repository.settings.orphan_after
+        if sweep(record, self._clock(), orphan_after, observed) is None:
+            return None
+        if observed < self.proof:
+            self.suspects = True
+            return None
+        given_up = False
+
+        def give_up(current: TaskRecord) -> TaskRecord | None:
+            nonlocal given_up
+            # One that has changed has shown life since.
+            ended = sweep(current, self._clock(), orphan_after, observed) if current == record else None
+            given_up = ended is not None
+            return ended
+
+        after = await self._repository.update(record.scope, record.task_id, give_up)
+        return after if given_up else None
 
     def _observe(self, record: TaskRecord, seen: dict[str, tuple[int, float]]) -> float:
         """Seconds for which a record has been as it is, as far as this process saw."""
@@ -58,7 +79,3 @@ class Sweeper:
             since = self._steady()
         seen[record.task_id] = (record.version, since)
         return self._steady() - since
-
-    def _observed(self, record: TaskRecord) -> float:
-        version, since = self._seen.get(record.task_id, (record.version, self._steady()))
-        return self._steady() - since if version == record.version else 0.0
