@@ -1,0 +1,184 @@
+"""Several processes on one workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import LocalFilesystem as Local
+from retinue import Runtime, TaskScope, TaskStatus, WorkspaceTaskRepository
+from retinue.tasks.service import TaskService
+from retinue.testing import call, say
+from retinue.testing.tasks import task_record
+
+from .node import SETTINGS, harness
+from .office import eventually, plain
+
+S1 = TaskScope("boss", "s1")
+HERE = Path(__file__).parent.parent.parent
+WRITERS, UPDATES = 8, 500
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tasks.node", str(tmp_path), *args],
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line of a process."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, f"the process ended with {process.wait()}"
+    return line
+
+
+def calls(root: Path) -> int:
+    return len((root / "calls.txt").read_text().splitlines())
+
+
+async def ask(runtime_root: Path, name: str, args: dict[str, Any] | None = None) -> str:
+    """What a tool of a harness in this process answers."""
+    async with Runtime([harness(runtime_root, [call(name, args or {}), say("done")])]) as runtime:
+        result = await runtime.run("boss", "go", thread_id="s1")
+        return next(message.text for message in result.messages if message.role == "tool")
+
+
+async def test_another_process_lists_waits_and_returns_soon_after_the_end(tmp_path: Path, node: Start) -> None:
+    end = time.time() + 3
+    task_id = said(node("start", str(end)))
+    listed = await ask(tmp_path, "task_list")
+    assert plain(listed).splitlines() == [
+        "1 tracked task(s):",
+        "- task_id: <task>  agent: worker  status: running  created: <time>",
+    ]
+    assert plain(await ask(tmp_path, "task_output", {"task_id": task_id, "block": False})) == (
+        "task_id: <task>\nagent_id: worker\nstatus: Running\ncreated_at: <time>\n\nTask still running..."
+    )
+    assert plain(await ask(tmp_path, "task_output", {"task_id": task_id, "timeout": 100})) == (
+        "task_id: <task>\nstatus: running\n"
+        "note: Task is running (possibly on another node). Use task_output(block=false) to poll."
+    )
+    answer = await ask(tmp_path, "task_output", {"task_id": task_id})
+    returned = time.time()
+    assert plain(answer) == (
+        "task_id: <task>\nagent_id: worker\nstatus: Completed\ncreated_at: <time>\n\nResult:\nworked"
+    )
+    record = await WorkspaceTaskRepository(Local(tmp_path), "boss").get(S1, task_id)
+    assert record is not None
+    assert returned - record.last_updated_at.timestamp() < 1
+    assert record.node is not None
+    assert f"-{os.getpid()}-" not in record.node, "it was not the other process that did the work"
+
+
+async def test_another_process_cancels_and_the_work_really_stops(tmp_path: Path, node: Start) -> None:
+    task_id = said(node("start", str(time.time() + 60)))
+    await eventually(lambda: (tmp_path / "calls.txt").exists() and calls(tmp_path) > 3)
+    answer = await ask(tmp_path, "task_cancel", {"task_id": task_id})
+    made = calls(tmp_path)
+    assert plain(answer) == "task_id: <task>\nstatus: cancelled\nCancellation requested successfully."
+    await asyncio.sleep(0.5)
+    assert calls(tmp_path) == made, "a model or a tool was called after the task had stopped"
+    (stored,) = json.loads((tmp_path / "agents/boss/tasks/s1.json").read_text()).values()
+    assert (stored["status"], stored["cancelRequested"]) == ("CANCELLED", True)
+
+
+async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> None:
+    process = node("start", str(time.time() + 60))
+    task_id = said(process)
+    await eventually(lambda: (tmp_path / "calls.txt").exists())
+    services = [TaskService(WorkspaceTaskRepository(Local(tmp_path), "boss", SETTINGS)) for _ in range(2)]
+    for _ in range(3):  # as long as it lives, nobody gives up on it, though each has watched for long enough
+        assert [await service.sweep() for service in services] == [[], []]
+        await asyncio.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    swept: list[Any] = []
+    deadline = time.monotonic() + 10
+    while not swept and time.monotonic() < deadline:
+        for found in await asyncio.gather(*[service.sweep() for service in services]):
+            swept += found
+        await asyncio.sleep(0.05)
+    for service in services:
+        swept += await service.sweep()
+    assert [(record.task_id, record.status) for record in swept] == [(task_id, TaskStatus.FAILED)]
+    assert swept[0].error_message.startswith("executor lost: no heartbeat for ")
+    assert plain(await ask(tmp_path, "task_output", {"task_id": task_id})).startswith(
+        "task_id: <task>\nagent_id: worker\nstatus: Failed: executor lost: no heartbeat for "
+    )
+
+
+async def test_a_runtime_finds_the_orphans_of_a_downtime_by_itself(tmp_path: Path, node: Start) -> None:
+    process = node("start", str(time.time() + 60))
+    task_id = said(process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    boss = harness(tmp_path, [say("done")])
+    assert boss.task_repository is not None
+    async with Runtime([boss]) as runtime:
+        await runtime.run("boss", "go", thread_id="another")
+        found = await TaskService(boss.task_repository).wait(S1, task_id, 10)
+    assert found is not None
+    assert found.status is TaskStatus.FAILED
+
+
+@pytest.mark.timeout(120)
+async def test_eight_writers_lose_nothing(tmp_path: Path, node: Start) -> None:
+    repository = WorkspaceTaskRepository(Local(tmp_path), "boss", SETTINGS)
+    names = [f"task_{number}" for number in range(WRITERS)]
+    for number, name in enumerate(names):
+        await repository.add(task_record(name, status=TaskStatus.RUNNING, node=str(number)))
+    await repository.add(task_record("shared", status=TaskStatus.RUNNING, node="n"))
+    writers = [node("write", str(number), str(UPDATES)) for number in range(WRITERS)]
+    assert [said(writer) for writer in writers] == ["ready"] * WRITERS
+    ends: dict[str, Any] = {}
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    path, looks = tmp_path / "agents/boss/tasks/s1.json", 0
+    while any(writer.poll() is None for writer in writers):
+        stored = json.loads(path.read_text())  # never torn
+        assert [*stored] == [*names, "shared"], "a record is missing"
+        for name, record in stored.items():
+            if record.get("status") in ("COMPLETED", "FAILED", "CANCELLED"):
+                assert ends.setdefault(name, record) == record, "a terminal record changed"
+        looks += 1
+        await asyncio.sleep(0.01)
+    assert [said(writer) for writer in writers] == ["done"] * WRITERS
+    assert looks > 10
+    records = {record.task_id: record for record in await repository.list(S1)}
+    own, shared = (UPDATES - 1 + 1) // 2, (UPDATES - 1) // 2
+    assert [records[name].version for name in names] == [1 + own + 1] * WRITERS
+    assert records["shared"].version == 1 + shared * WRITERS
+    kinds = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
+    assert [(records[name].status, records[name].result) for name in names] == [
+        (kinds[number % 3], f"of {number}") for number in range(WRITERS)
+    ]
