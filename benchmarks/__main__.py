@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--telemetry] [--harness]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import floor, harness, ours, telemetry, trees
+from benchmarks import floor, harness, ours, tasks, telemetry, trees
 
 REFERENCE_MS = 10.0
 STEPS, DELTAS = 200, 5_000
@@ -125,10 +125,35 @@ def collect(rounds: int, with_trees: bool, progress: Callable[[str], None]) -> l
     return rows
 
 
+def collect_tasks(rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Background tasks alone: there is no floor for them, so a figure is held against its goal."""
+    taken: list[dict[str, float]] = []
+    for number in range(rounds + 1):
+        progress(f"tasks, round {number} of {rounds}" if number else "tasks, warming up")
+        before = slowness()
+        figures = tasks.one_round()
+        scale = (before + slowness()) / 2
+        if number:
+            scales = {name: scale if tasks.GOALS[name][1] == "ms" else 1.0 for name in figures}
+            taken.append({name: value / scales[name] for name, value in figures.items()})
+    return [
+        {
+            "what": name,
+            "unit": unit,
+            "floor": 0.0,
+            "retinue": statistics.median([each[name] for each in taken]),
+            "ratio": 0.0,
+            "goal": goal,
+        }
+        for name, (goal, unit) in tasks.GOALS.items()
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (default 7)")
     parser.add_argument("--trees", action="store_true", help="also delegation and fan-out (about a minute a round)")
+    parser.add_argument("--tasks", action="store_true", help="only background tasks (about half a minute a round)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
@@ -142,7 +167,14 @@ def main() -> int:
         telemetry.show(options.rounds)
         return 0
     end = "\r" if sys.stderr.isatty() else "\n"
-    rows = collect(options.rounds, options.trees, lambda text: print(text, end=end, file=sys.stderr, flush=True))
+
+    def progress(text: str) -> None:
+        print(text, end=end, file=sys.stderr, flush=True)
+
+    if options.tasks:
+        rows = collect_tasks(options.rounds, progress)
+    else:
+        rows = collect(options.rounds, options.trees, progress)
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0

@@ -217,15 +217,23 @@ def _with_defaults(value: Any) -> Any:
     kind = value.__class__
     if kind in (list, tuple, set, frozenset):
         for item in value:
-            _with_defaults(item)
+            if not _has_no_defaults(item.__class__):
+                _with_defaults(item)
     elif kind is dict:
         for item in value.values():
-            _with_defaults(item)
+            if not _has_no_defaults(item.__class__):
+                _with_defaults(item)
     elif is_dataclass(kind) and hasattr(value, "__dict__"):
         for field in fields(kind):
             value.__dict__.setdefault(field.name, getattr(value, field.name))
             _with_defaults(value.__dict__[field.name])
     return value
+
+
+@cache
+def _has_no_defaults(kind: type) -> bool:
+    """Whether there is nothing to write into a value of that class, nor into what it holds."""
+    return kind not in (list, tuple, set, frozenset, dict) and not is_dataclass(kind)
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
@@ -237,15 +245,17 @@ def isolate(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind is list:
-        return [isolate(item) for item in value]
+        return [item if _cannot_change(item.__class__) else isolate(item) for item in value]
     if kind is dict:
-        return {key: isolate(item) for key, item in value.items()}
+        return {key: item if _cannot_change(item.__class__) else isolate(item) for key, item in value.items()}
     return value if _cannot_change(kind) else deepcopy(value)
 
 
 @cache
 def _cannot_change(kind: type) -> bool:
-    """Whether it is a frozen record of nothing but atoms: then copies would only cost time."""
+    """Whether it is an atom or a frozen record of nothing but atoms: then copies would only cost time."""
+    if kind in _ATOMS:
+        return True
     if not (issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen):
         return False
     return all(_is_atomic(field.type) for field in msgspec.structs.fields(kind))

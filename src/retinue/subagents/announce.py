@@ -15,6 +15,9 @@ MOST_CHARACTERS = 4000
 """Of one result; the rest is there for task_output."""
 
 
+_ENDS = frozenset({status.lower() for status in TaskStatus if status.is_terminal})
+
+
 def _note(told: dict[str, str], news: dict[str, str]) -> dict[str, str]:
     return {**told, **news}
 
@@ -40,7 +43,8 @@ class Announcer:
     async def announce(self, ctx: HookContext, records: Sequence[TaskRecord]) -> StateCommand | None:
         """The command that tells the session, and remembers that it was told; None where there is no news."""
         told = ctx.snapshot[TOLD]
-        news = [record for record in records if _news(record, told) is not None]
+        open_news = [record for record in records if told.get(record.task_id) not in _ENDS]
+        news = [record for record in open_news if _news(record, told) is not None]
         if not news:
             return None
         news.sort(key=lambda record: record.last_updated_at)

@@ -252,7 +252,7 @@ class Subagents(Plugin):
         scope = TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
         try:
             records = await self._repository.list(scope)
-            tasks, command = task_summary(records), await self._announcer.announce(ctx, records)
+            tasks, command = task_summary(records), await self._announcer.announce(ctx, records) if records else None
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
             command = StateCommand().event({"type": "tasks_unreadable", "problem": str(exc)})

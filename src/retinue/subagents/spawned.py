@@ -17,7 +17,7 @@ from ..core.state import StateKey
 _LABEL = re.compile(r"\w[\w .-]{0,63}")
 
 
-class Spawned(Struct, frozen=True, gc=False):
+class Spawned(Struct, frozen=True, gc=False, omit_defaults=True):
     """A sub-agent with a conversation of its own. It belongs to one user and one session."""
 
     agent_key: str

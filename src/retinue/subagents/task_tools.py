@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from ..core.context import ToolContext
@@ -162,19 +163,19 @@ def moment(when: datetime) -> str:
 
 
 def task_summary(records: Iterable[TaskRecord], most: int = 10) -> str:
-    """The tasks of a session for the prompt: those that run first, then the newest; "" where there are none."""
-    known = list(records)
-    if not known:
+    """The tasks of a session, given oldest first, for the prompt: those that run first, then the newest; "" for none."""
+    newest = list(records)[::-1]
+    if not newest:
         return ""
-    newest = sorted(known, key=lambda record: record.created_at, reverse=True)
-    ordered = sorted(newest, key=lambda record: record.status.is_terminal)
+    shown = [record for record in newest if not record.status.is_terminal][:most]
+    shown += islice((record for record in newest if record.status.is_terminal), most - len(shown))
     lines = [
         f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  status: {_state(record)}  "
         f"started: {record.created_at.strftime('%H:%MZ')}"
-        for record in ordered[:most]
+        for record in shown
     ]
-    if len(ordered) > most:
-        lines.append(f"- ... ({len(ordered) - most} more - use task_list() to see all)")
+    if len(newest) > most:
+        lines.append(f"- ... ({len(newest) - most} more - use task_list() to see all)")
     return "\n".join(["# Async tasks (current session)", "", *lines, "", "What was said of them earlier may be old."])
 
 

@@ -32,6 +32,20 @@ class _Contents(Struct, gc=False):
     stamp: Stamp | None = None
 
 
+class _Records(dict[str, TaskRecord]):
+    """Records that know which of them were changed."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, records: dict[str, TaskRecord]) -> None:
+        super().__init__(records)
+        self.changed: dict[str, None] = {}
+
+    def __setitem__(self, task_id: str, record: TaskRecord) -> None:
+        super().__setitem__(task_id, record)
+        self.changed[task_id] = None
+
+
 class _Queue:
     """Changes to one file that wait to be written, together."""
 
@@ -193,17 +207,14 @@ class WorkspaceTaskRepository:
         def apply(data: bytes | None) -> bytes | None:
             nonlocal made
             before = _Contents() if data is None else self._parsed(session_id, data, None)
-            records = dict(before.records)
+            records = _Records(before.records)
             outcomes[:] = [_outcome(change, records) for change in changes]
-            lines: dict[str, bytes] = {}
-            for task_id, record in records.items():
-                line = before.lines.get(task_id) if before.records.get(task_id) is record else None
-                if line is None:
-                    records[task_id], line = _stored(record)
-                lines[task_id] = line
-            if records == before.records:
-                made = _Contents(before.data, records, lines)
+            if not records.changed:
+                made = before
                 return None
+            lines = dict(before.lines)  # of all records or, where others have written, of none
+            for task_id in list(records.changed if lines else records):
+                records[task_id], lines[task_id] = _stored(records[task_id])
             written = b"{\n" + b",\n".join(lines.values()) + b"\n}\n"
             made = _Contents(written, records, lines)
             return written
@@ -220,7 +231,7 @@ def _changing(scope: TaskScope, task_id: str, change: Change) -> Callable[[dict[
         if record is None or record.user_id != scope.user_id:
             return None
         changed = change(record)
-        if changed is not None:
+        if changed is not None and changed != record:
             records[task_id] = changed
         return records[task_id]
 

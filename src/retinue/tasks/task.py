@@ -19,10 +19,10 @@ class TaskStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in _ENDED
+        return self is not _PENDING and self is not _RUNNING  # a set would ask for the hash, which is slow
 
 
-_ENDED = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
+_PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
 
 
 class TaskScope(Struct, frozen=True):

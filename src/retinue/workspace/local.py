@@ -92,7 +92,7 @@ class LocalFilesystem:
     def open(self, path: str) -> BinaryIO:
         parents, name = _leaf(path)
         with self._folder(parents) as folder:
-            return os.fdopen(_open_file(folder, name, path, os.O_RDONLY)[0], "rb")
+            return _stream(folder, name, path)
 
     def write(self, path: str, data: bytes) -> None:
         """Replace the file or make it. Its mode is kept; one without write permission is refused."""
@@ -100,33 +100,23 @@ class LocalFilesystem:
         if path.endswith("/"):
             raise PathError(path, "it names a folder, not a file")
         with self._folder(parents, create=True) as folder:
-            mode = _mode_of_existing(folder, name, path)
-            temporary = TEMPORARY + token_hex(8)
-            try:
-                self._write_new(folder, temporary, data, mode)
-                folder.replace(temporary, name)
-                if self.fsync:
-                    folder.sync()
-            except BaseException as error:
-                with suppress(OSError):
-                    folder.unlink(temporary)
-                if isinstance(error, OSError):
-                    raise refusal_of(error, path) from error
-                raise
+            self._replace(folder, name, path, data)
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
         parents, name = _leaf(path)
         with self._folder(parents, create=True) as folder:
             with _refusing(path), locked(folder, name, path):
                 try:
-                    with self.open(path) as stream:
+                    with _stream(folder, name, path) as stream:
                         before = stream.read()
                 except FileMissing:
                     before = None
                 after = change(before)
                 if after is not None:
-                    self.write(path, after)
-                return self.stamp(path)
+                    self._replace(folder, name, path, after)
+                elif before is None:
+                    return None
+                return _stamp(folder.stat(name))
 
     def list(self, path: str = "") -> list[FileEntry]:
         names = split_path(path)
@@ -220,6 +210,21 @@ class LocalFilesystem:
         except OSError as error:
             raise refusal_of(error, self.root) from error
 
+    def _replace(self, folder: Folder, name: str, path: str, data: bytes) -> None:
+        mode = _mode_of_existing(folder, name, path)
+        temporary = TEMPORARY + token_hex(8)
+        try:
+            self._write_new(folder, temporary, data, mode)
+            folder.replace(temporary, name)
+            if self.fsync:
+                folder.sync()
+        except BaseException as error:
+            with suppress(OSError):
+                folder.unlink(temporary)
+            if isinstance(error, OSError):
+                raise refusal_of(error, path) from error
+            raise
+
     def _write_new(self, folder: Folder, name: str, data: bytes, mode: int | None) -> None:
         fd = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
         with os.fdopen(fd, "wb") as stream:
@@ -273,6 +278,10 @@ def _open_file(folder: Folder, name: str, path: str, flags: int) -> tuple[int, o
         os.close(fd)
         raise
     return fd, status
+
+
+def _stream(folder: Folder, name: str, path: str) -> BinaryIO:
+    return os.fdopen(_open_file(folder, name, path, os.O_RDONLY)[0], "rb")
 
 
 def _refuse_unless_file(status: os.stat_result, path: str) -> None:
