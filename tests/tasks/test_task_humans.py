@@ -159,18 +159,18 @@ async def test_it_can_be_cancelled_while_it_waits(office: Office) -> None:
         await office.runtime.resume(record.run_id or "", {"call_1_1": Decision.resume("yes")})
 
 
-async def test_a_message_waits_until_the_human_has_answered(office: Office) -> None:
-    """The conversation of a child that waits is not over: what is sent meanwhile comes after it."""
+async def test_a_message_to_one_that_waits_is_refused_until_the_human_has_answered(office: Office) -> None:
+    """Its conversation is not over: what is sent meanwhile would be lost with it."""
     record = await waiting(office)
     assert record.run_id is not None
-    call = call_id(office)
-    sent = task_id_in(
-        await office.do("agent_send", {"agent_key": record.agent_key, "message": "say more", "timeout_seconds": 0})
+    call, send = call_id(office), {"agent_key": record.agent_key, "message": "say more"}
+    assert await office.do("agent_send", send) == (
+        "Error: agent 'worker' could not be run: it waits for a decision: send your message when it has gone on"
     )
-    await asyncio.sleep(0.05)
     assert office.begun == ["ask really?"]
     await office.runtime.resume(record.run_id, {call: Decision.resume("yes")})
-    assert (await office.ended(sent)).result == "more"
+    await office.ended(record.task_id)
+    assert plain(await office.do("agent_send", send)) == "agent_key: <key of worker>\nstatus: ok\nreply:\nmore"
     said = [message.text for message in office.worker_model.requests[-1].messages if message.role != "system"]
     assert said == ["ask really?", "", "really? yes", "report: really? yes", "say more"]
 

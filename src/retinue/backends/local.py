@@ -23,6 +23,7 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
+from ..loop import children
 from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
 from ..loop.decide import match_decisions
 from ..loop.handoff import Equipment
@@ -173,7 +174,7 @@ class LocalRun:
 
     @property
     def asked_for(self) -> Any:
-        return asked_for(self.request)
+        return children.asked_for(self.request)
 
     def abandoned(self) -> RunResult:
         """As `abandon`, of a run that had begun."""
@@ -251,7 +252,7 @@ class LocalBackend:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
         open_call = parent.open_calls.get(identity.parent_tool_call_id or "")
         if open_call is not None and open_call.resumes:
-            earlier = find_again(open_call, asked_for(request))
+            earlier = find_again(open_call, children.asked_for(request))
             if isinstance(earlier, LocalRun):
                 return self._go_on(earlier, parent, request)
         return self._start(request, parent, thread)
@@ -497,9 +498,3 @@ async def _within(child: LocalRun, task: asyncio.Task[RunResult], timeout: float
         await asyncio.wait({task}, timeout=GRACE)
         raise
     return task.result() if done else child.abandoned()
-
-
-def asked_for(request: RunRequest) -> Any:
-    """What tells children of one call apart: who was asked, and what."""
-    said = tuple([(message.role, message.parts) for message in request.messages])
-    return request.identity.agent, said, request.seed.extensions

@@ -18,11 +18,12 @@ from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
+from ..loop import children
 from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
 from ..loop.limits import child_refusal
 from ..loop.scope import RunScope
 from ..tasks.client import RemoteState, TaskClient
-from .local import LocalBackend, asked_for
+from .local import LocalBackend
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class TaskHttpBackend:
         if parent is not None:
             open_call = parent.open_calls.get(identity.parent_tool_call_id or "")
             if open_call is not None and open_call.resumes:
-                earlier = find_again(open_call, asked_for(request))
+                earlier = find_again(open_call, children.asked_for(request))
                 if isinstance(earlier, RemoteRun) and earlier.result is not None:
                     return earlier.result
         await self._submit(request)
@@ -232,7 +233,7 @@ class RemoteRun:
 
     @property
     def asked_for(self) -> Any:
-        return asked_for(self._request)
+        return children.asked_for(self._request)
 
     def abandon(self) -> RunResult | None:
         return self.result

@@ -119,6 +119,7 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
     record, repository = await _find(args.workspace, args.task_id)
     service = TaskService(repository)
+    await service.sweep(trust_clock=True)
     service.watch()  # an executor that is gone is found out
     seconds = args.timeout if args.timeout is not None else float("inf")
     waiting = asyncio.create_task(service.wait(record.scope, record.task_id, seconds))

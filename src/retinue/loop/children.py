@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ..core.backend import RunRequest
 from ..core.events import ChildFinished, Namespace
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunIdentity, RunResult
@@ -61,6 +62,12 @@ def give_slot_back(parent: RunScope, call_id: str) -> None:
     if open_call is not None and open_call.holds_slot:
         open_call.holds_slot = False
         parent.budget.slots.give_back()
+
+
+def asked_for(request: RunRequest) -> Any:
+    """What tells children of one call apart: who was asked, and what."""
+    said = tuple([(message.role, message.parts) for message in request.messages])
+    return request.identity.agent, said, request.seed.extensions
 
 
 def find_again(open_call: OpenCall, asked_for: Any) -> ChildRun | None:

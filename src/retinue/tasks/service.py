@@ -62,6 +62,8 @@ class LocalTask(Struct, eq=False):
     notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
     """What is being written about its waits."""
     last_beat: float = 0.0
+    is_looked_on: bool = False
+    """It is executed elsewhere, and was not started here: it goes on when this process ends."""
 
 
 class TaskService:
@@ -103,7 +105,8 @@ class TaskService:
         """Watch over a task that is executed elsewhere and that nobody here watches over yet."""
         if record.task_id in self._local:
             return
-        task = self._local[record.task_id] = LocalTask(record, CancellationToken(), Silence(), asyncio.Event())
+        task = LocalTask(record, CancellationToken(), Silence(), asyncio.Event(), is_looked_on=True)
+        self._local[record.task_id] = task
         task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
         self.watch()
 
@@ -139,9 +142,9 @@ class TaskService:
             task.token.set("the task was cancelled")
         return await self.wait(scope, task_id, grace)
 
-    async def sweep(self) -> list[TaskRecord]:
+    async def sweep(self, *, trust_clock: bool = False) -> list[TaskRecord]:
         """Give up on tasks whose executors are gone; those that were given up on just now."""
-        return await self._sweeper.sweep(self._local.keys())
+        return await self._sweeper.sweep(self._local.keys(), trust_clock=trust_clock)
 
     def watch(self) -> None:
         """See to it that orphans are found from time to time, and that this process shows that it lives."""
@@ -154,7 +157,10 @@ class TaskService:
         self._closing = True
         tasks = list(self._local.values())
         for task in tasks:
-            task.token.set("the runtime was closed")
+            if not task.is_looked_on:
+                task.token.set("the runtime was closed")
+            elif task.job is not None:
+                task.job.cancel()
         jobs = [task.job for task in tasks if task.job is not None]
         if jobs:
             await asyncio.wait(jobs, timeout=grace)
@@ -177,7 +183,8 @@ class TaskService:
             try:
                 ending = await self._work(task, work)
             except asyncio.CancelledError:
-                await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
+                if not task.is_looked_on:
+                    await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
                 raise
             await self._finish(task, *ending)
         finally:

@@ -33,8 +33,12 @@ class Sweeper:
         self._seen: dict[str, tuple[int, float]] = {}
         """Which version of a record was seen first when: silence that does not depend on anybody's clock."""
 
-    async def sweep(self, living: Collection[str] = ()) -> list[TaskRecord]:
-        """Look at every task but `living`, which this process executes; those that were given up on."""
+    async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
+        """Look at every task but `living`, which this process executes; those that were given up on.
+
+        With `trust_clock`, what is silent by the clock is given up on unseen: for a command that is not there for long.
+        """
+        proof = 0.0 if trust_clock else self.proof
         ended: list[TaskRecord] = []
         seen: dict[str, tuple[int, float]] = {}
         self.suspects = False
@@ -43,7 +47,7 @@ class Sweeper:
                 for record in await self._repository.list(scope):
                     if record.status.is_terminal or record.task_id in living:
                         continue
-                    after = await self._give_up(record, self._observe(record, seen))
+                    after = await self._give_up(record, self._observe(record, seen), proof)
                     if after is not None:
                         _log.warning("task %s: %s", after.task_id, after.error_message)
                         ended.append(after)
@@ -52,12 +56,12 @@ class Sweeper:
         self._seen = seen
         return ended
 
-    async def _give_up(self, record: TaskRecord, observed: float) -> TaskRecord | None:
+    async def _give_up(self, record: TaskRecord, observed: float, proof: float) -> TaskRecord | None:
         """End a task whose executor is gone; None where it may be alive."""
         orphan_after = self._repository.settings.orphan_after
         if sweep(record, self._clock(), orphan_after, observed) is None:
             return None
-        if observed < self.proof:
+        if observed < proof:
             self.suspects = True
             return None
         given_up = False

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from retinue import MemoryTaskRepository, TaskScope, TaskStatus
+from retinue.tasks.lifecycle import beat
+from retinue.tasks.service import TaskService
+from retinue.tasks.sweeper import Sweeper
+from retinue.testing.tasks import NOW, S1, task_record
+
+
+class Clocks:
+    """What the wall says, and how long it has been."""
+
+    def __init__(self) -> None:
+        self.wall, self.passed = NOW, 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.wall += seconds
+        self.passed += seconds
+
+
+async def watched() -> tuple[MemoryTaskRepository, Clocks, Sweeper]:
+    repository, clocks = MemoryTaskRepository(), Clocks()
+    await repository.add(task_record("t1", status=TaskStatus.RUNNING, node="n1"))
+    return repository, clocks, Sweeper(repository, lambda: clocks.wall, lambda: clocks.passed)
+
+
+async def test_after_a_downtime_it_takes_two_heartbeats_to_be_sure() -> None:
+    _, clocks, sweeper = await watched()
+    clocks.wall += 86_400
+    assert await sweeper.sweep() == []
+    assert sweeper.suspects
+    clocks.wait(59)
+    assert await sweeper.sweep() == []
+    clocks.wait(1)
+    assert [record.status for record in await sweeper.sweep()] == [TaskStatus.FAILED]
+    assert await sweeper.sweep() == []
+    assert not sweeper.suspects
+
+
+async def test_a_clock_that_was_set_forward_or_back_ends_no_living_task() -> None:
+    repository, clocks, sweeper = await watched()
+    for jump in (1e8, -3e8, 86_400):
+        clocks.wall += jump
+        for _ in range(50):
+            clocks.wait(30)
+            await repository.update(S1, "t1", lambda record: beat(record, NOW, "n1"))  # an executor that is behind
+            assert await sweeper.sweep() == []
+
+
+async def test_silence_is_seen_whatever_the_clock_says() -> None:
+    _, clocks, sweeper = await watched()
+    clocks.wall = 0
+    assert await sweeper.sweep() == []
+    clocks.passed += 599
+    assert await sweeper.sweep() == []
+    clocks.passed += 1
+    assert [record.status for record in await sweeper.sweep()] == [TaskStatus.FAILED]
+
+
+async def test_a_command_may_trust_the_clock() -> None:
+    repository, clocks, sweeper = await watched()
+    assert await sweeper.sweep(trust_clock=True) == []
+    clocks.wall += 601
+    assert [record.task_id for record in await sweeper.sweep(trust_clock=True)] == ["t1"]
+    assert await TaskService(repository).sweep(trust_clock=True) == []
+
+
+async def test_users_are_swept_too_and_what_this_process_executes_is_not() -> None:
+    repository, clocks, sweeper = await watched()
+    await repository.add(task_record("t2", TaskScope("boss", "s1", "ann"), status=TaskStatus.RUNNING, node="n2"))
+    await sweeper.sweep()
+    clocks.wait(601)
+    assert [record.task_id for record in await sweeper.sweep({"t1"})] == ["t2"]
