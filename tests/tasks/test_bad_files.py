@@ -42,10 +42,10 @@ class Disk(LocalFilesystem):
     only = ""
     """Which paths are concerned."""
 
-    def _write_new(self, folder: Any, name: str, data: bytes, mode: int | None) -> None:
+    def _write_new(self, folder: Any, name: str, data: bytes, mode: int | None) -> Any:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super()._write_new(folder, name, data, mode)
+        return super()._write_new(folder, name, data, mode)
 
     def write(self, path: str, data: bytes) -> None:
         if self.only and self.only in path:
@@ -114,6 +114,18 @@ async def test_a_file_that_is_mended_is_read_again(office: Office, tmp_path: Pat
     assert (await office.do("task_list")).startswith("Error: ")
     path.write_bytes(good)
     assert task_id in await office.do("task_list")
+
+
+async def test_what_somebody_writes_during_an_update_is_noticed(tmp_path: Path) -> None:
+    """An editor takes no lock: what it writes while a record is looked at must not pass for what was read."""
+    repository = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "boss")
+    await repository.add(task_record("t1"))
+
+    def edited(record: Any) -> None:
+        (tmp_path / FILE).write_bytes(b"{}")
+
+    await repository.update(S1, "t1", edited)
+    assert list(await repository.list(S1)) == []
 
 
 async def test_a_broken_session_harms_no_other(office: Office, tmp_path: Path) -> None:

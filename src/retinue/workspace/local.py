@@ -106,17 +106,14 @@ class LocalFilesystem:
         parents, name = _leaf(path)
         with self._folder(parents, create=True) as folder:
             with _refusing(path), locked(folder, name, path):
+                # Stamps are of what was read or written, not of what somebody without the lock made of it since.
                 try:
                     with _stream(folder, name, path) as stream:
-                        before = stream.read()
+                        stamp, before = _stamp(os.fstat(stream.fileno())), stream.read()
                 except FileMissing:
-                    before = None
+                    stamp = before = None
                 after = change(before)
-                if after is not None:
-                    self._replace(folder, name, path, after)
-                elif before is None:
-                    return None
-                return _stamp(folder.stat(name))
+                return stamp if after is None else self._replace(folder, name, path, after)
 
     def list(self, path: str = "") -> list[FileEntry]:
         names = split_path(path)
@@ -210,14 +207,15 @@ class LocalFilesystem:
         except OSError as error:
             raise refusal_of(error, self.root) from error
 
-    def _replace(self, folder: Folder, name: str, path: str, data: bytes) -> None:
+    def _replace(self, folder: Folder, name: str, path: str, data: bytes) -> Stamp:
         mode = _mode_of_existing(folder, name, path)
         temporary = TEMPORARY + token_hex(8)
         try:
-            self._write_new(folder, temporary, data, mode)
+            stamp = self._write_new(folder, temporary, data, mode)
             folder.replace(temporary, name)
             if self.fsync:
                 folder.sync()
+            return stamp
         except BaseException as error:
             with suppress(OSError):
                 folder.unlink(temporary)
@@ -225,15 +223,16 @@ class LocalFilesystem:
                 raise refusal_of(error, path) from error
             raise
 
-    def _write_new(self, folder: Folder, name: str, data: bytes, mode: int | None) -> None:
+    def _write_new(self, folder: Folder, name: str, data: bytes, mode: int | None) -> Stamp:
         fd = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)
+            stream.flush()
             if mode is not None and sys.platform != "win32":
                 os.fchmod(fd, mode)
             if self.fsync:
-                stream.flush()
                 os.fsync(fd)
+            return _stamp(os.fstat(fd))
 
 
 def _leaf(path: str) -> tuple[tuple[str, ...], str]:
