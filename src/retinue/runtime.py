@@ -471,8 +471,7 @@ class Runtime:
         await self._background.close(grace)
         await self._backend.close(grace)
         await self._registry.close()
-        writers = [asyncio.create_task(run.writer.finish()) for run in self._runs.values() if run.writer is not None]
-        if writers:
+        if writers := [asyncio.create_task(run.writer.finish()) for run in self._runs.values() if run.writer]:
             await asyncio.wait(writers, timeout=grace)
         if isinstance(self._store, DurableStore):
             await self._store.close()
