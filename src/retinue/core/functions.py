@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
+from types import CoroutineType
 from typing import Any, overload
 
 from .context import ToolContext
@@ -57,7 +58,8 @@ class FunctionTool(Tool):
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
 
-    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+    def execute(self, args: dict[str, Any], ctx: ToolContext) -> CoroutineType[Any, Any, Any]:
+        """The function's own coroutine, where it has one: a wrapper around it would cost as much as a short tool."""
         if self._decode is not None:
             args = self._decode(args)
         for name in self._integers:
@@ -65,8 +67,10 @@ class FunctionTool(Tool):
                 args[name] = int(value)
         if self._context is not None:
             args = {**args, self._context: ctx}
-        if self._is_async:
-            return await self.function(**args)
+        return self.function(**args) if self._is_async else self._beside(args)
+
+    async def _beside(self, args: dict[str, Any]) -> Any:
+        """Call a function that blocks, beside the event loop."""
         returned = await in_thread(self.function, args)
         return await returned if inspect.isawaitable(returned) else returned
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
+from msgspec import Struct
+
 from .codec import isolate
 from .errors import (
     KeyAlreadyRegistered,
@@ -23,18 +25,14 @@ from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand,
 _log = logging.getLogger(__name__)
 
 
-_PLAIN = frozenset({str, int, float, bool})
-
-
-class Commit:
+class Commit(Struct, frozen=True, eq=False):
     """What a commit hook is told. Indexing it reads the new snapshot."""
 
-    __slots__ = ("changes", "previous_revision", "revision", "snapshot")
-
-    def __init__(self, snapshot: Snapshot, previous_revision: int, changes: dict[str, Any]) -> None:
-        self.snapshot, self.previous_revision, self.revision = snapshot, previous_revision, snapshot.revision
-        self.changes = changes
-        """The new values of the persistent keys that were written, as JSON."""
+    snapshot: Snapshot
+    revision: int
+    previous_revision: int
+    changes: dict[str, Any]
+    """The new values of the persistent keys that were written, as JSON."""
 
     def __getitem__(self, key: StateKey[Any, Any]) -> Any:
         return self.snapshot[key]
@@ -63,7 +61,7 @@ class StateStore:
         """A store with the same plugins and nothing written; costs next to nothing."""
         made = StateStore.__new__(StateStore)
         made._plugins, made._keys, made._owners = self._plugins, self._keys, self._owners
-        made._values, made._hooks, made._lock, made.revision = {}, [], RLock(), 0
+        made._values, made._hooks, made._lock, made.revision = {}, [], self._lock, 0
         return made
 
     def install(self, plugin: Plugin) -> Registrar:
@@ -105,7 +103,7 @@ class StateStore:
             previous = self.revision
             self._values = {key: value for key, value in self._values.items() if key not in gone}
             self.revision += 1
-            commit = Commit(self.snapshot(), previous, {})
+            commit = Commit(self.snapshot(), self.revision, previous, {})
         self._notify(commit)
         return commit.revision
 
@@ -121,11 +119,11 @@ class StateStore:
             if patch.base_revision is not None and patch.base_revision != previous:
                 raise RevisionConflict(patch.base_revision, previous)
             if not patch.updates:
-                return Commit(self.snapshot(), previous, {})
+                return Commit(self.snapshot(), previous, previous, {})
             values, changes = self._reduced(patch)
             self._values = values
-            self.revision = previous + 1
-            commit = Commit(Snapshot(self._keys, values, previous + 1), previous, changes)
+            self.revision = revision = previous + 1
+            commit = Commit(Snapshot(self._keys, values, revision), revision, previous, changes)
         if self._hooks:
             self._notify(commit)
         return commit
@@ -146,8 +144,8 @@ class StateStore:
         for key, update in patch.updates:
             name = key.name
             key = keys[name]
-            if key.reduce is None and key.type in _PLAIN and update.__class__ is key.type:
-                values[name] = encoded = update  # nothing to copy, check or encode
+            if update.__class__ is key.plain:
+                values[name] = encoded = update
             else:
                 values[name] = value = _reduce(key, values, update)
                 # What must leave the run or stay with the thread has to have a JSON form.

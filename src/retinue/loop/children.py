@@ -51,8 +51,6 @@ def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) ->
         parent.late_children = {**parent.late_children, call_id: number}
         return
     open_call.children_started = number
-    if not open_call.children:
-        open_call.children = {}
     open_call.children[number] = child
 
 

@@ -75,7 +75,19 @@ def child_refusal(limit: str, value: int) -> str:
 class Budget:
     """Counts what a run uses against its own limits and those of every run above it."""
 
-    __slots__ = ("children", "cost", "deadline", "depth", "limits", "parent", "slots", "started_at", "steps", "tokens")
+    __slots__ = (
+        "children",
+        "cost",
+        "deadline",
+        "depth",
+        "limited",
+        "limits",
+        "parent",
+        "slots",
+        "started_at",
+        "steps",
+        "tokens",
+    )
 
     def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None) -> None:
         self.limits, self.started_at, self.parent = limits, started_at, parent
@@ -90,9 +102,14 @@ class Budget:
         if parent is not None and parent.deadline is not None:
             deadlines.append(parent.deadline)
         self.deadline = min(deadlines) if deadlines else None
+        counted = limits.steps is not None or limits.tokens is not None or limits.cost is not None
+        self.limited: bool = counted or self.deadline is not None or (parent is not None and parent.limited)
+        """Whether there is anything to reach, here or above; without it there is nothing to count."""
 
     def spend(self, usage: Usage) -> None:
         """Count one model call, here and above."""
+        if not self.limited:
+            return
         self.steps += 1
         self.tokens += usage.tokens
         self.cost += usage.cost
@@ -106,6 +123,8 @@ class Budget:
 
     def exhausted(self, journal: Journal) -> str | None:
         """The name of the first limit that is reached, or None."""
+        if not self.limited:
+            return None
         limits = self.limits
         if limits.steps is not None and self.steps >= limits.steps:
             return "steps"

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import re
 import threading
-import time
 from collections.abc import Mapping
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from ..core.messages import Message, Role, ToolCall, Visibility
 from ..core.model import Model
 from ..core.plugins import AddMessage, Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
 from ..core.results import SuspendTicket
-from ..core.runs import RunIdentity, RunResult, Usage
+from ..core.runs import NO_USAGE, RunIdentity, RunResult
 from ..core.state import Snapshot
 from ..core.statestore import StateStore
 from .limits import Budget
@@ -39,11 +39,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NO_CHILDREN: dict[int, Any] = {}
 _NOTHING: Mapping[str, Any] = {}
-"""What most runs have of most things: shared, and never changed in place."""
+"""What most runs have of some things: shared, and never changed in place."""
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
+
+
+def _is_legal(call_id: str) -> bool:
+    # Most ids are identifiers, which is quicker to see and stricter.
+    return (call_id.isidentifier() and len(call_id) <= 256) or _LEGAL_CALL_ID.fullmatch(call_id) is not None
 
 
 class Ending(Struct, frozen=True):
@@ -54,44 +58,29 @@ class Ending(Struct, frozen=True):
     error: str | None = None
 
 
-class OpenCall:
+class OpenCall(Struct, eq=False):
     """A call that has not ended. Its message has an id from the start, so that ids do not depend on who is first."""
 
-    __slots__ = (
-        "admitted",
-        "answered",
-        "asked_by",
-        "call",
-        "child_base",
-        "children",
-        "children_started",
-        "found_again",
-        "holds_slot",
-        "kept",
-        "message_id",
-        "resumes",
-        "status",
-        "ticket",
-    )
-
-    def __init__(self, call: ToolCall, message_id: str) -> None:
-        self.call, self.message_id, self.status = call, message_id, ToolCallStatus.NEW
-        self.ticket: SuspendTicket | None = None
-        self.resumes = 0
-        self.admitted = False
-        """Whether the hooks before the tool have let it pass."""
-        self.asked_by: Hook | None = None
-        """The hook that suspended it."""
-        self.answered: frozenset[Hook] = frozenset()
-        """The hooks that suspended it and have their answer."""
-        self.holds_slot = False
-        self.children: dict[int, ChildRun] = _NO_CHILDREN
-        """The children it started, by their number; a dict of its own once there is one."""
-        self.children_started = self.child_base = 0
-        self.found_again: frozenset[int] = frozenset()
-        """The children that the tool, running again, has asked for again."""
-        self.kept = ""
-        """Where the whole result is, in words, where the model reads only a part."""
+    call: ToolCall
+    message_id: str
+    status: ToolCallStatus = ToolCallStatus.NEW
+    ticket: SuspendTicket | None = None
+    resumes: int = 0
+    admitted: bool = False
+    """Whether the hooks before the tool have let it pass."""
+    asked_by: Hook | None = None
+    """The hook that suspended it."""
+    answered: frozenset[Hook] = frozenset()
+    """The hooks that suspended it and have their answer."""
+    holds_slot: bool = False
+    children: dict[int, ChildRun] = {}
+    """The children it started, by their number."""
+    children_started: int = 0
+    child_base: int = 0
+    found_again: frozenset[int] = frozenset()
+    """The children that the tool, running again, has asked for again."""
+    kept: str = ""
+    """Where the whole result is, in words, where the model reads only a part."""
 
     def move(self, wanted: ToolCallStatus) -> None:
         if wanted not in CALL_MOVES[self.status]:
@@ -104,6 +93,7 @@ class RunScope:
 
     __slots__ = (
         "_event_loop",
+        "_events",
         "_made_call_ids",
         "_message_count",
         "_own_messages",
@@ -181,6 +171,7 @@ class RunScope:
     ) -> None:
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
+        self._events = log.events
         self.hooks, self.has_hooks, self.equip, self.sink = hooks, bool(hooks), equip, sink
         self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
@@ -190,7 +181,9 @@ class RunScope:
         self.conversation: list[Message] = list(history)
         self.own_from = len(history)
         """Where this run's own messages begin in the conversation."""
-        self.used_call_ids = {call.id for message in history for call in message.tool_calls}
+        self.used_call_ids: set[str] = set()
+        for message in history:
+            self.used_call_ids.update([call.id for call in message.tool_calls])
         self.open_calls: dict[str, OpenCall] = {}
         self.late_children: Mapping[str, int] = _NOTHING
         """How many children were started for calls that had ended."""
@@ -221,7 +214,7 @@ class RunScope:
         self.partial_text: list[str] = []
         """What the model has said in a turn that is not finished."""
         self.status = RunStatus.RUNNING
-        self.usage = Usage()
+        self.usage = NO_USAGE
         self.started = False
         self.step = 0
         self.step_is_open = False
@@ -238,20 +231,19 @@ class RunScope:
         """Put an event at the end of the log as this run's. After `run_finished` nothing is put there any more."""
         if self.sealed:
             return
-        log = self.log
-        events = log.events
+        events = self._events
         stamped = replace(
             event,
             seq=len(events) + 1,
-            at=time.time(),
+            at=time(),
             run_id=self.run_id,
             parent_run_id=self.parent_run_id,
-            agent=self.agent.name,
+            agent=self.identity.agent,
             ns=self.ns,
         )
         events.append(stamped)
-        if log.watched:
-            log.tell(stamped)
+        if self.log.watched:
+            self.log.tell(stamped)
         if self.sink is not None:
             self._tell_sink(stamped)
 
@@ -300,9 +292,9 @@ class RunScope:
 
     def model_messages(self) -> tuple[Message, ...]:
         """What the model reads: the system message, a summary where there is one, and the conversation."""
-        system = () if self.system is None else (self.system,)
         if self.compacted is None:
-            return (*system, *self.conversation)
+            return tuple(self.conversation) if self.system is None else (self.system, *self.conversation)
+        system = () if self.system is None else (self.system,)
         summary = Message.user(self.compacted.summary, visibility=Visibility.INTERNAL)
         return (*system, summary, *self.conversation[self.compacted.count :])
 
@@ -321,11 +313,11 @@ class RunScope:
 
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
-        call_id = wanted or ""
-        if call_id in self.used_call_ids or not _LEGAL_CALL_ID.fullmatch(call_id):
+        call_id, used = wanted or "", self.used_call_ids
+        if call_id in used or not _is_legal(call_id):
             self._made_call_ids += 1
             call_id = f"call_{self.run_id}_{self._made_call_ids}"
-        self.used_call_ids.add(call_id)
+        used.add(call_id)
         return call_id
 
     @property

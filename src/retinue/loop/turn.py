@@ -42,25 +42,23 @@ class Turn(Struct, frozen=True, gc=False):
     end: TurnEnd
 
 
-class _Draft:
+class _Draft(Struct, eq=False):
     """A message while it streams in."""
 
-    __slots__ = ("calls", "end", "message_id", "parts", "run")
-
-    def __init__(self, run: RunScope, message_id: str) -> None:
-        self.run, self.message_id = run, message_id
-        self.parts: list[Part] = []
-        self.calls: dict[int, _CallDraft] = {}
-        self.end = TurnEnd()
+    run: RunScope
+    message_id: str
+    parts: list[Part] = []
+    calls: dict[int, _CallDraft] = {}
+    end: TurnEnd = TurnEnd()
 
     def take(self, chunk: Any) -> None:
         """Any chunk but text, which the loop below takes itself for speed."""
-        if isinstance(chunk, CallChunk):
+        if isinstance(chunk, TurnEnd):
+            self.end = chunk
+        elif isinstance(chunk, CallChunk):
             self.take_call(chunk)
         elif isinstance(chunk, ReasoningChunk):
             self.take_reasoning(chunk)
-        elif isinstance(chunk, TurnEnd):
-            self.end = chunk
         else:
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
@@ -107,11 +105,10 @@ class _Draft:
         return Turn(message, self.end)
 
 
-class _CallDraft:
-    __slots__ = ("arguments", "id", "name")
-
-    def __init__(self, id: str, name: str) -> None:
-        self.id, self.name, self.arguments = id, name, ""
+class _CallDraft(Struct, gc=False):
+    id: str
+    name: str
+    arguments: str = ""
 
     def finished(self) -> ToolCall:
         text = self.arguments.strip()
@@ -146,7 +143,8 @@ async def ask_model(run: RunScope) -> Message:
     message, usage = turn.message, turn.end.usage
     if not usage.cost and (run.resolver.prices or usage.tokens):
         usage = _priced(run, usage)
-    run.used_call_ids.update([call.id for call in message.tool_calls])
+    for call in message.tool_calls:
+        run.used_call_ids.add(call.id)
     run.conversation.append(message)
     run.usage += usage
     run.budget.spend(usage)
