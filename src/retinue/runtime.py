@@ -138,7 +138,10 @@ class AgentRegistry:
         return self.agents[name]
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
-        return resolve_model(agent.model if override is None else override, f"agent {agent.name!r}")
+        given = agent.model if override is None else override
+        if given is None or isinstance(given, str):
+            return resolve_model(given, f"agent {agent.name!r}")
+        return given
 
 
 class Run:

@@ -15,10 +15,10 @@ class ChildRun(Protocol):
     """A child as its parent's loop sees it."""
 
     scope: RunScope | None
-    result: RunResult | None
+    identity: RunIdentity
 
     @property
-    def identity(self) -> RunIdentity: ...
+    def result(self) -> RunResult | None: ...
 
     @property
     def asked_for(self) -> Any:

@@ -51,9 +51,9 @@ _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
 
 
 class HookTable:
-    """The hooks and handlers of an agent's plugins. It is false where there are none, and then costs nothing."""
+    """The hooks and handlers of an agent's plugins. Where `has_any` is false, it costs nothing."""
 
-    __slots__ = ("actions", "by_phase", "effects", "keeper")
+    __slots__ = ("actions", "by_phase", "effects", "has_any", "inherited", "keeper")
 
     def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
         self.by_phase: dict[Phase, list[Hook]] = {}
@@ -66,25 +66,25 @@ class HookTable:
             self.actions.update(registrar.actions)
             self.effects.update(registrar.effects)
             self.keeper = registrar.keeper or self.keeper
+        self._settle()
+
+    def _settle(self) -> None:
         for hooks in self.by_phase.values():
             hooks.sort(key=lambda hook: hook.priority)
+        self.inherited = [hook for hooks in self.by_phase.values() for hook in hooks if hook.inherited]
+        self.has_any = bool(self.by_phase or self.keeper)
 
     def below(self, parent: HookTable) -> HookTable:
         """These hooks, and those of the parent that hold for its children."""
-        handed_down = [hook for hooks in parent.by_phase.values() for hook in hooks if hook.inherited]
-        if not handed_down:
+        if not parent.inherited:
             return self
         made = HookTable()
         made.actions, made.effects, made.keeper = self.actions, self.effects, self.keeper
         made.by_phase = {phase: list(hooks) for phase, hooks in self.by_phase.items()}
-        for hook in handed_down:
+        for hook in parent.inherited:
             made.by_phase.setdefault(hook.phase, []).insert(0, hook)
-        for hooks in made.by_phase.values():
-            hooks.sort(key=lambda hook: hook.priority)
+        made._settle()
         return made
-
-    def __bool__(self) -> bool:
-        return bool(self.by_phase or self.keeper)
 
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""

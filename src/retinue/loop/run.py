@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,6 +23,8 @@ from .scope import Ending, RunScope
 from .turn import ask_model
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TIMED_OUT = "timeout"
 """The reason with which a run is cancelled that took too long."""
@@ -42,7 +45,7 @@ async def run_loop(run: RunScope) -> Ending:
 
         answer = await ask_model(run)
         if not answer.tool_calls:
-            agent, ending = run.agent, await _end_step(run)
+            agent, ending = run.agent, await _end_step(run) if run.needs_attention() else None
             if ending is None and run.agent is agent:
                 ending = take_answer(run, answer)
             if ending is not None:
@@ -61,7 +64,7 @@ async def run_loop(run: RunScope) -> Ending:
             run.refused_limit = limit
         else:
             await run_calls(run, answer.tool_calls)
-        if run.needs_attention and (ending := await _end_step(run)) is not None:
+        if run.needs_attention() and (ending := await _end_step(run)) is not None:
             return ending
         run.close_step()
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"
@@ -112,23 +115,31 @@ def take_answer(run: RunScope, answer: Message) -> Ending | None:
     return Ending(RunStatus.COMPLETED, "natural")
 
 
-async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult:
+def execute_run(run: RunScope, messages: tuple[Message, ...]) -> Coroutine[Any, Any, RunResult]:
     """Run the loop and make a result of whatever happens; only an Escape comes out as an exception."""
+    return _to_the_end(run, _begin, messages)
+
+
+def _begin(run: RunScope, messages: tuple[Message, ...]) -> Awaitable[Ending]:
     given = tuple([message if message.id else replace(message, id=run.next_message_id()) for message in messages])
     run.conversation.extend(given)
     _tell_start(run, given, run.history)
     state = run.state.export_persisted()
     if state.extensions:
         run.emit(StateSnapshot(revision=state.revision, state=state.extensions))
-    return await _to_the_end(run, run_loop(run))
+    return run_loop(run)
 
 
-async def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> RunResult:
+def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
     """As `execute_run`, for a run that was suspended."""
+    return _to_the_end(run, _begin_again, decisions)
+
+
+def _begin_again(run: RunScope, decisions: Mapping[str, Decision]) -> Awaitable[Ending]:
     run.reopen()
     said = [*run.conversation, *([] if run.group is None else run.group.results())]
     _tell_start(run, (), tuple(said))
-    return await _to_the_end(run, resume_loop(run, decisions))
+    return resume_loop(run, decisions)
 
 
 def abandon_run(run: RunScope) -> RunResult:
@@ -140,20 +151,25 @@ def abandon_run(run: RunScope) -> RunResult:
         _tell_start(run, (), run.history)
     if run.group is not None:
         run.group.close()
-    return run.finish(_stopped(run))
+    return _finish(run, _stopped(run))
 
 
-async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
+def _finish(run: RunScope, ending: Ending) -> RunResult:
+    run.result = result = run.finish(ending)
+    return result
+
+
+async def _to_the_end(run: RunScope, begin: Callable[[RunScope, T], Awaitable[Ending]], given: T) -> RunResult:
     try:
-        ending = await work
+        ending = await begin(run, given)
         if run.has_hooks and ending.status is not RunStatus.SUSPENDED:
             await run_phase(run, "run_end", messages=run.own_messages)
-        return run.finish(ending)
+        return _finish(run, ending)
     except asyncio.CancelledError:
         if run.sealed:  # given up on: its end has been told
             raise
         run.cancellation.set("cancelled")
-        return run.finish(_stopped(run))
+        return _finish(run, _stopped(run))
     except Escape as exc:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
@@ -161,7 +177,7 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
-        return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+        return _finish(run, Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
 
 
 def _stopped(run: RunScope) -> Ending:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.agents import Agent, Toolbox
-from ..core.context import CancellationToken
+from ..core.agents import Toolbox
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
-from ..core.events import ErrorRaised, Event, Namespace, RunFinished, Sink, StepFinished, StepStarted
+from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished, StepStarted
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
 from ..core.model import Model
 from ..core.plugins import AddMessage, Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
 from ..core.results import SuspendTicket
-from ..core.runs import NO_USAGE, RunIdentity, RunResult
+from ..core.runs import NO_USAGE, RunResult
 from ..core.state import Snapshot
 from ..core.statestore import StateStore
 from .limits import Budget
@@ -32,7 +31,7 @@ from .log import EventLog
 from .phases import HookTable
 
 if TYPE_CHECKING:
-    from ..core.backend import Resolver
+    from ..core.backend import Resolver, RunRequest
     from .calls import CallGroup
     from .children import ChildRun
     from .handoff import Equip
@@ -133,6 +132,7 @@ class RunScope:
         "pending",
         "refused_limit",
         "resolver",
+        "result",
         "run_id",
         "sealed",
         "sink",
@@ -151,9 +151,7 @@ class RunScope:
 
     def __init__(
         self,
-        *,
-        agent: Agent,
-        identity: RunIdentity,
+        request: RunRequest,
         model: Model,
         toolbox: Toolbox,
         state: StateStore,
@@ -163,20 +161,17 @@ class RunScope:
         hooks: HookTable,
         equip: Equip,
         resolver: Resolver,
-        sink: Sink | None = None,
-        cancellation: CancellationToken,
         history: tuple[Message, ...] = (),
         ns: Namespace = (),
-        context: Mapping[str, Any] | None = None,
     ) -> None:
+        agent, identity = request.agent, request.identity
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
         self._events = log.events
-        self.hooks, self.has_hooks, self.equip, self.sink = hooks, bool(hooks), equip, sink
-        self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
+        self.hooks, self.has_hooks, self.equip, self.resolver = hooks, hooks.has_any, equip, resolver
+        self.sink, self.cancellation, self.context, self.ns = request.sink, request.cancellation, request.context, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
-        self.descriptors = toolbox.descriptors
-        self.system = agent.system
+        self.descriptors, self.system = toolbox.descriptors, agent.system
         self.history = history
         self.conversation: list[Message] = list(history)
         self.own_from = len(history)
@@ -216,6 +211,8 @@ class RunScope:
         self.status = RunStatus.RUNNING
         self.usage = NO_USAGE
         self.started = False
+        self.result: RunResult | None = None
+        """How its last leg ended."""
         self.step = 0
         self.step_is_open = False
         self.refused_limit: str | None = None
@@ -335,7 +332,6 @@ class RunScope:
                 return text
         return None
 
-    @property
     def needs_attention(self) -> bool:
         """Whether anything but the next step may follow this one."""
         return bool(self.open_calls or self.has_hooks or self.blocked is not None or self.stopping or self.next_agent)
