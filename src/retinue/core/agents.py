@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .delegation import AgentTool, HandOffTool, TaskTool
 from .errors import ConfigurationError
-from .functions import as_tool
+from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
 from .output import OutputFormat
@@ -159,10 +159,8 @@ class BoundTool:
         descriptor: Any = given() if callable(given) else given
         if not isinstance(descriptor, ToolDescriptor):
             raise ConfigurationError(f"{owner}: tool class {type(tool).__name__} has no descriptor")
-        if not _TOOL_NAME.fullmatch(descriptor.name):
-            raise ConfigurationError(
-                f"{owner}: tool name {descriptor.name!r} must be 1 to 128 letters, digits, '_', '-' or '.'"
-            )
-        self.tool = tool
-        self.descriptor = descriptor
-        self.check = ArgumentCheck(descriptor.parameters, f"tool {descriptor.name!r}")
+        name, parameters = descriptor.name, descriptor.parameters
+        if not _TOOL_NAME.fullmatch(name):
+            raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")
+        self.tool, self.descriptor = tool, descriptor
+        self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)
