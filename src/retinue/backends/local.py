@@ -112,6 +112,7 @@ class LocalRun:
             history = thread.messages
             self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
             self._state.apply_seed(request.seed)
+        started_at, above = self.journal.now(), self._parent_budget
         self.scope = scope = RunScope(
             request,
             self._model,
@@ -119,7 +120,10 @@ class LocalRun:
             self._state,
             self.journal,
             self.log,
-            Budget(request.limits, self.journal.now(), self._parent_budget),
+            Budget(request.limits, started_at)
+            if above is None
+            else above.below(request.limits, started_at, self.identity.depth),
+            started_at,
             self._hooks,
             partial(_equip, request.agent, self._hooks),  # not of this object: a cycle would keep every run for a while
             self._resolver,
@@ -171,7 +175,7 @@ class LocalRun:
         kept = dict(before.state.extensions) if before else {}
         state = self._state.export_scope("thread")
         state.extensions = {**kept, **state.extensions}
-        said = self.scope.own_messages if self.scope else ()
+        said = self.scope.own_messages() if self.scope else ()
         return ThreadRecord(
             thread_id=identity.thread_id, user_id=identity.user_id, messages=(*history, *said), state=state
         )

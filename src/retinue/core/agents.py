@@ -152,7 +152,7 @@ class Toolbox(dict[str, "BoundTool"]):
 class BoundTool:
     """A tool with its descriptor read once and its schema compiled."""
 
-    __slots__ = ("check", "descriptor", "tool")
+    __slots__ = ("check", "descriptor", "tool", "validates")
 
     def __init__(self, tool: Tool, owner: str) -> None:
         given: Any = getattr(tool, "descriptor", None)
@@ -163,4 +163,6 @@ class BoundTool:
         if not _TOOL_NAME.fullmatch(name):
             raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")
         self.tool, self.descriptor = tool, descriptor
+        self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
+        """Whether it checks more than its schema."""
         self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)

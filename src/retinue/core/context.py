@@ -124,7 +124,6 @@ class ToolContext:
 
     def __init__(
         self,
-        *,
         call_id: str,
         tool_name: str,
         run: RunIdentity,

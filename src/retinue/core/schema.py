@@ -67,11 +67,14 @@ class ArgumentCheck:
     def _compiled(self) -> Any:
         return check_schema(self._schema, f"tool {self._owner!r}: its parameters")
 
-    def __call__(self, args: Any) -> None:
+    def require(self, args: Any) -> None:
+        """Raise InvalidArguments where the arguments break the schema."""
         if self._validator is None:
             self._validator = self._compiled()
         if not self._validator.is_valid(args):
             raise InvalidArguments("; ".join(self.problems(args)))
+
+    __call__ = require
 
     def problems(self, args: Any) -> list[str]:
         """Every way in which the arguments break the schema, each with the place where."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Any
 
@@ -164,18 +164,19 @@ class StateStore:
 
     def export_persisted(self) -> PersistedState:
         """The persistent keys that were written, as JSON."""
-        return self._export(lambda key: key.persistent)
+        return self._export([name for name in self._values if self._keys[name].persistent] if self._values else ())
 
     def export_scope(self, scope: Scope) -> PersistedState:
         """Every written key of one scope, persistent or not: what a thread keeps between runs."""
-        return self._export(lambda key: key.scope == scope)
+        return self._export([name for name in self._values if self._keys[name].scope == scope] if self._values else ())
 
-    def _export(self, wanted: Callable[[StateKey[Any, Any]], bool]) -> PersistedState:
-        keys, values, revision = self._keys, self._values, self.revision
-        if not values:
-            return PersistedState(revision=revision)
-        found = {name: keys[name].encode(value) for name, value in values.items() if wanted(keys[name])}
-        return PersistedState(revision=revision, extensions=found)
+    def _export(self, names: Iterable[str]) -> PersistedState:
+        keys, values = self._keys, self._values
+        exported = PersistedState(self.revision)
+        for name in names:
+            value = values[name]
+            exported.extensions[name] = value if value.__class__ is keys[name].plain else keys[name].encode(value)
+        return exported
 
     def restore_persisted(
         self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR

@@ -18,6 +18,7 @@ from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
 from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
 from ..core.together import run_together
+from ..core.tools import Tool
 from .children import give_up_children
 from .execute import execute, internal_error
 from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
@@ -256,14 +257,19 @@ def prepare(run: RunScope, call: ToolCall) -> BoundTool:
         raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(offered) or 'none'}")
     if call.malformed is not None:
         raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
-    bound.check(call.args)
+    bound.check.require(call.args)
+    if bound.validates:
+        _validate(bound.tool, call)
+    return bound
+
+
+def _validate(tool: Tool, call: ToolCall) -> None:
     try:
-        bound.tool.validate_args(call.args)
+        tool.validate_args(call.args)
     except (ToolError, Escape):
         raise
     except Exception as exc:
         raise internal_error(call, exc) from exc
-    return bound
 
 
 async def _before_tool(

@@ -64,17 +64,17 @@ def _context(
     deadline: float | None,
 ) -> ToolContext:
     return ToolContext(
-        call_id=call.id,
-        tool_name=call.name,
-        run=run.identity,
-        agent=run.agent,
-        snapshot=snapshot,
-        emit=run.report,
-        cancellation=cancellation,
-        resolver=run.resolver,
-        resume_input=resume_input,
-        deadline=deadline,
-        context=run.context,
+        call.id,
+        call.name,
+        run.identity,
+        run.agent,
+        snapshot,
+        run.report,
+        cancellation,
+        run.resolver,
+        resume_input,
+        deadline,
+        run.context,
     )
 
 

@@ -84,14 +84,12 @@ class Budget:
         "limits",
         "parent",
         "slots",
-        "started_at",
         "steps",
         "tokens",
     )
 
-    def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None) -> None:
-        self.limits, self.started_at, self.parent = limits, started_at, parent
-        self.depth = 0 if parent is None else parent.depth + 1
+    def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None, depth: int = 0) -> None:
+        self.limits, self.parent, self.depth = limits, parent, depth
         self.steps = self.tokens = self.children = 0
         self.cost = 0.0
         if parent is not None and (limits == _DEFAULTS or limits.parallel >= parent.limits.parallel):
@@ -105,6 +103,13 @@ class Budget:
         counted = limits.steps is not None or limits.tokens is not None or limits.cost is not None
         self.limited: bool = counted or self.deadline is not None or (parent is not None and parent.limited)
         """Whether there is anything to reach, here or above; without it there is nothing to count."""
+
+    def below(self, limits: Limits, started_at: float, depth: int) -> Budget:
+        """The budget of a run at that depth: this one, where nothing is set that would narrow it."""
+        # With a deadline each run has its own, which is put off when it has waited for a human.
+        if limits == _DEFAULTS and self.deadline is None:
+            return self
+        return Budget(limits, started_at, self, depth)
 
     def spend(self, usage: Usage) -> None:
         """Count one model call, here and above."""

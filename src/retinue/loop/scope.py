@@ -137,6 +137,7 @@ class RunScope:
         "sealed",
         "sink",
         "started",
+        "started_at",
         "state",
         "status",
         "step",
@@ -158,6 +159,7 @@ class RunScope:
         journal: Journal,
         log: EventLog,
         budget: Budget,
+        started_at: float,
         hooks: HookTable,
         equip: Equip,
         resolver: Resolver,
@@ -167,7 +169,7 @@ class RunScope:
         agent, identity = request.agent, request.identity
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
-        self._events = log.events
+        self._events, self.started_at = log.events, started_at
         self.hooks, self.has_hooks, self.equip, self.resolver = hooks, hooks.has_any, equip, resolver
         self.sink, self.cancellation, self.context, self.ns = request.sink, request.cancellation, request.context, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
@@ -273,7 +275,7 @@ class RunScope:
         )
 
     def _elapsed(self) -> float:
-        return self.journal.now() - self.budget.started_at
+        return self.journal.now() - self.started_at
 
     def take_action(self, action: RunAction) -> None:
         """Remember what is to happen to the run itself; the first handoff and the first stop count."""
@@ -317,17 +319,15 @@ class RunScope:
         used.add(call_id)
         return call_id
 
-    @property
     def own_messages(self) -> tuple[Message, ...]:
         """This run's part of the conversation; made anew only when it has grown, because hooks ask often."""
         if len(self._own_messages) != len(self.conversation) - self.own_from:
             self._own_messages = tuple(self.conversation[self.own_from :])
         return self._own_messages
 
-    @property
-    def response(self) -> str | None:
+    def response(self, own: tuple[Message, ...]) -> str | None:
         """The last text the assistant said in this run."""
-        for message in reversed(self.conversation[self.own_from :]):
+        for message in reversed(own):
             if message.role is Role.ASSISTANT and (text := message.text):
                 return text
         return None
@@ -369,19 +369,20 @@ class RunScope:
         self.close_step()
         if ending.status is RunStatus.FAILED:
             self.emit(ErrorRaised(message=ending.error or ending.termination, code=ending.termination, fatal=True))
+        own = self.own_messages()
         result = RunResult(
             status=ending.status,
             run_id=self.run_id,
             thread_id=self.identity.thread_id,
-            response=self.response,
+            response=self.response(own),
             output=self.output,
             steps=self.step,
             state=self.state.export_persisted(),
             usage=self.usage,
             error=ending.error,
             termination=ending.termination,
-            messages=(*self.own_messages, *self._results_so_far()),
-            suspended=self.tickets(),
+            messages=own if self.group is None else (*own, *self.group.results()),
+            suspended=self.tickets() if self.open_calls else {},
         )
         self.log.results[self.run_id] = result
         self.emit(
@@ -398,10 +399,6 @@ class RunScope:
         self.sealed = True
         return result
 
-    def _results_so_far(self) -> list[Message]:
-        """The results of a step that is not finished, in call order."""
-        return [] if self.group is None else self.group.results()
-
     def _answer_last_calls(self, status: RunStatus) -> None:
         """A conversation that ends with calls nobody made cannot be continued: say that they were not made."""
         last = self.conversation[-1] if self.conversation else None
@@ -414,8 +411,6 @@ class RunScope:
 
     def tickets(self) -> dict[str, SuspendTicket]:
         """What the run waits for, by call id or, where one id waits in several places, by its path."""
-        if not self.open_calls:
-            return {}
         waiting = self.waiting()
         ids = [ticket.path[-1].partition("~")[0] for ticket in waiting]
         return {

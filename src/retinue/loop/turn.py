@@ -52,10 +52,8 @@ class _Draft(Struct, eq=False):
     end: TurnEnd = TurnEnd()
 
     def take(self, chunk: Any) -> None:
-        """Any chunk but text, which the loop below takes itself for speed."""
-        if isinstance(chunk, TurnEnd):
-            self.end = chunk
-        elif isinstance(chunk, CallChunk):
+        """Any chunk but text and the end, which the loop below takes itself for speed."""
+        if isinstance(chunk, CallChunk):
             self.take_call(chunk)
         elif isinstance(chunk, ReasoningChunk):
             self.take_reasoning(chunk)
@@ -96,11 +94,12 @@ class _Draft(Struct, eq=False):
             )
 
     def finished(self) -> Turn:
-        indexes = self.calls if len(self.calls) < 2 else sorted(self.calls)
-        calls = tuple([self.calls[index].finished() for index in indexes])
+        calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
         text = "".join(self.run.partial_text)
         self.run.partial_text = []
-        parts = (*self.parts, TextPart(text)) if text else tuple(self.parts)
+        if text:
+            self.parts.append(TextPart(text))
+        parts = tuple(self.parts)
         message = Message(role=Role.ASSISTANT, parts=parts, tool_calls=calls, id=self.message_id)
         return Turn(message, self.end)
 
@@ -125,10 +124,10 @@ class _CallDraft(Struct, gc=False):
 
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
-    request = _request(run)
+    journal, request = run.journal, _request(run)
     if run.has_hooks:
         compacted = run.compacted
-        whole = tuple(run.conversation) if run.history else run.own_messages
+        whole = tuple(run.conversation) if run.history else run.own_messages()
         await run_phase(run, "before_inference", request=request, messages=whole)
         if run.compacted is not compacted:
             request = _request(run)
@@ -137,9 +136,9 @@ async def ask_model(run: RunScope) -> Message:
         run.step_actions = ()
     run.offered = None if request.tools is run.descriptors else frozenset([tool.name for tool in request.tools])
     message_id = run.next_message_id()
-    system, last = (request.messages[0], request.messages[-1]) if request.messages else (None, None)
-    about = (len(request.messages), system and system.parts, last and (last.id, last.parts), len(request.tools))
-    turn = await run.journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
+    asked = request.messages
+    about = (len(asked), asked[0].parts, asked[-1].id, asked[-1].parts, len(request.tools)) if asked else None
+    turn = await journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
     message, usage = turn.message, turn.end.usage
     if not usage.cost and (run.resolver.prices or usage.tokens):
         usage = _priced(run, usage)
@@ -147,7 +146,8 @@ async def ask_model(run: RunScope) -> Message:
         run.used_call_ids.add(call.id)
     run.conversation.append(message)
     run.usage += usage
-    run.budget.spend(usage)
+    if run.budget.limited:
+        run.budget.spend(usage)
     run.emit(
         InferenceFinished(
             step=run.step,
@@ -158,7 +158,7 @@ async def ask_model(run: RunScope) -> Message:
         )
     )
     if run.has_hooks:
-        await run_phase(run, "after_inference", request=request, messages=run.own_messages)
+        await run_phase(run, "after_inference", request=request, messages=run.own_messages())
     return message
 
 
@@ -208,6 +208,8 @@ async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn
                 if chunk.text:
                     said.append(chunk.text)
                     run.emit(TextDelta(delta=chunk.text, message_id=message_id))
+            elif type(chunk) is TurnEnd:
+                draft.end = chunk
             else:
                 draft.take(chunk)
     except BaseException:
