@@ -131,6 +131,9 @@ class AgentRegistry:
         timeout: float | None = None,
         limits: Limits | None = None,
         cancellation: CancellationToken | None = None,
+        thread_id: str | None = None,
+        detached: bool = False,
+        run_id: str | None = None,
     ) -> Coroutine[Any, Any, RunResult]:
         return run_child_agent(
             self,
@@ -142,6 +145,9 @@ class AgentRegistry:
             cancellation=cancellation or ctx.cancellation,
             timeout=timeout,
             limits=limits,
+            thread_id=thread_id,
+            detached=detached,
+            run_id=run_id,
         )
 
     def run_children(

@@ -141,6 +141,9 @@ class Resolver(Protocol):
         timeout: float | None = None,
         limits: Limits | None = None,
         cancellation: CancellationToken | None = None,
+        thread_id: str | None = None,
+        detached: bool = False,
+        run_id: str | None = None,
     ) -> ChildWork:
         """Start a child of a call, with everything that goes down filled in."""
         ...

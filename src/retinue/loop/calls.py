@@ -279,7 +279,8 @@ async def _before_tool(
     run = group.run
     if "before_tool" not in run.hooks.by_phase:
         return None, None
-    at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
+    context = run.hook_context("before_tool", group.snapshot, call=call, decision=decision)
+    at_work = HookRound(run, "before_tool", context)
     said = await at_work.run_hooks()
     if at_work.deferred:  # they must see what the others wrote, so that is committed now
         committed, at_work.command = at_work.command, None
@@ -311,14 +312,19 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
         await _carry_out(run, _finalize(group, open_call, outcome))
         return
-    at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
+    context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
+    at_work = HookRound(run, "after_tool", context)
     if outcome.command is not None:
         at_work.merge(outcome.command)
-    at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
-    await at_work.commands_only()
+    if group.writers:
+        at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
+    if said := await at_work.run_hooks():
+        at_work.refuse(said)
     committed = _finalize(group, open_call, outcome.with_command(at_work.command) if at_work.command else outcome)
-    await at_work.finish(call.id)
-    await _carry_out(run, committed)
+    if at_work.deferred:
+        await at_work.finish(call.id)
+    if committed is not None:
+        await _carry_out(run, committed)
 
 
 async def _keep(run: RunScope, keeper: ResultKeeper, call: ToolCall, text: str) -> str:

@@ -15,7 +15,9 @@ class ChildRun(Protocol):
     """A child as its parent's loop sees it."""
 
     scope: RunScope | None
-    identity: RunIdentity
+
+    @property
+    def identity(self) -> RunIdentity: ...
 
     @property
     def result(self) -> RunResult | None: ...

@@ -33,7 +33,7 @@ TIMED_OUT = "timeout"
 async def run_loop(run: RunScope) -> Ending:
     """One agent run, from its input to its end."""
     if run.has_hooks and run.step == 0:
-        await run_phase(run, "run_start", messages=run.own_messages())
+        await run_phase(run, "run_start", run.own_messages())
     # Each turn of this loop is one step: a model call and the tool calls it asked for.
     while run.step < run.agent.max_steps:
         run.stop_if_cancelled()
@@ -41,7 +41,7 @@ async def run_loop(run: RunScope) -> Ending:
             return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
         run.open_step(run.step + 1)
         if run.has_hooks:
-            await run_phase(run, "step_start", messages=run.own_messages())
+            await run_phase(run, "step_start", run.own_messages())
 
         answer = await ask_model(run)
         if not answer.tool_calls:
@@ -88,7 +88,7 @@ async def _end_step(run: RunScope) -> Ending | None:
     if run.open_calls:
         return Ending(RunStatus.SUSPENDED, "suspended")
     if run.has_hooks:
-        await run_phase(run, "step_end", messages=run.own_messages())
+        await run_phase(run, "step_end", run.own_messages())
     if run.blocked is not None:
         return Ending(RunStatus.FAILED, "blocked", run.blocked)
     if (stop := run.stopping) is not None:
@@ -166,7 +166,7 @@ async def _to_the_end(run: RunScope, begin: Callable[[RunScope, T], Awaitable[En
     try:
         ending = await begin(run, given)
         if run.has_hooks and ending.status is not RunStatus.SUSPENDED:
-            await run_phase(run, "run_end", messages=run.own_messages())
+            await run_phase(run, "run_end", run.own_messages())
         return _finish(run, ending)
     except asyncio.CancelledError:
         if run.sealed:  # given up on: its end has been told
@@ -194,7 +194,7 @@ async def _run_end_anyway(run: RunScope) -> None:
     """The last hooks of a run that has failed already; what they do wrong is only logged."""
     try:
         if run.has_hooks:
-            await run_phase(run, "run_end", messages=run.own_messages())
+            await run_phase(run, "run_end", run.own_messages())
     except Exception:
         _log.exception("a hook failed at the end of run %s", run.run_id)
 

@@ -20,9 +20,9 @@ from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinish
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
-from ..core.model import Model
+from ..core.model import Model, ModelRequest
 from ..core.plugins import AddMessage, Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
-from ..core.results import SuspendTicket
+from ..core.results import SuspendTicket, ToolResult
 from ..core.runs import NO_USAGE, RunResult
 from ..core.state import Snapshot
 from ..core.statestore import StateStore
@@ -261,17 +261,30 @@ class RunScope:
         else:
             self._event_loop.call_soon_threadsafe(self.emit, event)
 
-    def hook_context(self, phase: Phase, snapshot: Snapshot, **seen: Any) -> HookContext:
+    def hook_context(
+        self,
+        phase: Phase,
+        snapshot: Snapshot,
+        messages: tuple[Message, ...] = (),
+        request: ModelRequest | None = None,
+        call: ToolCall | None = None,
+        result: ToolResult | None = None,
+        decision: Decision | None = None,
+    ) -> HookContext:
         return HookContext(
             phase=phase,
             run=self.identity,
             agent=self.agent,
             snapshot=snapshot,
+            messages=messages,
+            request=request,
+            call=call,
+            result=result,
+            decision=decision,
             step=self.step,
             usage=self.usage,
             compacted=self.compacted.count if self.compacted else 0,
             elapsed=self._elapsed,
-            **seen,
         )
 
     def _elapsed(self) -> float:

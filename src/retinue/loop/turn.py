@@ -128,7 +128,7 @@ async def ask_model(run: RunScope) -> Message:
     if run.has_hooks:
         compacted = run.compacted
         whole = tuple(run.conversation) if run.history else run.own_messages()
-        await run_phase(run, "before_inference", request=request, messages=whole)
+        await run_phase(run, "before_inference", whole, request)
         if run.compacted is not compacted:
             request = _request(run)
     if run.step_actions:
@@ -158,7 +158,7 @@ async def ask_model(run: RunScope) -> Message:
         )
     )
     if run.has_hooks:
-        await run_phase(run, "after_inference", request=request, messages=run.own_messages())
+        await run_phase(run, "after_inference", run.own_messages(), request)
     return message
 
 
