@@ -135,22 +135,34 @@ class StateStore:
             self._reduced(patch)
 
     def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
-        keys = self._keys
+        keys, values = self._keys, self._values.copy()
+        changes: dict[str, Any] = {}
+        # Most updates are plain values, and need nothing but to be put in their places.
+        for key, update in patch.updates:
+            name = key.name
+            known = keys.get(name)
+            if known is None:
+                raise UnknownKey(name)
+            if update.__class__ is not known.plain:
+                return self._reduced_one_by_one(patch)
+            values[name] = update
+            if known.persistent:
+                changes[name] = update
+        return values, changes
+
+    def _reduced_one_by_one(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
+        keys, values = self._keys, self._values.copy()
+        changes: dict[str, Any] = {}
         for key, _ in patch.updates:
             if key.name not in keys:
                 raise UnknownKey(key.name)
-        values = dict(self._values)
-        changes: dict[str, Any] = {}
         for key, update in patch.updates:
             name = key.name
             key = keys[name]
-            if update.__class__ is key.plain:
-                values[name] = encoded = update
-            else:
-                values[name] = value = _reduce(key, values, update)
-                # What must leave the run or stay with the thread has to have a JSON form.
-                tried = key.persistent or (key.scope == "thread" and not key.sure)
-                encoded = key.encode(value) if tried else None
+            values[name] = value = _reduce(key, values, update)
+            # What must leave the run or stay with the thread has to have a JSON form.
+            tried = key.persistent or (key.scope == "thread" and not key.sure)
+            encoded = key.encode(value) if tried else None
             if key.persistent:
                 changes[name] = encoded
         return values, changes
