@@ -19,7 +19,8 @@ class Slots:
 
     def __init__(self, limit: int, above: Slots | None = None) -> None:
         self._free, self._above = limit, above
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None]] | None = None
+        """Who waits for a slot; most trees never have anybody."""
 
     def take_now(self) -> bool:
         """A slot, if one is free."""
@@ -43,6 +44,8 @@ class Slots:
 
     async def _turn(self) -> None:
         turn = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append(turn)
         try:
             await turn
