@@ -121,34 +121,9 @@ class AgentRegistry:
         return self.backend.refuse_child(ctx.run.run_id)
 
     def run_child(
-        self,
-        ctx: ToolContext,
-        agent: str | Agent,
-        input: RunInput,
-        *,
-        seed: Seed | None = None,
-        sink: Sink | None = None,
-        timeout: float | None = None,
-        limits: Limits | None = None,
-        cancellation: CancellationToken | None = None,
-        thread_id: str | None = None,
-        detached: bool = False,
-        run_id: str | None = None,
+        self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any
     ) -> Coroutine[Any, Any, RunResult]:
-        return run_child_agent(
-            self,
-            agent,
-            input,
-            parent=ParentContext.of(ctx),
-            sink=sink,
-            seed=seed,
-            cancellation=cancellation or ctx.cancellation,
-            timeout=timeout,
-            limits=limits,
-            thread_id=thread_id,
-            detached=detached,
-            run_id=run_id,
-        )
+        return run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
 
     def run_children(
         self, ctx: ToolContext, children: Sequence[Child], **options: Any
@@ -161,10 +136,7 @@ class AgentRegistry:
         return self.agents[name]
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
-        given = agent.model if override is None else override
-        if given is None or isinstance(given, str):
-            return resolve_model(given, f"agent {agent.name!r}")
-        return given
+        return resolve_model(agent.model if override is None else override, f"agent {agent.name!r}")
 
 
 class Run:

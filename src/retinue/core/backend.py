@@ -15,7 +15,7 @@ from .events import Sink
 from .messages import Message, Role, Visibility
 from .model import Model
 from .runs import Limits, RunIdentity, RunResult, Usage
-from .state import PersistedState, Seed
+from .state import PersistedState
 
 
 class BackendProfile(Struct, frozen=True, kw_only=True):
@@ -130,21 +130,7 @@ class Resolver(Protocol):
         """The name and value of the limit that stands in the way of a child of this call, or None."""
         ...
 
-    def run_child(
-        self,
-        ctx: ToolContext,
-        agent: str | Agent,
-        input: ChildInput,
-        *,
-        seed: Seed | None = None,
-        sink: Sink | None = None,
-        timeout: float | None = None,
-        limits: Limits | None = None,
-        cancellation: CancellationToken | None = None,
-        thread_id: str | None = None,
-        detached: bool = False,
-        run_id: str | None = None,
-    ) -> ChildWork:
+    def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> ChildWork:
         """Start a child of a call, with everything that goes down filled in."""
         ...
 

@@ -179,7 +179,7 @@ class ToolContext:
             sink=sink,
             timeout=timeout,
             limits=limits,
-            cancellation=cancellation,
+            cancellation=cancellation or self.cancellation,
             thread_id=thread_id,
             detached=detached,
             run_id=run_id,
