@@ -123,8 +123,6 @@ class AgentRegistry:
     def run_child(
         self, ctx: ToolContext, agent: str | Agent, input: RunInput, **options: Any
     ) -> Coroutine[Any, Any, RunResult]:
-        if options.get("cancellation") is None:
-            options["cancellation"] = ctx.cancellation
         return run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
 
     def run_children(
@@ -149,7 +147,7 @@ class Run:
         local: LocalRun,
         backend: LocalBackend,
         store: Store,
-        on_end: Callable[[Run], None],
+        on_end: Callable[[Run, bool], None],
         decisions: Mapping[str, Decision] | None = None,
         writer: LogWriter | None = None,
     ) -> None:
@@ -311,9 +309,10 @@ class Run:
 
     def _close(self) -> None:
         self._local.log.close()
-        if not self.waits:
+        waits = self.waits
+        if not waits:
             self._backend.forget(self.run_id)
-        self._on_end(self)
+        self._on_end(self, waits)
 
 
 class Runtime:
@@ -481,8 +480,8 @@ class Runtime:
             raise UnknownRun(run_id)
         return self._runs[run_id]
 
-    def _run_ended(self, run: Run) -> None:
-        if self._busy.get(run.thread_id) is run and not run.waits:
+    def _run_ended(self, run: Run, waits: bool) -> None:
+        if not waits and self._busy.get(run.thread_id) is run:
             del self._busy[run.thread_id]
         while len(self._runs) > KEPT_RUNS + len(self._busy):
             oldest = next((key for key, kept in self._runs.items() if kept.ended and not kept.waits), None)

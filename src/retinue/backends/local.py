@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from ..core.events import ChildStarted, Namespace, Sink
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
 from ..core.plugins import Registrar
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
@@ -32,6 +33,8 @@ from ..loop.log import EventLog
 from ..loop.phases import HookTable
 from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
 from ..loop.scope import RunScope
+
+Work = Callable[[], Coroutine[Any, Any, RunResult]]
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
@@ -67,10 +70,10 @@ class LocalRun:
         "_resolver",
         "_state",
         "_thread",
+        "identity",
         "journal",
         "log",
         "request",
-        "result",
         "scope",
     )
 
@@ -84,10 +87,13 @@ class LocalRun:
         parent: RunScope | None = None,
         ns: Namespace = (),
     ) -> None:
-        self.request, self.journal, self._resolver, self._ns = request, journal, resolver, ns
-        self.log = EventLog(sinks) if parent is None else parent.log
-        self._parent_budget = None if parent is None else parent.budget
-        self._hooks = blueprint.hooks if parent is None else blueprint.hooks.below(parent.hooks)
+        self.request, self.identity = request, request.identity
+        self.journal, self._resolver, self._ns = journal, resolver, ns
+        if parent is None:
+            self.log, self._parent_budget, self._hooks = EventLog(sinks), None, blueprint.hooks
+        else:
+            self.log, self._parent_budget = parent.log, parent.budget
+            self._hooks = blueprint.hooks.below(parent.hooks)
         self._state = blueprint.state.empty_copy()
         # An agent without a model of its own runs, as a child, on its parent's.
         inherits = parent is not None and request.agent.model is None and request.model is None
@@ -96,25 +102,7 @@ class LocalRun:
         if request.seed.extensions:
             self._state.apply_seed(request.seed)
         self.scope: RunScope | None = None
-        self.result: RunResult | None = None
         self._thread: ThreadRecord | None = None
-
-    def _equip_by_name(self, name: str) -> Equipment:
-        """What another agent brings to this run; plugins that are already in it keep their state."""
-        agent = self._agent_for_handoff(name)
-        agent.check_thread(self.request.identity.thread_id)
-        registrars = [self._state.install_once(plugin) for plugin in agent.plugins]
-        toolbox = _toolbox(agent, registrars, self._resolver)
-        hooks = HookTable(registrars).below(self._hooks)  # what was handed down stays, whoever goes on
-        return Equipment(agent, self._resolver.model_of(agent), toolbox, hooks)
-
-    def _agent_for_handoff(self, name: str) -> Agent:
-        """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
-        assert self.scope is not None
-        for agent in (*self.scope.agent.linked(), self.request.agent):
-            if agent.name == name:
-                return agent
-        return self._resolver.agent(name)
 
     def begin(self, thread: ThreadRecord | None = None) -> RunScope:
         """Make the scope of the run, continuing the thread where there is one."""
@@ -124,53 +112,51 @@ class LocalRun:
             history = thread.messages
             self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
             self._state.apply_seed(request.seed)
-        self.scope = RunScope(
-            agent=request.agent,
-            identity=request.identity,
-            model=self._model,
-            toolbox=self._blueprint.toolbox,
-            state=self._state,
-            journal=self.journal,
-            log=self.log,
-            hooks=self._hooks,
-            equip=self._equip_by_name,
-            budget=Budget(request.limits, self.journal.now(), self._parent_budget),
-            cancellation=request.cancellation,
-            resolver=self._resolver,
-            sink=request.sink,
-            history=history,
-            ns=self._ns,
-            context=request.context,
+        started_at, above = self.journal.now(), self._parent_budget
+        self.scope = scope = RunScope(
+            request,
+            self._model,
+            self._blueprint.toolbox,
+            self._state,
+            self.journal,
+            self.log,
+            Budget(request.limits, started_at)
+            if above is None
+            else above.below(request.limits, started_at, self.identity.depth),
+            started_at,
+            self._hooks,
+            partial(_equip, request.agent, self._hooks),  # not of this object: a cycle would keep every run for a while
+            self._resolver,
+            history,
+            self._ns,
         )
-        return self.scope
+        return scope
 
-    async def execute(self) -> RunResult:
+    @property
+    def result(self) -> RunResult | None:
+        """How it ended, or where it waits."""
+        return None if self.scope is None else self.scope.result
+
+    def execute(self) -> Coroutine[Any, Any, RunResult]:
         """Run to the end."""
-        scope = self.scope or self.begin()
-        self.result = await execute_run(scope, self.request.messages)
-        return self.result
+        return execute_run(self.scope or self.begin(), self.request.messages)
 
     def match(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
         """The decisions that are new, by call id; raises where one does not fit."""
         assert self.scope is not None
         return match_decisions(self.scope, decisions)
 
-    async def resume(self, decisions: Mapping[str, Decision]) -> RunResult:
+    def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
         """Go on with decisions that `match` has passed."""
         assert self.scope is not None
-        self.result = await resume_run(self.scope, decisions)
-        return self.result
+        return resume_run(self.scope, decisions)
 
     def abandon(self) -> RunResult | None:
         """Give up on a run that waits or does not stop, and on its children; None where it had not begun."""
         scope = self.scope
         if scope is not None and scope.status in (RunStatus.RUNNING, RunStatus.SUSPENDED):
-            self.result = abandon_run(scope)
+            abandon_run(scope)
         return self.result
-
-    @property
-    def identity(self) -> RunIdentity:
-        return self.request.identity
 
     @property
     def asked_for(self) -> Any:
@@ -189,10 +175,28 @@ class LocalRun:
         kept = dict(before.state.extensions) if before else {}
         state = self._state.export_scope("thread")
         state.extensions = {**kept, **state.extensions}
-        said = self.scope.own_messages if self.scope else ()
+        said = self.scope.own_messages() if self.scope else ()
         return ThreadRecord(
             thread_id=identity.thread_id, user_id=identity.user_id, messages=(*history, *said), state=state
         )
+
+
+def _equip(first: Agent, hooks: HookTable, run: RunScope, name: str) -> Equipment:
+    """What another agent brings to a run; plugins that are already in it keep their state."""
+    agent = _agent_for_handoff(first, run, name)
+    agent.check_thread(run.identity.thread_id)
+    registrars = [run.state.install_once(plugin) for plugin in agent.plugins]
+    toolbox = _toolbox(agent, registrars, run.resolver)
+    made = HookTable(registrars).below(hooks)  # what was handed down stays, whoever goes on
+    return Equipment(agent, run.resolver.model_of(agent), toolbox, made)
+
+
+def _agent_for_handoff(first: Agent, run: RunScope, name: str) -> Agent:
+    """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
+    for agent in (*run.agent.linked(), first):
+        if agent.name == name:
+            return agent
+    return run.resolver.agent(name)
 
 
 class LocalBackend:
@@ -284,7 +288,7 @@ class LocalBackend:
         if parent is None:
             child = self._open_child(request, None, ())
             self.begin(child, thread)
-            return self._conduct(child, self._keeping(child, child.execute()), given)
+            return self._conduct(child, self._keeping(child, child.execute), given)
         call_id = request.identity.parent_tool_call_id or ""
         number = next_number(parent, call_id)
         ns = child_ns(parent, call_id, number)
@@ -296,28 +300,26 @@ class LocalBackend:
         parent.emit(
             ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
         )
-        work = self._keeping(child, child.execute())
+        work = self._keeping(child, child.execute)
         if request.detached:
             return self._apart(child, parent, work, given)
         return self._as_child(child, parent, work, given)
 
-    def _keeping(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> Coroutine[Any, Any, RunResult]:
+    def _keeping(self, child: LocalRun, work: Work) -> Work:
         """The work of a child, with its thread stored at the end where it keeps one."""
-        return self._keep(child, work) if child.request.keeps_thread else work
+        return partial(self._keep, child, work) if child.request.keeps_thread else work
 
-    async def _keep(self, child: LocalRun, work: Coroutine[Any, Any, RunResult]) -> RunResult:
+    async def _keep(self, child: LocalRun, work: Work) -> RunResult:
         run_id = child.identity.run_id
         self._kept[run_id] = child
-        result = await work
+        result = await work()
         if result.status is not RunStatus.SUSPENDED:
             await self._store.save_thread(child.thread_after())
         if result.status is not RunStatus.SUSPENDED or not child.request.detached:
             self._kept.pop(run_id, None)
         return result
 
-    async def _apart(
-        self, child: LocalRun, parent: RunScope | None, work: Coroutine[Any, Any, RunResult], given: CancellationToken
-    ) -> RunResult:
+    async def _apart(self, child: LocalRun, parent: RunScope | None, work: Work, given: CancellationToken) -> RunResult:
         """Run a child that nobody need wait for; its parent is told of its end while it is still there."""
         assert child.scope is not None
         used, before = child.scope.usage, child.result
@@ -361,7 +363,7 @@ class LocalBackend:
         assert child.scope is not None
         self._scopes[child.scope.run_id] = child.scope
         parent = self._scopes.get(child.identity.parent_run_id or "")
-        return await self._apart(child, parent, self._keeping(child, child.resume(decisions)), given)
+        return await self._apart(child, parent, self._keeping(child, partial(child.resume, decisions)), given)
 
     async def give_up(self, run_id: str) -> RunResult | None:
         """End a detached child that waits for an answer which will not come; its conversation stays."""
@@ -381,7 +383,8 @@ class LocalBackend:
             refusal = parent.budget.refuse_child(depth)
             if refusal is not None:
                 raise LimitReached(name, refusal[0], child_refusal(*refusal))
-            request.identity = replace(request.identity, depth=depth)
+            if request.identity.depth != depth:
+                request.identity = replace(request.identity, depth=depth)
         try:
             request.agent.check_thread(request.identity.thread_id)
             blueprint = self._blueprint(request.agent)
@@ -398,61 +401,50 @@ class LocalBackend:
         pending, child.scope.pending = child.scope.pending, {}
         child.scope.sink = request.sink
         self._scopes[child.scope.run_id] = child.scope
-        work = self._keeping(child, child.resume(pending))
+        work = self._keeping(child, partial(child.resume, pending))
         return await self._as_child(child, parent, work, request.cancellation)
 
     async def _as_child(
         self,
         child: LocalRun,
         parent: RunScope,
-        work: Coroutine[Any, Any, RunResult],
+        work: Work,
         given: CancellationToken,
     ) -> RunResult:
         """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
-        assert child.scope is not None
-        used, before = child.scope.usage, child.result
+        scope = child.scope
+        assert scope is not None
+        used, before = scope.usage, scope.result
         give_slot_back(parent, child.identity.parent_tool_call_id or "")
+        key, name = f"child:{scope.ns[-1]}:{scope.step}", child.identity.agent
+        host = asyncio.current_task()
         try:
-            together = given is parent.cancellation and child.request.timeout is None
-            way = self._alongside if together else self._conduct
-            key = f"child:{child.scope.ns[-1]}:{child.scope.step}"
-            return await parent.journal.record("child", key, child.identity.agent, way, child, work, given)
+            if host is None or given is not parent.cancellation or child.request.timeout is not None:
+                return await parent.journal.record("child", key, name, self._conduct, child, work, given)
+            # In the task of its call: it lives and is cancelled with it, and costs no task of its own.
+            run_id, pass_on = scope.run_id, given.pass_on_to(scope.cancellation)
+            self._hosts[run_id] = host
+            try:
+                result = await parent.journal.record("child", key, name, work)
+            finally:
+                given.forget(pass_on)
+                del self._hosts[run_id]
+                self.forget(run_id)
+            if host.cancelling():  # the child was cancelled with its call, and ended with a result; the call ends too
+                raise asyncio.CancelledError
+            return result
         finally:
             # Also when the call was cancelled: the child has ended, and what it used was used.
-            if child.result is not None and child.result is not before:
-                parent.usage += child.result.usage - used
-                tell_child_finished(parent, child.identity, child.result)
+            if scope.result is not None and scope.result is not before:
+                parent.usage += scope.result.usage - used
+                tell_child_finished(parent, child.identity, scope.result)
 
-    async def _alongside(
-        self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
-    ) -> RunResult:
-        """Run a child in the task of its call: it lives and is cancelled with it, and costs no task of its own."""
-        token = child.request.cancellation
-
-        def stop() -> None:
-            token.set(given.reason or "cancelled")
-
-        given.on_set(stop)
-        run_id, host = child.identity.run_id, asyncio.current_task()
-        if host is not None:
-            self._hosts[run_id] = host
-        try:
-            result = await work
-        finally:
-            given.forget(stop)
-            self._hosts.pop(run_id, None)
-            self.forget(run_id)
-        _pass_cancellation_on()
-        return result
-
-    async def _conduct(
-        self, child: LocalRun, work: Coroutine[Any, Any, RunResult], given: CancellationToken
-    ) -> RunResult:
+    async def _conduct(self, child: LocalRun, work: Work, given: CancellationToken) -> RunResult:
         """Run a child in a task of its own, so that cancelling it is not cancelling its parent."""
         request = child.request
         run_id = request.identity.run_id
         loop = asyncio.get_running_loop()
-        task = self._tasks[run_id] = loop.create_task(work, name=run_id)
+        task = self._tasks[run_id] = loop.create_task(work(), name=run_id)
 
         def stop() -> None:
             request.cancellation.set(given.reason or "cancelled")
@@ -469,14 +461,9 @@ class LocalBackend:
             given.forget(stop)
             del self._tasks[run_id]
             self.forget(run_id)
-        _pass_cancellation_on()
+        if _is_cancelled():
+            raise asyncio.CancelledError
         return result
-
-
-def _pass_cancellation_on() -> None:
-    """A child that was cancelled with its call ends with a result; the call's own cancellation goes on."""
-    if _is_cancelled():
-        raise asyncio.CancelledError
 
 
 def _is_cancelled() -> bool:

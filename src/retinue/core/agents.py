@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .delegation import AgentTool, HandOffTool, TaskTool
 from .errors import ConfigurationError
-from .functions import as_tool
+from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
 from .output import OutputFormat
@@ -152,17 +152,17 @@ class Toolbox(dict[str, "BoundTool"]):
 class BoundTool:
     """A tool with its descriptor read once and its schema compiled."""
 
-    __slots__ = ("check", "descriptor", "tool")
+    __slots__ = ("check", "descriptor", "tool", "validates")
 
     def __init__(self, tool: Tool, owner: str) -> None:
         given: Any = getattr(tool, "descriptor", None)
         descriptor: Any = given() if callable(given) else given
         if not isinstance(descriptor, ToolDescriptor):
             raise ConfigurationError(f"{owner}: tool class {type(tool).__name__} has no descriptor")
-        if not _TOOL_NAME.fullmatch(descriptor.name):
-            raise ConfigurationError(
-                f"{owner}: tool name {descriptor.name!r} must be 1 to 128 letters, digits, '_', '-' or '.'"
-            )
-        self.tool = tool
-        self.descriptor = descriptor
-        self.check = ArgumentCheck(descriptor.parameters, f"tool {descriptor.name!r}")
+        name, parameters = descriptor.name, descriptor.parameters
+        if not _TOOL_NAME.fullmatch(name):
+            raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")
+        self.tool, self.descriptor = tool, descriptor
+        self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
+        """Whether it checks more than its schema."""
+        self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)

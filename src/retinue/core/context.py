@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from msgspec import Struct
 
 from .codec import isolate
 from .errors import ToolCancelled
@@ -37,14 +40,11 @@ _TOKENS = Lock()
 """One for all tokens: it is held for a moment, and a tree of runs has many tokens."""
 
 
-class CancellationToken:
+class CancellationToken(Struct, eq=False):
     """Says whether work should stop. Async code needs none of it: cancelling raises CancelledError in it."""
 
-    __slots__ = ("_callbacks", "reason")
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self._callbacks: list[Callable[[], None]] = []
+    reason: str | None = None
+    _callbacks: dict[Callable[[], None], None] = {}  # in order, and quick to forget one of thousands
 
     def is_set(self) -> bool:
         return self.reason is not None
@@ -59,7 +59,7 @@ class CancellationToken:
             if self.reason is not None:
                 return
             self.reason = reason
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, {}
         for callback in callbacks:
             callback()
 
@@ -67,15 +67,20 @@ class CancellationToken:
         """Call back once when set, at once if it already is. Callbacks may come from any thread."""
         with _TOKENS:
             if self.reason is None:
-                self._callbacks.append(callback)
+                self._callbacks[callback] = None
                 return
         callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Do not call back any more."""
         with _TOKENS:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+            self._callbacks.pop(callback, None)
+
+    def pass_on_to(self, other: CancellationToken) -> Callable[[], None]:
+        """Set another token when this one is; returns what to `forget` when that is over."""
+        pass_on = partial(_pass_on, self, other)
+        self.on_set(pass_on)
+        return pass_on
 
     async def wait(self) -> None:
         """Return when the stop is asked for."""
@@ -94,6 +99,10 @@ class CancellationToken:
             await done
         finally:
             self.forget(wake_from_anywhere)
+
+
+def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
+    target.set(source.reason or "cancelled")
 
 
 class ToolContext:
@@ -115,7 +124,6 @@ class ToolContext:
 
     def __init__(
         self,
-        *,
         call_id: str,
         tool_name: str,
         run: RunIdentity,
@@ -171,7 +179,7 @@ class ToolContext:
             sink=sink,
             timeout=timeout,
             limits=limits,
-            cancellation=cancellation,
+            cancellation=cancellation or self.cancellation,
             thread_id=thread_id,
             detached=detached,
             run_id=run_id,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from os import urandom
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from .ids import unique
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -28,4 +29,4 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 def _new_id() -> str:
-    return f"decision_{urandom(10).hex()}"
+    return f"decision_{unique()}"

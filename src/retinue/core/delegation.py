@@ -73,7 +73,7 @@ class TaskTool(Tool):
 
 def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
     """A child's end as a tool result: its answer, what went wrong with what it had, or the wait for a human."""
-    metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
+    metadata = {"child_run_id": outcome.run_id, "child_status": str(outcome.status), "steps": outcome.steps}
     if outcome.status is RunStatus.COMPLETED:
         data = outcome.response or "" if outcome.output is None else outcome.output
         return ToolResult(data=data, metadata=metadata)

@@ -8,9 +8,11 @@ import re
 import sys
 import threading
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
+from itertools import repeat
+from types import CoroutineType
 from typing import Any, overload
 
 from .context import ToolContext
@@ -43,6 +45,8 @@ class FunctionTool(Tool):
         hints = _hints(inner, local_names, owner)
         parameters, context, open_ended = _parameters(function, hints, notes, owner)
         schema, self._decode = describe(parameters, open_ended, owner)
+        self.plain_schema = schema if self._decode is None else None
+        """The schema, where it is of plain types only and so needs no proof that it is one."""
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
         self.function, self._context, self._is_async = function, context, is_async(inner)
         self.descriptor = ToolDescriptor(
@@ -57,7 +61,8 @@ class FunctionTool(Tool):
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
 
-    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+    def execute(self, args: dict[str, Any], ctx: ToolContext) -> CoroutineType[Any, Any, Any]:
+        """The function's own coroutine, where it has one: a wrapper around it would cost as much as a short tool."""
         if self._decode is not None:
             args = self._decode(args)
         for name in self._integers:
@@ -65,8 +70,10 @@ class FunctionTool(Tool):
                 args[name] = int(value)
         if self._context is not None:
             args = {**args, self._context: ctx}
-        if self._is_async:
-            return await self.function(**args)
+        return self.function(**args) if self._is_async else self._beside(args)
+
+    async def _beside(self, args: dict[str, Any]) -> Any:
+        """Call a function that blocks, beside the event loop."""
         returned = await in_thread(self.function, args)
         return await returned if inspect.isawaitable(returned) else returned
 
@@ -170,15 +177,24 @@ _QUICK: dict[str, Any] = {
 _QUICK_NAMES = frozenset({"str", "int", "float", "bool", "dict", "list"})
 
 
-def _redefines_quick_names(function: Callable[..., Any]) -> bool:
+def _quick_hints(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """The hints of the parameters where they are plain to see, or None: `typing` takes ten times longer."""
     known: dict[str, Any] = getattr(function, "__globals__", {})
-    return any(name in known for name in _QUICK_NAMES)
+    if not known.keys().isdisjoint(_QUICK_NAMES):
+        return None
+    found: dict[str, Any] = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        if isinstance(hint, str) and name != "return":
+            hint = _QUICK.get(hint)
+            if hint is None:
+                return None
+        found[name] = hint
+    return found
 
 
 def _hints(function: Callable[..., Any], local_names: dict[str, Any] | None, owner: str) -> dict[str, Any]:
-    written: dict[str, Any] = getattr(function, "__annotations__", {})
-    quick = {name: _QUICK.get(hint) if isinstance(hint, str) else hint for name, hint in written.items()}
-    if None not in quick.values() and not _redefines_quick_names(function):
+    quick = _quick_hints(function)
+    if quick is not None:
         return quick
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -199,9 +215,9 @@ def _parameters(
     open_ended = False
     for name, default, kind in _signature(function):
         hint = hints.get(name, Any)
-        if kind is inspect.Parameter.VAR_KEYWORD:
+        if kind is _VAR_KEYWORD:
             open_ended = True
-        elif kind is inspect.Parameter.VAR_POSITIONAL or kind is inspect.Parameter.POSITIONAL_ONLY:
+        elif kind is _VAR_POSITIONAL or kind is _POSITIONAL_ONLY:
             raise ConfigurationError(f"{owner}: parameter {name!r} cannot be given by name; make it an ordinary one")
         elif hint is ToolContext or (not isinstance(hint, type) and ToolContext in typing.get_args(hint)):
             context = name
@@ -210,26 +226,29 @@ def _parameters(
     return found, context, open_ended
 
 
-_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _EMPTY = inspect.Parameter.empty
+_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_ORDINARY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
-def _signature(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+def _signature(function: Callable[..., Any]) -> Iterable[tuple[str, Any, Any]]:
     """Name, default and kind of each parameter. Ordinary functions are read directly: `inspect` takes ten times longer."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_posonlyargcount or code.co_flags & _VARIADIC or hasattr(function, "__wrapped__"):
         parameters = inspect.signature(function).parameters.values()
         return [(parameter.name, parameter.default, parameter.kind) for parameter in parameters]
     if inspect.ismethod(function):
-        return _signature(function.__func__)[1:]
-    positional = code.co_varnames[: code.co_argcount]
-    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    defaults = getattr(function, "__defaults__", None) or ()
-    by_name: dict[str, Any] = {
-        **dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)),
-        **(getattr(function, "__kwdefaults__", None) or {}),
-    }
-    return [(name, by_name.get(name, _EMPTY), _PLAIN) for name in (*positional, *keyword_only)]
+        return list(_signature(function.__func__))[1:]
+    defaults: tuple[Any, ...] = getattr(function, "__defaults__", None) or ()
+    required = code.co_argcount - len(defaults)
+    found = (*repeat(_EMPTY, required), *defaults)
+    if code.co_kwonlyargcount:
+        by_name: dict[str, Any] = getattr(function, "__kwdefaults__", None) or {}
+        names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        found += tuple([by_name.get(name, _EMPTY) for name in names])
+    return zip(code.co_varnames, found, repeat(_ORDINARY), strict=False)  # the names go on with local variables
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

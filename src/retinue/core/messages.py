@@ -128,7 +128,7 @@ def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
 def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ...]:
     """What a caller may give as input, as messages."""
     if isinstance(content, str):
-        return (Message.user(content),)
+        return (Message(role=Role.USER, parts=(TextPart(content),) if content else ()),)
     if isinstance(content, Message):
         return (content,)
     given: list[Any] = list(content)

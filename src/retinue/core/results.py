@@ -126,8 +126,8 @@ class ToolOutput:
         given: Any = data_or_result
         self.result: ToolResult = given if isinstance(given, ToolResult) else ToolResult(data=given)
         self.command = StateCommand()
-        for key, value in (update or {}).items():
-            self.command.update(key, value)
+        if update:
+            self.command.patch.updates.extend(update.items())
 
     @classmethod
     def with_command(cls, result: ToolResult, command: StateCommand) -> ToolOutput:

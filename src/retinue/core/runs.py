@@ -40,6 +40,8 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     cost: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
+        if self is NO_USAGE:
+            return other
         return Usage(
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,
@@ -51,6 +53,8 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
         )
 
     def __sub__(self, other: Usage) -> Usage:
+        if other is NO_USAGE:
+            return self
         return Usage(
             requests=self.requests - other.requests,
             input_tokens=self.input_tokens - other.input_tokens,
@@ -64,6 +68,10 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+NO_USAGE = Usage()
+"""What every run begins with: adding to it is nothing to compute."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 import jsonschema_rs
+from msgspec import Struct
 
 from .codec import Codec, codec_for
 from .errors import ConfigurationError, InvalidArguments
@@ -29,10 +30,11 @@ _SCALARS: dict[Any, dict[str, Any]] = {
     list: {"type": "array"},
     dict: {"type": "object"},
 }
+_EMPTY = inspect.Parameter.empty
 _JSON_ATOMS = (str, int, float, bool, type(None))
 
 
-class Parameter(typing.NamedTuple):
+class Parameter(Struct, frozen=True):
     """One argument the model gives."""
 
     name: str
@@ -50,20 +52,34 @@ def check_schema(schema: Mapping[str, Any], what: str) -> Any:
 
 
 class ArgumentCheck:
-    """A compiled JSON Schema. Valid arguments cost a fraction of a microsecond; wrong ones are all listed."""
+    """A compiled JSON Schema. Valid arguments cost a fraction of a microsecond; wrong ones are all listed.
 
-    __slots__ = ("_validator",)
+    A schema that is known to be one (`proven`) is compiled when the first arguments come: most tools of most agents
+    are never called.
+    """
 
-    def __init__(self, schema: Mapping[str, Any], owner: str) -> None:
-        self._validator = check_schema(schema, f"{owner}: its parameters")
+    __slots__ = ("_owner", "_schema", "_validator")
 
-    def __call__(self, args: Any) -> None:
+    def __init__(self, schema: Mapping[str, Any], owner: str, proven: bool = False) -> None:
+        self._schema, self._owner = schema, owner
+        self._validator = None if proven else self._compiled()
+
+    def _compiled(self) -> Any:
+        return check_schema(self._schema, f"tool {self._owner!r}: its parameters")
+
+    def require(self, args: Any) -> None:
+        """Raise InvalidArguments where the arguments break the schema."""
+        if self._validator is None:
+            self._validator = self._compiled()
         if not self._validator.is_valid(args):
             raise InvalidArguments("; ".join(self.problems(args)))
 
+    __call__ = require
+
     def problems(self, args: Any) -> list[str]:
         """Every way in which the arguments break the schema, each with the place where."""
-        return [f"{_where(error.instance_path)}{error.message}" for error in self._validator.iter_errors(args)]
+        errors = (self._validator or self._compiled()).iter_errors(args)
+        return [f"{_where(error.instance_path)}{error.message}" for error in errors]
 
 
 def _where(path: Any) -> str:
@@ -115,7 +131,7 @@ def _decoder(codecs: dict[str, Codec]) -> Decoder:
 
 
 def _object(properties: dict[str, Any], parameters: list[Parameter], open_ended: bool) -> dict[str, Any]:
-    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    required = [parameter.name for parameter in parameters if parameter.default is _EMPTY]
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -125,10 +141,10 @@ def _object(properties: dict[str, Any], parameters: list[Parameter], open_ended:
 
 
 def _annotated(schema: dict[str, Any], parameter: Parameter) -> dict[str, Any]:
-    schema = dict(schema)
+    schema = schema.copy()
     if parameter.description:
         schema["description"] = parameter.description
-    if isinstance(parameter.default, _JSON_ATOMS):
+    if parameter.default is not _EMPTY and isinstance(parameter.default, _JSON_ATOMS):
         schema["default"] = parameter.default
     return schema
 

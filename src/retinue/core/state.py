@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import UnionType
 from typing import Any, Generic, Literal, TypeVar, cast, get_origin, is_typeddict, overload
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from .codec import codec_for, default_of, isolate
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
@@ -19,6 +19,7 @@ Scope = Literal["run", "thread"]
 Merge = Literal["exclusive", "commutative"]
 
 _UNSET: Any = object()
+_PLAIN = (str, int, float, bool)
 
 
 class UnknownKeyPolicy(StrEnum):
@@ -51,6 +52,7 @@ class StateKey(Generic[V, U]):
         "merge",
         "name",
         "persistent",
+        "plain",
         "reduce",
         "sure",
         "scope",
@@ -82,6 +84,8 @@ class StateKey(Generic[V, U]):
         self._default, self.sure = default, sure
         self._codec = codec_for(type)
         self._class = class_of(type)
+        self.plain: Any = type if reduce is None and type in _PLAIN else None
+        """The type of updates that are the value as they are: nothing to copy, check or encode."""
 
     def __repr__(self) -> str:
         return f"StateKey({self.name!r})"
@@ -116,14 +120,11 @@ class StateKey(Generic[V, U]):
             raise KeyDecodeError(self.name, str(exc)) from exc
 
 
-class MutationBatch:
+class MutationBatch(Struct, eq=False):
     """Updates that are committed together or not at all. Methods change it in place and return it."""
 
-    __slots__ = ("base_revision", "updates")
-
-    def __init__(self, base_revision: int | None = None) -> None:
-        self.base_revision = base_revision
-        self.updates: list[tuple[StateKey[Any, Any], Any]] = []
+    base_revision: int | None = None
+    updates: list[tuple[StateKey[Any, Any], Any]] = []
 
     def update(self, key: StateKey[Any, U], value: U) -> MutationBatch:
         self.updates.append((key, value))
@@ -147,16 +148,13 @@ class MutationBatch:
         return f"MutationBatch({', '.join(key.name for key, _ in self.updates)})"
 
 
-class StateCommand:
+class StateCommand(Struct, eq=False):
     """What a tool or hook asks for beside its result: state, actions, effects and events, all after one commit."""
 
-    __slots__ = ("actions", "effects", "events", "patch")
-
-    def __init__(self) -> None:
-        self.patch = MutationBatch()
-        self.actions: list[Any] = []
-        self.effects: list[Any] = []
-        self.events: list[Any] = []
+    patch: MutationBatch = field(default_factory=MutationBatch)
+    actions: list[Any] = []
+    effects: list[Any] = []
+    events: list[Any] = []
 
     def update(self, key: StateKey[Any, U], value: U) -> StateCommand:
         self.patch.updates.append((key, value))
@@ -190,13 +188,12 @@ class StateCommand:
         return f"StateCommand({self.patch!r})"
 
 
-class Snapshot:
+class Snapshot(Struct, frozen=True, eq=False):
     """State at one revision. Later commits do not show in it, and changing what it returns changes nothing."""
 
-    __slots__ = ("_keys", "_values", "revision")
-
-    def __init__(self, keys: Mapping[str, StateKey[Any, Any]], values: Mapping[str, Any], revision: int) -> None:
-        self._keys, self._values, self.revision = keys, values, revision
+    _keys: Mapping[str, StateKey[Any, Any]]
+    _values: Mapping[str, Any]
+    revision: int
 
     def __getitem__(self, key: StateKey[V, Any]) -> V:
         """The value, or a fresh default where nothing was written."""

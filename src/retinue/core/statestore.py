@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Any
+
+from msgspec import Struct
 
 from .codec import isolate
 from .errors import (
@@ -23,18 +25,14 @@ from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand,
 _log = logging.getLogger(__name__)
 
 
-_PLAIN = frozenset({str, int, float, bool})
-
-
-class Commit:
+class Commit(Struct, frozen=True, eq=False):
     """What a commit hook is told. Indexing it reads the new snapshot."""
 
-    __slots__ = ("changes", "previous_revision", "revision", "snapshot")
-
-    def __init__(self, snapshot: Snapshot, previous_revision: int, changes: dict[str, Any]) -> None:
-        self.snapshot, self.previous_revision, self.revision = snapshot, previous_revision, snapshot.revision
-        self.changes = changes
-        """The new values of the persistent keys that were written, as JSON."""
+    snapshot: Snapshot
+    revision: int
+    previous_revision: int
+    changes: dict[str, Any]
+    """The new values of the persistent keys that were written, as JSON."""
 
     def __getitem__(self, key: StateKey[Any, Any]) -> Any:
         return self.snapshot[key]
@@ -63,7 +61,7 @@ class StateStore:
         """A store with the same plugins and nothing written; costs next to nothing."""
         made = StateStore.__new__(StateStore)
         made._plugins, made._keys, made._owners = self._plugins, self._keys, self._owners
-        made._values, made._hooks, made._lock, made.revision = {}, [], RLock(), 0
+        made._values, made._hooks, made._lock, made.revision = {}, [], self._lock, 0
         return made
 
     def install(self, plugin: Plugin) -> Registrar:
@@ -105,7 +103,7 @@ class StateStore:
             previous = self.revision
             self._values = {key: value for key, value in self._values.items() if key not in gone}
             self.revision += 1
-            commit = Commit(self.snapshot(), previous, {})
+            commit = Commit(self.snapshot(), self.revision, previous, {})
         self._notify(commit)
         return commit.revision
 
@@ -121,11 +119,11 @@ class StateStore:
             if patch.base_revision is not None and patch.base_revision != previous:
                 raise RevisionConflict(patch.base_revision, previous)
             if not patch.updates:
-                return Commit(self.snapshot(), previous, {})
+                return Commit(self.snapshot(), previous, previous, {})
             values, changes = self._reduced(patch)
             self._values = values
-            self.revision = previous + 1
-            commit = Commit(Snapshot(self._keys, values, previous + 1), previous, changes)
+            self.revision = revision = previous + 1
+            commit = Commit(Snapshot(self._keys, values, revision), revision, previous, changes)
         if self._hooks:
             self._notify(commit)
         return commit
@@ -137,22 +135,34 @@ class StateStore:
             self._reduced(patch)
 
     def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
-        keys = self._keys
+        keys, values = self._keys, self._values.copy()
+        changes: dict[str, Any] = {}
+        # Most updates are plain values, and need nothing but to be put in their places.
+        for key, update in patch.updates:
+            name = key.name
+            known = keys.get(name)
+            if known is None:
+                raise UnknownKey(name)
+            if update.__class__ is not known.plain:
+                return self._reduced_one_by_one(patch)
+            values[name] = update
+            if known.persistent:
+                changes[name] = update
+        return values, changes
+
+    def _reduced_one_by_one(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
+        keys, values = self._keys, self._values.copy()
+        changes: dict[str, Any] = {}
         for key, _ in patch.updates:
             if key.name not in keys:
                 raise UnknownKey(key.name)
-        values = dict(self._values)
-        changes: dict[str, Any] = {}
         for key, update in patch.updates:
             name = key.name
             key = keys[name]
-            if key.reduce is None and key.type in _PLAIN and update.__class__ is key.type:
-                values[name] = encoded = update  # nothing to copy, check or encode
-            else:
-                values[name] = value = _reduce(key, values, update)
-                # What must leave the run or stay with the thread has to have a JSON form.
-                tried = key.persistent or (key.scope == "thread" and not key.sure)
-                encoded = key.encode(value) if tried else None
+            values[name] = value = _reduce(key, values, update)
+            # What must leave the run or stay with the thread has to have a JSON form.
+            tried = key.persistent or (key.scope == "thread" and not key.sure)
+            encoded = key.encode(value) if tried else None
             if key.persistent:
                 changes[name] = encoded
         return values, changes
@@ -166,18 +176,19 @@ class StateStore:
 
     def export_persisted(self) -> PersistedState:
         """The persistent keys that were written, as JSON."""
-        return self._export(lambda key: key.persistent)
+        return self._export([name for name in self._values if self._keys[name].persistent] if self._values else ())
 
     def export_scope(self, scope: Scope) -> PersistedState:
         """Every written key of one scope, persistent or not: what a thread keeps between runs."""
-        return self._export(lambda key: key.scope == scope)
+        return self._export([name for name in self._values if self._keys[name].scope == scope] if self._values else ())
 
-    def _export(self, wanted: Callable[[StateKey[Any, Any]], bool]) -> PersistedState:
-        keys, values, revision = self._keys, self._values, self.revision
-        if not values:
-            return PersistedState(revision=revision)
-        found = {name: keys[name].encode(value) for name, value in values.items() if wanted(keys[name])}
-        return PersistedState(revision=revision, extensions=found)
+    def _export(self, names: Iterable[str]) -> PersistedState:
+        keys, values = self._keys, self._values
+        exported = PersistedState(self.revision)
+        for name in names:
+            value = values[name]
+            exported.extensions[name] = value if value.__class__ is keys[name].plain else keys[name].encode(value)
+        return exported
 
     def restore_persisted(
         self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR

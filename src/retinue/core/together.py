@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
+class _Together(Generic[T]):
+    """Results in their places, and one future for the end of all or the first failure.
+
+    `asyncio.gather` would schedule a callback for each piece of work; this costs one for all of them.
+    """
+
+    __slots__ = ("end", "error", "left", "results")
+
+    def __init__(self, count: int) -> None:
+        self.results: list[Any] = [None] * count
+        self.left, self.error = count, None
+        self.end = asyncio.get_running_loop().create_future()
+
+    async def run(self, place: int, work: Coroutine[Any, Any, T]) -> None:
+        try:
+            self.results[place] = await work
+            self.left -= 1
+        except BaseException as exc:
+            self.error = self.error or exc
+            raise
+        finally:
+            if not self.end.done() and (self.error is not None or not self.left):
+                self.end.set_result(None)
+
+
 async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Every result in the given order. If one raises, or this is cancelled, the others are stopped and waited for."""
-    tasks = [asyncio.create_task(work) for work in works]
+    given = list(works)
+    together: _Together[T] = _Together(len(given))
+    tasks = [asyncio.create_task(together.run(place, work)) for place, work in enumerate(given)]
     try:
-        return list(await asyncio.gather(*tasks))
+        if tasks:
+            await together.end
+        if together.error is not None:
+            raise together.error
+        return together.results
     except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for work in given:
+            work.close()  # one whose task was stopped before it began
         raise

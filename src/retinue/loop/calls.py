@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, cast
 
 from ..core.agents import BoundTool
@@ -18,6 +18,7 @@ from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
 from ..core.results import ResumeMode, SuspendTicket, ToolResult
 from ..core.state import Snapshot, StateCommand
 from ..core.together import run_together
+from ..core.tools import Tool
 from .children import give_up_children
 from .execute import execute, internal_error
 from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
@@ -65,10 +66,17 @@ class CallGroup:
             await slots.take()
         open_call.holds_slot = True
         try:
+            _start(run, open_call, decision)
             if run.has_hooks or decision is not None:
-                await _run_call(self, call, decision)
-            else:
-                await _run_plain_call(self, open_call, call)
+                await _run_call(self, open_call, decision)
+            else:  # nobody hooks in and nobody has decided: the common case, with nothing in its way
+                bound = _prepared(self, open_call, call)
+                if bound is not None:
+                    outcome = await _work(self, bound, open_call, call, None)
+                    _stop_if_given_up(run)
+                    committed = _finalize(self, open_call, outcome)
+                    if committed is not None and (committed.actions or committed.effects):
+                        await carry_out(run, committed, "after_tool")
         finally:
             if open_call.holds_slot:
                 open_call.holds_slot = False
@@ -85,7 +93,8 @@ class CallGroup:
 
     def results(self) -> list[Message]:
         """What there is of the results, in call order."""
-        return [self.messages[call.id] for call in self.calls if call.id in self.messages]
+        messages = self.messages
+        return [messages[call.id] for call in self.calls if call.id in messages]
 
     def join(self) -> None:
         """The results join the conversation in call order."""
@@ -111,50 +120,26 @@ def refuse_calls(run: RunScope, calls: tuple[ToolCall, ...], code: str, reason: 
     """Answer every call with what stands in its way."""
     group = CallGroup(run, calls)
     for call in calls:
-        _start(run, call, None)
-        refusal = outcome_of(call, ToolResult.error(reason, code=code))
-        _end(group, run.open_calls[call.id], refusal)
+        open_call = run.open_calls[call.id]
+        _start(run, open_call, None)
+        _end(group, open_call, outcome_of(call, ToolResult.error(reason, code=code)))
     group.join()
 
 
-async def _run_plain_call(group: CallGroup, open_call: OpenCall, call: ToolCall) -> None:
-    """A call that nobody hooks into and nobody has decided on: the common case, with nothing in its way."""
-    run = group.run
-    _start(run, call, None)
-    try:
-        bound = prepare(run, call)
-    except ToolError as exc:
-        _finalize(group, open_call, failed(call, exc))
-        return
-    about = (call.name, call.args)
-    outcome = await run.journal.record("tool", f"tool:{call.id}", about, execute, run, bound, call, group.snapshot)
-    if run.sealed:  # the run was given up on while this went on
-        raise asyncio.CancelledError
-    committed = _finalize(group, open_call, outcome)
-    if committed is not None and (committed.actions or committed.effects):
-        await carry_out(run, committed, "after_tool")
-
-
-async def _run_call(group: CallGroup, call: ToolCall, decision: Decision | None) -> None:
+async def _run_call(group: CallGroup, open_call: OpenCall, decision: Decision | None) -> None:
     """One call from its start to its end, or to where it waits."""
-    run = group.run
-    open_call = run.open_calls[call.id]
-    _start(run, call, decision)
+    run, call = group.run, open_call.call
     if decision is not None:
         if decision.action == "cancel":
             _end(group, open_call, cancelled(call, decision.reason or "the human said no"))
             return
         call = _decided(open_call, decision)
-    try:
-        bound = prepare(run, call)
-    except ToolError as exc:
-        _finalize(group, open_call, failed(call, exc))
+    bound = _prepared(group, open_call, call)
+    if bound is None:
         return
     if not run.has_hooks:
         outcome = await _perform(group, bound, open_call, call, decision)
-        committed = _finalize(group, open_call, outcome)
-        if committed is not None:
-            await _carry_out(run, committed)
+        await _carry_out(run, _finalize(group, open_call, outcome))
     elif open_call.admitted:  # it waited by its own wish: the hooks before it have let it pass
         outcome = await _perform(group, bound, open_call, call, decision)
         await _finalize_with_hooks(group, open_call, call, outcome)
@@ -203,24 +188,44 @@ def _decides_result(open_call: OpenCall) -> bool:
     return open_call.ticket is not None and open_call.ticket.resume_mode is ResumeMode.USE_DECISION
 
 
+def _prepared(group: CallGroup, open_call: OpenCall, call: ToolCall) -> BoundTool | None:
+    """The tool to run; None where the call has ended, because it cannot."""
+    try:
+        return prepare(group.run, call)
+    except ToolError as exc:
+        _finalize(group, open_call, failed(call, exc))
+        return None
+
+
 async def _perform(
     group: CallGroup, bound: BoundTool, open_call: OpenCall, call: ToolCall, decision: Decision | None
 ) -> CallOutcome:
-    """Have the work done, once: what is recorded is not done again."""
-    run = group.run
+    """The outcome of a call: what a human said it is, or what comes of the work."""
     if decision is not None and _decides_result(open_call):
         return _outcome(call, ToolResult.success(decision.payload))
-    key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
-    resume_input = None if decision is None else decision.payload
-    about = (call.name, call.args)
-    outcome = await run.journal.record("tool", key, about, execute, run, bound, call, group.snapshot, resume_input)
-    if run.sealed:  # the run was given up on while this went on
-        raise asyncio.CancelledError
+    outcome = await _work(group, bound, open_call, call, decision)
+    _stop_if_given_up(group.run)
     return outcome
 
 
-def _start(run: RunScope, call: ToolCall, decision: Decision | None) -> None:
-    open_call = run.open_calls[call.id]
+def _work(
+    group: CallGroup, bound: BoundTool, open_call: OpenCall, call: ToolCall, decision: Decision | None
+) -> Awaitable[CallOutcome]:
+    """Have the work done, once: what is recorded is not done again."""
+    run = group.run
+    key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
+    resume_input = None if decision is None else decision.payload
+    about = (call.name, call.args)
+    return run.journal.record("tool", key, about, execute, run, bound, call, group.snapshot, resume_input)
+
+
+def _stop_if_given_up(run: RunScope) -> None:
+    if run.sealed:  # while its work went on
+        raise asyncio.CancelledError
+
+
+def _start(run: RunScope, open_call: OpenCall, decision: Decision | None) -> None:
+    call = open_call.call
     if decision is None:
         open_call.move(ToolCallStatus.RUNNING)
         run.emit(ToolCallReady(call_id=call.id, tool_name=call.name, args=call.args))
@@ -252,14 +257,19 @@ def prepare(run: RunScope, call: ToolCall) -> BoundTool:
         raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(offered) or 'none'}")
     if call.malformed is not None:
         raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
-    bound.check(call.args)
+    bound.check.require(call.args)
+    if bound.validates:
+        _validate(bound.tool, call)
+    return bound
+
+
+def _validate(tool: Tool, call: ToolCall) -> None:
     try:
-        bound.tool.validate_args(call.args)
+        tool.validate_args(call.args)
     except (ToolError, Escape):
         raise
     except Exception as exc:
         raise internal_error(call, exc) from exc
-    return bound
 
 
 async def _before_tool(
@@ -269,7 +279,8 @@ async def _before_tool(
     run = group.run
     if "before_tool" not in run.hooks.by_phase:
         return None, None
-    at_work = HookRound(run, "before_tool", group.snapshot, call=call, decision=decision)
+    context = run.hook_context("before_tool", group.snapshot, call=call, decision=decision)
+    at_work = HookRound(run, "before_tool", context)
     said = await at_work.run_hooks()
     if at_work.deferred:  # they must see what the others wrote, so that is committed now
         committed, at_work.command = at_work.command, None
@@ -301,14 +312,19 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
         await _carry_out(run, _finalize(group, open_call, outcome))
         return
-    at_work = HookRound(run, "after_tool", group.snapshot, call=call, result=outcome.result)
+    context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
+    at_work = HookRound(run, "after_tool", context)
     if outcome.command is not None:
         at_work.merge(outcome.command)
-    at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
-    await at_work.commands_only()
+    if group.writers:
+        at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
+    if said := await at_work.run_hooks():
+        at_work.refuse(said)
     committed = _finalize(group, open_call, outcome.with_command(at_work.command) if at_work.command else outcome)
-    await at_work.finish(call.id)
-    await _carry_out(run, committed)
+    if at_work.deferred:
+        await at_work.finish(call.id)
+    if committed is not None:
+        await _carry_out(run, committed)
 
 
 async def _keep(run: RunScope, keeper: ResultKeeper, call: ToolCall, text: str) -> str:
@@ -341,23 +357,24 @@ def _finalize(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> St
 
 def _commit(group: CallGroup, call: ToolCall, command: StateCommand) -> None:
     run, writers = group.run, group.writers
-    exclusive = [key.name for key, _ in command.patch.updates if key.merge == "exclusive"]
-    if run.agent.conflicts == "error":
-        for name in exclusive:
-            if writers.get(name, call.id) != call.id:
-                raise WriteConflict(name, writers[name], call.id)
+    if writers and run.agent.conflicts == "error":
+        for key, _ in command.patch.updates:
+            if key.merge == "exclusive" and writers.get(key.name, call.id) != call.id:
+                raise WriteConflict(key.name, writers[key.name], call.id)
     if command.actions or command.effects:
         run.hooks.check(command)
     apply(run, command, call.id)
-    for name in exclusive:
-        writers[name] = call.id
+    if len(group.calls) > 1:  # a call that is alone cannot clash
+        for key, _ in command.patch.updates:
+            if key.merge == "exclusive":
+                writers[key.name] = call.id
 
 
 def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
     """The last event of a call and its message, or the news that it waits."""
-    run, call = group.run, open_call.call
+    run, call, result = group.run, open_call.call, outcome.result
     open_call.move(outcome.status)
-    text = outcome.result.text
+    text = result.text
     if len(text) > (limit := _limit(run, call)):
         text = cut(text, limit, open_call.kept)
     message = Message(
@@ -367,7 +384,6 @@ def _end(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
         name=call.name,
         id=open_call.message_id,
     )
-    result = outcome.result
     if outcome.status is ToolCallStatus.SUSPENDED:
         open_call.ticket = ticket = result.suspension or _default_ticket(call, text)
         result = result.with_ticket(ticket)

@@ -15,10 +15,12 @@ class ChildRun(Protocol):
     """A child as its parent's loop sees it."""
 
     scope: RunScope | None
-    result: RunResult | None
 
     @property
     def identity(self) -> RunIdentity: ...
+
+    @property
+    def result(self) -> RunResult | None: ...
 
     @property
     def asked_for(self) -> Any:
@@ -51,8 +53,6 @@ def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) ->
         parent.late_children = {**parent.late_children, call_id: number}
         return
     open_call.children_started = number
-    if not open_call.children:
-        open_call.children = {}
     open_call.children[number] = child
 
 

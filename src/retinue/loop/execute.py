@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 from typing import Any
 
 from ..core.agents import BoundTool
@@ -65,17 +64,17 @@ def _context(
     deadline: float | None,
 ) -> ToolContext:
     return ToolContext(
-        call_id=call.id,
-        tool_name=call.name,
-        run=run.identity,
-        agent=run.agent,
-        snapshot=snapshot,
-        emit=run.report,
-        cancellation=cancellation,
-        resolver=run.resolver,
-        resume_input=resume_input,
-        deadline=deadline,
-        context=run.context,
+        call.id,
+        call.name,
+        run.identity,
+        run.agent,
+        snapshot,
+        run.report,
+        cancellation,
+        run.resolver,
+        resume_input,
+        deadline,
+        run.context,
     )
 
 
@@ -87,8 +86,7 @@ async def _within(
     deadline = min(time.time() + timeout, run.budget.deadline or float("inf"))
     ctx = _context(run, call, snapshot, resume_input, cancellation, deadline)
     timer = asyncio.timeout(timeout)
-    pass_on = partial(_pass_on, run.cancellation, cancellation)
-    run.cancellation.on_set(pass_on)
+    pass_on = run.cancellation.pass_on_to(cancellation)
     try:
         async with timer:
             returned = await tool.execute(isolate(call.args), ctx)
@@ -105,10 +103,6 @@ async def _within(
     # Also for a tool that swallowed its cancellation and came back late.
     cancellation.set("timeout")
     raise ToolTimeout(f"no result after {timeout:g} s")
-
-
-def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
-    target.set(source.reason or "cancelled")
 
 
 def internal_error(call: ToolCall, exc: BaseException) -> InternalError:

@@ -18,7 +18,7 @@ from .scope import RunScope
 MAX_HANDOFFS = 8
 MAX_SAME_HANDOFFS = 2
 
-Equip = Callable[[str], "Equipment"]
+Equip = Callable[["RunScope", str], "Equipment"]
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -37,7 +37,7 @@ def hand_over(run: RunScope) -> None:
         return
     try:
         problem = _loop(run, asked.to)
-        equipment = None if problem else run.equip(asked.to)
+        equipment = None if problem else run.equip(run, asked.to)
     except RetinueError as exc:
         problem, equipment = str(exc), None
     if equipment is None:
@@ -48,7 +48,7 @@ def hand_over(run: RunScope) -> None:
     run.emit(Handoff(to_agent=asked.to, reason=asked.reason))
     run.handoffs = (*run.handoffs, f"{run.agent.name} → {asked.to}")
     run.agent, run.model = equipment.agent, equipment.model
-    run.toolbox, run.hooks, run.has_hooks = equipment.toolbox, equipment.hooks, bool(equipment.hooks)
+    run.toolbox, run.hooks, run.has_hooks = equipment.toolbox, equipment.hooks, equipment.hooks.has_any
     run.descriptors, run.system = equipment.toolbox.descriptors, equipment.agent.system
     run.identity = replace(run.identity, agent=equipment.agent.name)
 

@@ -19,7 +19,8 @@ class Slots:
 
     def __init__(self, limit: int, above: Slots | None = None) -> None:
         self._free, self._above = limit, above
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None]] | None = None
+        """Who waits for a slot; most trees never have anybody."""
 
     def take_now(self) -> bool:
         """A slot, if one is free."""
@@ -43,6 +44,8 @@ class Slots:
 
     async def _turn(self) -> None:
         turn = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append(turn)
         try:
             await turn
@@ -75,11 +78,21 @@ def child_refusal(limit: str, value: int) -> str:
 class Budget:
     """Counts what a run uses against its own limits and those of every run above it."""
 
-    __slots__ = ("children", "cost", "deadline", "depth", "limits", "parent", "slots", "started_at", "steps", "tokens")
+    __slots__ = (
+        "children",
+        "cost",
+        "deadline",
+        "depth",
+        "limited",
+        "limits",
+        "parent",
+        "slots",
+        "steps",
+        "tokens",
+    )
 
-    def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None) -> None:
-        self.limits, self.started_at, self.parent = limits, started_at, parent
-        self.depth = 0 if parent is None else parent.depth + 1
+    def __init__(self, limits: Limits, started_at: float, parent: Budget | None = None, depth: int = 0) -> None:
+        self.limits, self.parent, self.depth = limits, parent, depth
         self.steps = self.tokens = self.children = 0
         self.cost = 0.0
         if parent is not None and (limits == _DEFAULTS or limits.parallel >= parent.limits.parallel):
@@ -90,9 +103,21 @@ class Budget:
         if parent is not None and parent.deadline is not None:
             deadlines.append(parent.deadline)
         self.deadline = min(deadlines) if deadlines else None
+        counted = limits.steps is not None or limits.tokens is not None or limits.cost is not None
+        self.limited: bool = counted or self.deadline is not None or (parent is not None and parent.limited)
+        """Whether there is anything to reach, here or above; without it there is nothing to count."""
+
+    def below(self, limits: Limits, started_at: float, depth: int) -> Budget:
+        """The budget of a run at that depth: this one, where nothing is set that would narrow it."""
+        # With a deadline each run has its own, which is put off when it has waited for a human.
+        if limits == _DEFAULTS and self.deadline is None:
+            return self
+        return Budget(limits, started_at, self, depth)
 
     def spend(self, usage: Usage) -> None:
         """Count one model call, here and above."""
+        if not self.limited:
+            return
         self.steps += 1
         self.tokens += usage.tokens
         self.cost += usage.cost
@@ -106,6 +131,8 @@ class Budget:
 
     def exhausted(self, journal: Journal) -> str | None:
         """The name of the first limit that is reached, or None."""
+        if not self.limited:
+            return None
         limits = self.limits
         if limits.steps is not None and self.steps >= limits.steps:
             return "steps"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -69,12 +70,14 @@ class EventLog:
         """Every event after number `after`, as it comes, until the log closes or that run ends."""
         place, events = after, self.events
         while True:
-            while place < len(events):
-                event = events[place]
-                place += 1
+            # The iterator of a list goes on with what is added while it is held; it ends where the list ends.
+            unread: Any = iter(events)
+            unread.__setstate__(place)
+            for event in unread:
                 yield event
-                if type(event) is RunFinished and event.run_id == until_end_of:
+                if event.__class__ is RunFinished and event.run_id == until_end_of:
                     return
+            place = max(place, len(events))
             if self.closed:
                 return
             await self.changed()

@@ -20,6 +20,8 @@ _STATUS = {
     ToolStatus.ERROR: ToolCallStatus.FAILED,
     ToolStatus.PENDING: ToolCallStatus.SUSPENDED,
 }
+_PLAIN = ToolResult()
+"""What is said of a result by a tool that returns just a value."""
 
 
 class CallOutcome(Struct, frozen=True, gc=False):
@@ -44,10 +46,8 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     command = None
     if isinstance(returned, ToolOutput):
         command, returned = returned.command, returned.result
-    if isinstance(returned, ToolResult):
-        result, data = returned, returned.data
-    else:
-        result, data = ToolResult(), returned
+    result = returned if isinstance(returned, ToolResult) else _PLAIN
+    data = returned if result is _PLAIN else result.data
     if type(data) is not str:
         try:
             data = to_json_value(data)

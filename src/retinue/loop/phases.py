@@ -36,9 +36,12 @@ from ..core.plugins import (
     StopRun,
     Suspend,
 )
-from ..core.state import Snapshot, StateCommand
+from ..core.state import StateCommand
 
 if TYPE_CHECKING:
+    from ..core.messages import Message
+    from ..core.model import ModelRequest
+    from ..core.plugins import HookContext
     from .scope import RunScope
 
 _log = logging.getLogger(__name__)
@@ -51,9 +54,9 @@ _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
 
 
 class HookTable:
-    """The hooks and handlers of an agent's plugins. It is false where there are none, and then costs nothing."""
+    """The hooks and handlers of an agent's plugins. Where `has_any` is false, it costs nothing."""
 
-    __slots__ = ("actions", "by_phase", "effects", "keeper")
+    __slots__ = ("actions", "by_phase", "effects", "has_any", "inherited", "keeper")
 
     def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
         self.by_phase: dict[Phase, list[Hook]] = {}
@@ -66,25 +69,25 @@ class HookTable:
             self.actions.update(registrar.actions)
             self.effects.update(registrar.effects)
             self.keeper = registrar.keeper or self.keeper
+        self._settle()
+
+    def _settle(self) -> None:
         for hooks in self.by_phase.values():
             hooks.sort(key=lambda hook: hook.priority)
+        self.inherited = [hook for hooks in self.by_phase.values() for hook in hooks if hook.inherited]
+        self.has_any = bool(self.by_phase or self.keeper)
 
     def below(self, parent: HookTable) -> HookTable:
         """These hooks, and those of the parent that hold for its children."""
-        handed_down = [hook for hooks in parent.by_phase.values() for hook in hooks if hook.inherited]
-        if not handed_down:
+        if not parent.inherited:
             return self
         made = HookTable()
         made.actions, made.effects, made.keeper = self.actions, self.effects, self.keeper
         made.by_phase = {phase: list(hooks) for phase, hooks in self.by_phase.items()}
-        for hook in handed_down:
+        for hook in parent.inherited:
             made.by_phase.setdefault(hook.phase, []).insert(0, hook)
-        for hooks in made.by_phase.values():
-            hooks.sort(key=lambda hook: hook.priority)
+        made._settle()
         return made
-
-    def __bool__(self) -> bool:
-        return bool(self.by_phase or self.keeper)
 
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
@@ -101,10 +104,9 @@ class HookRound:
 
     __slots__ = ("_written", "command", "context", "deferred", "phase", "run")
 
-    def __init__(self, run: RunScope, phase: Phase, snapshot: Snapshot, **seen: Any) -> None:
-        self.run = run
+    def __init__(self, run: RunScope, phase: Phase, context: HookContext) -> None:
+        self.run, self.context = run, context
         self.phase: Phase = phase
-        self.context = run.hook_context(phase, snapshot, **seen)
         # Most phases pass without a word: what is collected is made when there is something to collect.
         self.command: StateCommand | None = None
         self.deferred: tuple[Hook, ...] = ()
@@ -119,10 +121,11 @@ class HookRound:
     async def run_hooks(self) -> list[tuple[Hook, Any]]:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
         others: list[tuple[Hook, Any]] = []
+        context = self.context
         for hook in self.run.hooks.by_phase.get(self.phase, ()):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
-                returned = hook.function(self.context)
+                returned = hook.function(context)
                 if returned is None:
                     continue
                 returned = await self._checked(returned)
@@ -142,9 +145,9 @@ class HookRound:
         """Hooks that write these keys are to run on fresh state."""
         self._written |= frozenset(keys)
 
-    async def commands_only(self) -> None:
-        """As `run_hooks`, for a phase in which there is nothing to intercept."""
-        for hook, intercept in await self.run_hooks():
+    def refuse(self, said: list[tuple[Hook, Any]]) -> None:
+        """End the run where a hook intercepts and there is nothing to intercept."""
+        for hook, intercept in said:
             reason = f"returned {type(intercept).__name__}, which only before_tool may"
             raise HookFailed(hook.label, self.phase, reason)
 
@@ -186,12 +189,15 @@ class HookRound:
         self.run.tell(f"optional {hook.label} failed: {exc}", "hook_failed")
 
 
-async def run_phase(run: RunScope, phase: Phase, **seen: Any) -> None:
+async def run_phase(
+    run: RunScope, phase: Phase, messages: tuple[Message, ...], request: ModelRequest | None = None
+) -> None:
     """Run the hooks of a phase and commit what they ask for. Nothing happens where there are none."""
     if phase not in run.hooks.by_phase:
         return
-    at_work = HookRound(run, phase, run.state.snapshot(), **seen)
-    await at_work.commands_only()
+    at_work = HookRound(run, phase, run.hook_context(phase, run.state.snapshot(), messages, request))
+    if said := await at_work.run_hooks():
+        at_work.refuse(said)
     if at_work.command is not None:
         await commit(run, at_work.command, phase)
     if at_work.deferred:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,6 +24,8 @@ from .turn import ask_model
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TIMED_OUT = "timeout"
 """The reason with which a run is cancelled that took too long."""
 
@@ -30,7 +33,7 @@ TIMED_OUT = "timeout"
 async def run_loop(run: RunScope) -> Ending:
     """One agent run, from its input to its end."""
     if run.has_hooks and run.step == 0:
-        await run_phase(run, "run_start", messages=run.own_messages)
+        await run_phase(run, "run_start", run.own_messages())
     # Each turn of this loop is one step: a model call and the tool calls it asked for.
     while run.step < run.agent.max_steps:
         run.stop_if_cancelled()
@@ -38,11 +41,11 @@ async def run_loop(run: RunScope) -> Ending:
             return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
         run.open_step(run.step + 1)
         if run.has_hooks:
-            await run_phase(run, "step_start", messages=run.own_messages)
+            await run_phase(run, "step_start", run.own_messages())
 
         answer = await ask_model(run)
         if not answer.tool_calls:
-            agent, ending = run.agent, await _end_step(run)
+            agent, ending = run.agent, await _end_step(run) if run.needs_attention() else None
             if ending is None and run.agent is agent:
                 ending = take_answer(run, answer)
             if ending is not None:
@@ -61,7 +64,7 @@ async def run_loop(run: RunScope) -> Ending:
             run.refused_limit = limit
         else:
             await run_calls(run, answer.tool_calls)
-        if run.needs_attention and (ending := await _end_step(run)) is not None:
+        if run.needs_attention() and (ending := await _end_step(run)) is not None:
             return ending
         run.close_step()
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"
@@ -85,7 +88,7 @@ async def _end_step(run: RunScope) -> Ending | None:
     if run.open_calls:
         return Ending(RunStatus.SUSPENDED, "suspended")
     if run.has_hooks:
-        await run_phase(run, "step_end", messages=run.own_messages)
+        await run_phase(run, "step_end", run.own_messages())
     if run.blocked is not None:
         return Ending(RunStatus.FAILED, "blocked", run.blocked)
     if (stop := run.stopping) is not None:
@@ -112,23 +115,34 @@ def take_answer(run: RunScope, answer: Message) -> Ending | None:
     return Ending(RunStatus.COMPLETED, "natural")
 
 
-async def execute_run(run: RunScope, messages: tuple[Message, ...]) -> RunResult:
+def execute_run(run: RunScope, messages: tuple[Message, ...]) -> Coroutine[Any, Any, RunResult]:
     """Run the loop and make a result of whatever happens; only an Escape comes out as an exception."""
-    given = tuple([message if message.id else replace(message, id=run.next_message_id()) for message in messages])
-    run.conversation.extend(given)
+    return _to_the_end(run, _begin, messages)
+
+
+def _begin(run: RunScope, messages: tuple[Message, ...]) -> Awaitable[Ending]:
+    own: list[Message] = []
+    for message in messages:
+        own.append(message if message.id else replace(message, id=run.next_message_id()))
+    run.conversation.extend(own)
+    given = tuple(own)
     _tell_start(run, given, run.history)
     state = run.state.export_persisted()
     if state.extensions:
         run.emit(StateSnapshot(revision=state.revision, state=state.extensions))
-    return await _to_the_end(run, run_loop(run))
+    return run_loop(run)
 
 
-async def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> RunResult:
+def resume_run(run: RunScope, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
     """As `execute_run`, for a run that was suspended."""
+    return _to_the_end(run, _begin_again, decisions)
+
+
+def _begin_again(run: RunScope, decisions: Mapping[str, Decision]) -> Awaitable[Ending]:
     run.reopen()
     said = [*run.conversation, *([] if run.group is None else run.group.results())]
     _tell_start(run, (), tuple(said))
-    return await _to_the_end(run, resume_loop(run, decisions))
+    return resume_loop(run, decisions)
 
 
 def abandon_run(run: RunScope) -> RunResult:
@@ -140,20 +154,25 @@ def abandon_run(run: RunScope) -> RunResult:
         _tell_start(run, (), run.history)
     if run.group is not None:
         run.group.close()
-    return run.finish(_stopped(run))
+    return _finish(run, _stopped(run))
 
 
-async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
+def _finish(run: RunScope, ending: Ending) -> RunResult:
+    run.result = result = run.finish(ending)
+    return result
+
+
+async def _to_the_end(run: RunScope, begin: Callable[[RunScope, T], Awaitable[Ending]], given: T) -> RunResult:
     try:
-        ending = await work
+        ending = await begin(run, given)
         if run.has_hooks and ending.status is not RunStatus.SUSPENDED:
-            await run_phase(run, "run_end", messages=run.own_messages)
-        return run.finish(ending)
+            await run_phase(run, "run_end", run.own_messages())
+        return _finish(run, ending)
     except asyncio.CancelledError:
         if run.sealed:  # given up on: its end has been told
             raise
         run.cancellation.set("cancelled")
-        return run.finish(_stopped(run))
+        return _finish(run, _stopped(run))
     except Escape as exc:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
@@ -161,7 +180,7 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
-        return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+        return _finish(run, Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
 
 
 def _stopped(run: RunScope) -> Ending:
@@ -175,7 +194,7 @@ async def _run_end_anyway(run: RunScope) -> None:
     """The last hooks of a run that has failed already; what they do wrong is only logged."""
     try:
         if run.has_hooks:
-            await run_phase(run, "run_end", messages=run.own_messages)
+            await run_phase(run, "run_end", run.own_messages())
     except Exception:
         _log.exception("a hook failed at the end of run %s", run.run_id)
 

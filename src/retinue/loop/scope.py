@@ -6,25 +6,24 @@ import asyncio
 import logging
 import re
 import threading
-import time
 from collections.abc import Mapping
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.agents import Agent, Toolbox
-from ..core.context import CancellationToken
+from ..core.agents import Toolbox
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
-from ..core.events import ErrorRaised, Event, Namespace, RunFinished, Sink, StepFinished, StepStarted
+from ..core.events import ErrorRaised, Event, Namespace, RunFinished, StepFinished, StepStarted
 from ..core.journal import Journal
 from ..core.lifecycle import CALL_MOVES, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall, Visibility
-from ..core.model import Model
+from ..core.model import Model, ModelRequest
 from ..core.plugins import AddMessage, Compact, HandOff, Hook, HookContext, Phase, RunAction, StepAction, StopRun
-from ..core.results import SuspendTicket
-from ..core.runs import RunIdentity, RunResult, Usage
+from ..core.results import SuspendTicket, ToolResult
+from ..core.runs import NO_USAGE, RunResult
 from ..core.state import Snapshot
 from ..core.statestore import StateStore
 from .limits import Budget
@@ -32,18 +31,22 @@ from .log import EventLog
 from .phases import HookTable
 
 if TYPE_CHECKING:
-    from ..core.backend import Resolver
+    from ..core.backend import Resolver, RunRequest
     from .calls import CallGroup
     from .children import ChildRun
     from .handoff import Equip
 
 _log = logging.getLogger(__name__)
 
-_NO_CHILDREN: dict[int, Any] = {}
 _NOTHING: Mapping[str, Any] = {}
-"""What most runs have of most things: shared, and never changed in place."""
+"""What most runs have of some things: shared, and never changed in place."""
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
+
+
+def _is_legal(call_id: str) -> bool:
+    # Most ids are identifiers, which is quicker to see and stricter.
+    return (call_id.isidentifier() and len(call_id) <= 256) or _LEGAL_CALL_ID.fullmatch(call_id) is not None
 
 
 class Ending(Struct, frozen=True):
@@ -54,44 +57,29 @@ class Ending(Struct, frozen=True):
     error: str | None = None
 
 
-class OpenCall:
+class OpenCall(Struct, eq=False):
     """A call that has not ended. Its message has an id from the start, so that ids do not depend on who is first."""
 
-    __slots__ = (
-        "admitted",
-        "answered",
-        "asked_by",
-        "call",
-        "child_base",
-        "children",
-        "children_started",
-        "found_again",
-        "holds_slot",
-        "kept",
-        "message_id",
-        "resumes",
-        "status",
-        "ticket",
-    )
-
-    def __init__(self, call: ToolCall, message_id: str) -> None:
-        self.call, self.message_id, self.status = call, message_id, ToolCallStatus.NEW
-        self.ticket: SuspendTicket | None = None
-        self.resumes = 0
-        self.admitted = False
-        """Whether the hooks before the tool have let it pass."""
-        self.asked_by: Hook | None = None
-        """The hook that suspended it."""
-        self.answered: frozenset[Hook] = frozenset()
-        """The hooks that suspended it and have their answer."""
-        self.holds_slot = False
-        self.children: dict[int, ChildRun] = _NO_CHILDREN
-        """The children it started, by their number; a dict of its own once there is one."""
-        self.children_started = self.child_base = 0
-        self.found_again: frozenset[int] = frozenset()
-        """The children that the tool, running again, has asked for again."""
-        self.kept = ""
-        """Where the whole result is, in words, where the model reads only a part."""
+    call: ToolCall
+    message_id: str
+    status: ToolCallStatus = ToolCallStatus.NEW
+    ticket: SuspendTicket | None = None
+    resumes: int = 0
+    admitted: bool = False
+    """Whether the hooks before the tool have let it pass."""
+    asked_by: Hook | None = None
+    """The hook that suspended it."""
+    answered: frozenset[Hook] = frozenset()
+    """The hooks that suspended it and have their answer."""
+    holds_slot: bool = False
+    children: dict[int, ChildRun] = {}
+    """The children it started, by their number."""
+    children_started: int = 0
+    child_base: int = 0
+    found_again: frozenset[int] = frozenset()
+    """The children that the tool, running again, has asked for again."""
+    kept: str = ""
+    """Where the whole result is, in words, where the model reads only a part."""
 
     def move(self, wanted: ToolCallStatus) -> None:
         if wanted not in CALL_MOVES[self.status]:
@@ -104,6 +92,7 @@ class RunScope:
 
     __slots__ = (
         "_event_loop",
+        "_events",
         "_made_call_ids",
         "_message_count",
         "_own_messages",
@@ -143,10 +132,12 @@ class RunScope:
         "pending",
         "refused_limit",
         "resolver",
+        "result",
         "run_id",
         "sealed",
         "sink",
         "started",
+        "started_at",
         "state",
         "status",
         "step",
@@ -161,36 +152,35 @@ class RunScope:
 
     def __init__(
         self,
-        *,
-        agent: Agent,
-        identity: RunIdentity,
+        request: RunRequest,
         model: Model,
         toolbox: Toolbox,
         state: StateStore,
         journal: Journal,
         log: EventLog,
         budget: Budget,
+        started_at: float,
         hooks: HookTable,
         equip: Equip,
         resolver: Resolver,
-        sink: Sink | None = None,
-        cancellation: CancellationToken,
         history: tuple[Message, ...] = (),
         ns: Namespace = (),
-        context: Mapping[str, Any] | None = None,
     ) -> None:
+        agent, identity = request.agent, request.identity
         self.agent, self.identity, self.model, self.toolbox = agent, identity, model, toolbox
         self.state, self.journal, self.log, self.budget = state, journal, log, budget
-        self.hooks, self.has_hooks, self.equip, self.sink = hooks, bool(hooks), equip, sink
-        self.cancellation, self.context, self.resolver, self.ns = cancellation, context or {}, resolver, ns
+        self._events, self.started_at = log.events, started_at
+        self.hooks, self.has_hooks, self.equip, self.resolver = hooks, hooks.has_any, equip, resolver
+        self.sink, self.cancellation, self.context, self.ns = request.sink, request.cancellation, request.context, ns
         self.run_id, self.parent_run_id = identity.run_id, identity.parent_run_id
-        self.descriptors = toolbox.descriptors
-        self.system = agent.system
+        self.descriptors, self.system = toolbox.descriptors, agent.system
         self.history = history
         self.conversation: list[Message] = list(history)
         self.own_from = len(history)
         """Where this run's own messages begin in the conversation."""
-        self.used_call_ids = {call.id for message in history for call in message.tool_calls}
+        self.used_call_ids: set[str] = set()
+        for message in history:
+            self.used_call_ids.update([call.id for call in message.tool_calls])
         self.open_calls: dict[str, OpenCall] = {}
         self.late_children: Mapping[str, int] = _NOTHING
         """How many children were started for calls that had ended."""
@@ -221,8 +211,10 @@ class RunScope:
         self.partial_text: list[str] = []
         """What the model has said in a turn that is not finished."""
         self.status = RunStatus.RUNNING
-        self.usage = Usage()
+        self.usage = NO_USAGE
         self.started = False
+        self.result: RunResult | None = None
+        """How its last leg ended."""
         self.step = 0
         self.step_is_open = False
         self.refused_limit: str | None = None
@@ -238,20 +230,19 @@ class RunScope:
         """Put an event at the end of the log as this run's. After `run_finished` nothing is put there any more."""
         if self.sealed:
             return
-        log = self.log
-        events = log.events
+        events = self._events
         stamped = replace(
             event,
             seq=len(events) + 1,
-            at=time.time(),
+            at=time(),
             run_id=self.run_id,
             parent_run_id=self.parent_run_id,
-            agent=self.agent.name,
+            agent=self.identity.agent,
             ns=self.ns,
         )
         events.append(stamped)
-        if log.watched:
-            log.tell(stamped)
+        if self.log.watched:
+            self.log.tell(stamped)
         if self.sink is not None:
             self._tell_sink(stamped)
 
@@ -270,21 +261,34 @@ class RunScope:
         else:
             self._event_loop.call_soon_threadsafe(self.emit, event)
 
-    def hook_context(self, phase: Phase, snapshot: Snapshot, **seen: Any) -> HookContext:
+    def hook_context(
+        self,
+        phase: Phase,
+        snapshot: Snapshot,
+        messages: tuple[Message, ...] = (),
+        request: ModelRequest | None = None,
+        call: ToolCall | None = None,
+        result: ToolResult | None = None,
+        decision: Decision | None = None,
+    ) -> HookContext:
         return HookContext(
             phase=phase,
             run=self.identity,
             agent=self.agent,
             snapshot=snapshot,
+            messages=messages,
+            request=request,
+            call=call,
+            result=result,
+            decision=decision,
             step=self.step,
             usage=self.usage,
             compacted=self.compacted.count if self.compacted else 0,
             elapsed=self._elapsed,
-            **seen,
         )
 
     def _elapsed(self) -> float:
-        return self.journal.now() - self.budget.started_at
+        return self.journal.now() - self.started_at
 
     def take_action(self, action: RunAction) -> None:
         """Remember what is to happen to the run itself; the first handoff and the first stop count."""
@@ -300,9 +304,9 @@ class RunScope:
 
     def model_messages(self) -> tuple[Message, ...]:
         """What the model reads: the system message, a summary where there is one, and the conversation."""
-        system = () if self.system is None else (self.system,)
         if self.compacted is None:
-            return (*system, *self.conversation)
+            return tuple(self.conversation) if self.system is None else (self.system, *self.conversation)
+        system = () if self.system is None else (self.system,)
         summary = Message.user(self.compacted.summary, visibility=Visibility.INTERNAL)
         return (*system, summary, *self.conversation[self.compacted.count :])
 
@@ -321,29 +325,26 @@ class RunScope:
 
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
-        call_id = wanted or ""
-        if call_id in self.used_call_ids or not _LEGAL_CALL_ID.fullmatch(call_id):
+        call_id, used = wanted or "", self.used_call_ids
+        if call_id in used or not _is_legal(call_id):
             self._made_call_ids += 1
             call_id = f"call_{self.run_id}_{self._made_call_ids}"
-        self.used_call_ids.add(call_id)
+        used.add(call_id)
         return call_id
 
-    @property
     def own_messages(self) -> tuple[Message, ...]:
         """This run's part of the conversation; made anew only when it has grown, because hooks ask often."""
         if len(self._own_messages) != len(self.conversation) - self.own_from:
             self._own_messages = tuple(self.conversation[self.own_from :])
         return self._own_messages
 
-    @property
-    def response(self) -> str | None:
+    def response(self, own: tuple[Message, ...]) -> str | None:
         """The last text the assistant said in this run."""
-        for message in reversed(self.conversation[self.own_from :]):
+        for message in reversed(own):
             if message.role is Role.ASSISTANT and (text := message.text):
                 return text
         return None
 
-    @property
     def needs_attention(self) -> bool:
         """Whether anything but the next step may follow this one."""
         return bool(self.open_calls or self.has_hooks or self.blocked is not None or self.stopping or self.next_agent)
@@ -381,19 +382,20 @@ class RunScope:
         self.close_step()
         if ending.status is RunStatus.FAILED:
             self.emit(ErrorRaised(message=ending.error or ending.termination, code=ending.termination, fatal=True))
+        own = self.own_messages()
         result = RunResult(
             status=ending.status,
             run_id=self.run_id,
             thread_id=self.identity.thread_id,
-            response=self.response,
+            response=self.response(own),
             output=self.output,
             steps=self.step,
             state=self.state.export_persisted(),
             usage=self.usage,
             error=ending.error,
             termination=ending.termination,
-            messages=(*self.own_messages, *self._results_so_far()),
-            suspended=self.tickets(),
+            messages=own if self.group is None else (*own, *self.group.results()),
+            suspended=self.tickets() if self.open_calls else {},
         )
         self.log.results[self.run_id] = result
         self.emit(
@@ -410,10 +412,6 @@ class RunScope:
         self.sealed = True
         return result
 
-    def _results_so_far(self) -> list[Message]:
-        """The results of a step that is not finished, in call order."""
-        return [] if self.group is None else self.group.results()
-
     def _answer_last_calls(self, status: RunStatus) -> None:
         """A conversation that ends with calls nobody made cannot be continued: say that they were not made."""
         last = self.conversation[-1] if self.conversation else None
@@ -426,8 +424,6 @@ class RunScope:
 
     def tickets(self) -> dict[str, SuspendTicket]:
         """What the run waits for, by call id or, where one id waits in several places, by its path."""
-        if not self.open_calls:
-            return {}
         waiting = self.waiting()
         ids = [ticket.path[-1].partition("~")[0] for ticket in waiting]
         return {

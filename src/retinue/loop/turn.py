@@ -42,25 +42,21 @@ class Turn(Struct, frozen=True, gc=False):
     end: TurnEnd
 
 
-class _Draft:
+class _Draft(Struct, eq=False):
     """A message while it streams in."""
 
-    __slots__ = ("calls", "end", "message_id", "parts", "run")
-
-    def __init__(self, run: RunScope, message_id: str) -> None:
-        self.run, self.message_id = run, message_id
-        self.parts: list[Part] = []
-        self.calls: dict[int, _CallDraft] = {}
-        self.end = TurnEnd()
+    run: RunScope
+    message_id: str
+    parts: list[Part] = []
+    calls: dict[int, _CallDraft] = {}
+    end: TurnEnd = TurnEnd()
 
     def take(self, chunk: Any) -> None:
-        """Any chunk but text, which the loop below takes itself for speed."""
+        """Any chunk but text and the end, which the loop below takes itself for speed."""
         if isinstance(chunk, CallChunk):
             self.take_call(chunk)
         elif isinstance(chunk, ReasoningChunk):
             self.take_reasoning(chunk)
-        elif isinstance(chunk, TurnEnd):
-            self.end = chunk
         else:
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
@@ -98,20 +94,20 @@ class _Draft:
             )
 
     def finished(self) -> Turn:
-        indexes = self.calls if len(self.calls) < 2 else sorted(self.calls)
-        calls = tuple([self.calls[index].finished() for index in indexes])
+        calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
         text = "".join(self.run.partial_text)
         self.run.partial_text = []
-        parts = (*self.parts, TextPart(text)) if text else tuple(self.parts)
+        if text:
+            self.parts.append(TextPart(text))
+        parts = tuple(self.parts)
         message = Message(role=Role.ASSISTANT, parts=parts, tool_calls=calls, id=self.message_id)
         return Turn(message, self.end)
 
 
-class _CallDraft:
-    __slots__ = ("arguments", "id", "name")
-
-    def __init__(self, id: str, name: str) -> None:
-        self.id, self.name, self.arguments = id, name, ""
+class _CallDraft(Struct, gc=False):
+    id: str
+    name: str
+    arguments: str = ""
 
     def finished(self) -> ToolCall:
         text = self.arguments.strip()
@@ -128,11 +124,11 @@ class _CallDraft:
 
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
-    request = _request(run)
+    journal, request = run.journal, _request(run)
     if run.has_hooks:
         compacted = run.compacted
-        whole = tuple(run.conversation) if run.history else run.own_messages
-        await run_phase(run, "before_inference", request=request, messages=whole)
+        whole = tuple(run.conversation) if run.history else run.own_messages()
+        await run_phase(run, "before_inference", whole, request)
         if run.compacted is not compacted:
             request = _request(run)
     if run.step_actions:
@@ -140,16 +136,18 @@ async def ask_model(run: RunScope) -> Message:
         run.step_actions = ()
     run.offered = None if request.tools is run.descriptors else frozenset([tool.name for tool in request.tools])
     message_id = run.next_message_id()
-    system, last = (request.messages[0], request.messages[-1]) if request.messages else (None, None)
-    about = (len(request.messages), system and system.parts, last and (last.id, last.parts), len(request.tools))
-    turn = await run.journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
+    asked = request.messages
+    about = (len(asked), asked[0].parts, asked[-1].id, asked[-1].parts, len(request.tools)) if asked else None
+    turn = await journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
     message, usage = turn.message, turn.end.usage
-    if not usage.cost and (run.resolver.prices or usage.tokens):
+    if not usage.cost and (run.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage = _priced(run, usage)
-    run.used_call_ids.update([call.id for call in message.tool_calls])
+    for call in message.tool_calls:
+        run.used_call_ids.add(call.id)
     run.conversation.append(message)
     run.usage += usage
-    run.budget.spend(usage)
+    if run.budget.limited:
+        run.budget.spend(usage)
     run.emit(
         InferenceFinished(
             step=run.step,
@@ -160,7 +158,7 @@ async def ask_model(run: RunScope) -> Message:
         )
     )
     if run.has_hooks:
-        await run_phase(run, "after_inference", request=request, messages=run.own_messages)
+        await run_phase(run, "after_inference", run.own_messages(), request)
     return message
 
 
@@ -210,6 +208,8 @@ async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn
                 if chunk.text:
                     said.append(chunk.text)
                     run.emit(TextDelta(delta=chunk.text, message_id=message_id))
+            elif type(chunk) is TurnEnd:
+                draft.end = chunk
             else:
                 draft.take(chunk)
     except BaseException:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from os import urandom
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from ..core.errors import JournalMismatch
+from ..core.ids import unique
 from ..core.journal import Kind
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class MemoryJournal:
         return reading
 
     def new_id(self, prefix: str) -> str:
-        made = f"{prefix}_{urandom(10).hex()}"
+        made = f"{prefix}_{unique()}"
         self.entries.append(Entry("id", prefix, made))
         return made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from os import urandom
 from typing import Literal
 
 from ..core.agents import Agent
@@ -13,6 +12,7 @@ from ..core.children import Child, ParentContext
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ChildAgentError, ConfigurationError, ExecutionBackendError, RetinueError
 from ..core.events import Sink
+from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
@@ -55,10 +55,10 @@ async def run_child_agent(
     if given.extensions and not plan.is_local:
         reason = "its backend is not local and takes no state seed: write what it needs into the prompt"
         raise ExecutionBackendError(plan.agent.name, reason)
-    unique = urandom(10).hex()
+    made = unique()
     identity = RunIdentity(
-        run_id=run_id or f"run_{unique}",
-        thread_id=thread_id or f"thread_{unique}",
+        run_id=run_id or f"run_{made}",
+        thread_id=thread_id or f"thread_{made}",
         agent=plan.agent.name,
         parent_run_id=parent.parent_run_id,
         parent_thread_id=parent.parent_thread_id,
