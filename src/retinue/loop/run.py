@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping
 from msgspec.structs import replace
 
 from ..core.decisions import Decision
-from ..core.errors import Escape, HookFailed
+from ..core.errors import Escape, HookFailed, ModelError
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
@@ -161,7 +161,8 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
-        return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+        code = exc.code if isinstance(exc, ModelError) else None
+        return run.finish(Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}", code))
 
 
 def _stopped(run: RunScope) -> Ending:

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigurationError
 from ..core.model import Model
 
+if TYPE_CHECKING:
+    from .resilience import RetryPolicy
+
 _PROVIDERS = {"offline": "retinue.models.offline"}
 """Modules with a function `make_model(name) -> Model`."""
+
+_WIRED = ("anthropic", "llamacpp", "ollama", "openai", "openai-chat", "openai-responses", "openrouter", "vllm")
+"""Kept here too, so that no other module is imported to know them; a test compares."""
+
+
+def open_model(
+    name: str,
+    *,
+    api_key: str | None = None,
+    base_url: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+    idle_timeout: float | None = None,
+) -> Model:
+    """The model of a "provider:model" string, with a key, an address or a patience of its own."""
+    options = {
+        "api_key": api_key,
+        "base_url": base_url,
+        "headers": headers,
+        "retry": retry,
+        "idle_timeout": idle_timeout,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    return _open(name, "open_model", given)
 
 
 def resolve_model(given: str | Model | None, owner: str) -> Model:
@@ -18,11 +46,31 @@ def resolve_model(given: str | Model | None, owner: str) -> Model:
         raise ConfigurationError(f"{owner} has no model: give Agent(model=…) or run(…, model=…)")
     if not isinstance(given, str):
         return given
+    return _open(given, owner, {})
+
+
+def _open(given: str, owner: str, options: dict[str, Any]) -> Model:
     provider, colon, name = given.partition(":")
     if not colon or not name:
         raise ConfigurationError(f"{owner}: model {given!r} is not of the form 'provider:model'")
-    if provider not in _PROVIDERS:
-        known = ", ".join(sorted(_PROVIDERS))
-        raise ConfigurationError(f"{owner}: unknown model provider {provider!r} in {given!r}; known: {known}")
-    module: Any = import_module(_PROVIDERS[provider])
-    return module.make_model(name)
+    if provider in _PROVIDERS:
+        module: Any = import_module(_PROVIDERS[provider])
+        return module.make_model(name)
+    if provider in _WIRED:
+        from .providers import make_model
+
+        return _with_owner(owner, make_model, provider, name, **options)
+    from .bridge import is_installed, make_bridged
+
+    if is_installed() and (model := _with_owner(owner, make_bridged, given, **options)) is not None:
+        return model
+    known = ", ".join(sorted((*_WIRED, *_PROVIDERS)))
+    more = ", and those of pydantic-ai" if is_installed() else '. For more: pip install "retinue[providers]"'
+    raise ConfigurationError(f"{owner}: unknown model provider {provider!r} in {given!r}; known: {known}{more}")
+
+
+def _with_owner(owner: str, make: Any, *args: Any, **options: Any) -> Any:
+    try:
+        return make(*args, **options)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{owner}: {exc}") from None
