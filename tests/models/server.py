@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -87,7 +88,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
 
 
 @asynccontextmanager
-async def serving(*answers: Answer) -> AsyncIterator[Server]:
+async def serving(*answers: Answer, port: int = 0) -> AsyncIterator[Server]:
     """A server that is up, and down at the end."""
     server = Server()
     server.add(*answers)
@@ -97,9 +98,10 @@ async def serving(*answers: Answer) -> AsyncIterator[Server]:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        await server(reader, writer)
+        with contextlib.suppress(asyncio.CancelledError):  # the server goes down
+            await server(reader, writer)
 
-    listening = await asyncio.start_server(connected, "127.0.0.1", 0)
+    listening = await asyncio.start_server(connected, "127.0.0.1", port)
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield server

@@ -16,6 +16,8 @@ from ..core.tools import ToolDescriptor
 from .content import Block, blocks_of, chosen_tool, take_settings
 from .refusals import error_in_stream
 
+VERSION = "2026-10-21"
+
 MAX_TOKENS = 16_000
 """The limit on the answer where the agent sets none: this wire does not work without one."""
 
@@ -31,6 +33,8 @@ _STOPS = {
     "refusal": "refusal",
 }
 _CHOICES = {"auto": "auto", "required": "any", "any": "any", "none": "none"}
+_GONE = ("temperature", "top_p", "top_k")
+"""Settings that this version of the API refuses. They are hints, and an agent may have them for other providers."""
 _CACHED: Block = {"type": "ephemeral"}
 
 
@@ -57,7 +61,7 @@ class AnthropicWire:
             body["tool_choice"] = _tool_choice(choice, parallel)
         if isinstance(stops := settings.get("stop_sequences"), str):
             settings["stop_sequences"] = [stops]
-        return {**body, **settings}
+        return {**body, **{name: value for name, value in settings.items() if name not in _GONE}}
 
     def decoder(self) -> AnthropicDecoder:
         return AnthropicDecoder()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from ..core.model import Model
-from .anthropic import AnthropicWire
+from .anthropic import VERSION, AnthropicWire
 from .chat import ChatWire
 from .endpoint import Endpoint, find_key
 from .http import IDLE_TIMEOUT, HttpClient
@@ -17,7 +17,6 @@ from .responses import ResponsesWire
 from .wire import Wire, WireModel
 
 OPENAI = "https://api.openai.com/v1"
-_ANTHROPIC_VERSION = "2023-06-01"
 
 
 class Provider(Struct, frozen=True, kw_only=True):
@@ -102,7 +101,7 @@ def make_model(
 
 
 def _auth(wire: Wire, key: str | None) -> dict[str, str]:
-    made = {"anthropic-version": _ANTHROPIC_VERSION} if isinstance(wire, AnthropicWire) else {}
+    made = {"anthropic-version": VERSION} if isinstance(wire, AnthropicWire) else {}
     if key is not None and isinstance(wire, AnthropicWire):
         made["x-api-key"] = key
     elif key is not None:

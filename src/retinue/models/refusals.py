@@ -125,7 +125,8 @@ def _words_of_object(error: Any) -> tuple[str, str]:
 def _html_words(body: bytes) -> str:
     text = body[:4096].decode("utf-8", "replace")
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.S | re.I)
-    return _short(f"an HTML page{f', {title[1].strip()!r}' if title else ''}")
+    named = f", {' '.join(title[1].split())!r}" if title else ""
+    return _short(f"an HTML page{named}")
 
 
 def _short(text: str) -> str:
