@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -147,6 +147,15 @@ def collect_tasks(rounds: int, progress: Callable[[str], None]) -> list[dict[str
         }
         for name, (goal, unit) in tasks.GOALS.items()
     ]
+def show_models(rounds: int, as_json: bool, end: str) -> int:
+    from benchmarks import models  # it needs packages that nothing else here needs
+
+    rows = models.collect(rounds, lambda text: print(text, end=end, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        models.show(rows)
+    return 0
 
 
 def main() -> int:
@@ -154,6 +163,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (default 7)")
     parser.add_argument("--trees", action="store_true", help="also delegation and fan-out (about a minute a round)")
     parser.add_argument("--tasks", action="store_true", help="only background tasks (about half a minute a round)")
+    parser.add_argument("--models", action="store_true", help="only this: streamed events over HTTP, beside others")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
@@ -175,6 +185,9 @@ def main() -> int:
         rows = collect_tasks(options.rounds, progress)
     else:
         rows = collect(options.rounds, options.trees, progress)
+    if options.models:
+        return show_models(options.rounds, options.json, end)
+    rows = collect(options.rounds, options.trees, lambda text: print(text, end=end, file=sys.stderr, flush=True))
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0

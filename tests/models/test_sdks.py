@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -52,14 +53,16 @@ async def read_chat(url: str) -> Read:
 
 async def read_responses(url: str) -> Read:
     async with AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0) as client:
-        text = ""
+        text, response = "", None
         async with client.responses.stream(model="m", input="go") as events:
-            async for event in events:
+            each: Any = events
+            async for event in each:
                 if event.type == "response.output_text.delta":
                     text += event.delta
                 elif event.type in ("response.completed", "response.incomplete"):
-                    response: Any = event.response
+                    response = event.response
                     break
+    assert response is not None
     used = response.usage
     tokens = (used.input_tokens, used.input_tokens_details.cached_tokens, used.output_tokens)
     calls = [(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"]
@@ -72,8 +75,6 @@ async def read_anthropic(url: str) -> Read:
         asked: Any = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "go"}]}
         async with client.messages.stream(**asked) as events:
             message: Any = await events.get_final_message()
-    import json
-
     text = "".join([block.text for block in message.content if block.type == "text"])
     blocks = [block for block in message.content if block.type == "tool_use"]
     calls = [(block.id, block.name, json.dumps(block.input)) for block in blocks]
@@ -98,8 +99,6 @@ def as_theirs(heard: HeardTurn) -> tuple[str, list[Any], tuple[int, int, int], s
 @pytest.mark.parametrize("wire", RENDER)
 @pytest.mark.parametrize("size", [None, 3])
 async def test_the_official_client_reads_the_same(wire: str, turn: KnownTurn, size: int | None) -> None:
-    import json
-
     async with serving(stream(RENDER[wire](turn), size)) as server:
         theirs: Read = await SDKS[wire](server.url)
         model = connect(wire, server.url)
