@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from benchmarks.stream_server import EVENTS
@@ -144,29 +144,37 @@ SIDES = {
 }
 
 
-async def measure(side: Any, url: str, rounds: int) -> list[float]:
-    """Microseconds of CPU an event, once for each round."""
-    taken: list[float] = []
-    async with side(url) as ask:
+async def measure(ask: Ask) -> float:
+    """Microseconds of CPU an event."""
+    began = time.process_time()
+    count = await ask()
+    spent = time.process_time() - began
+    assert count >= EVENTS, count
+    return spent / EVENTS * 1e6
+
+
+async def take_turns(url: str, rounds: int, progress: Callable[[str], None]) -> dict[str, dict[str, list[float]]]:
+    """All sides in turn within a round, so that a busy machine slows all alike; in one event loop, as some keep it."""
+    taken: dict[str, dict[str, list[float]]] = {name: {"burst": [], "paced": []} for name in SIDES}
+    async with AsyncExitStack() as stack:
+        asks = [
+            (name, mode, await stack.enter_async_context(side(f"{url}/{mode}/v1")))
+            for name, side in SIDES.items()
+            for mode in ("burst", "paced")
+        ]
         for number in range(rounds + 1):
-            began = time.process_time()
-            count = await ask()
-            spent = time.process_time() - began
-            assert count >= EVENTS, count
-            if number:  # the first fills caches
-                taken.append(spent / EVENTS * 1e6)
+            progress(f"round {number} of {rounds}" if number else "warming up")
+            for name, mode, ask in asks:
+                spent = await measure(ask)
+                if number:  # the first round fills caches
+                    taken[name][mode].append(spent)
     return taken
 
 
 def collect(rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for each side; all of them in turn within a round, so that a busy machine slows all alike."""
-    taken: dict[str, dict[str, list[float]]] = {name: {"burst": [], "paced": []} for name in SIDES}
+    """A row for each side."""
     with serving() as url:
-        for number in range(rounds):
-            progress(f"round {number + 1} of {rounds}")
-            for name, side in SIDES.items():
-                for mode in ("burst", "paced"):
-                    taken[name][mode] += asyncio.run(measure(side, f"{url}/{mode}/v1", 1))
+        taken = asyncio.run(take_turns(url, rounds, progress))
     return [
         {
             "what": name,
