@@ -74,7 +74,7 @@ def test_chat() -> None:
                     "content": "Let me look.",
                     "tool_calls": [
                         {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sea"}'}},
-                        {"id": "call_2", "type": "function", "function": {"name": "look", "arguments": '{"at": '}},
+                        {"id": "call_2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
                     ],
                 },
                 {"role": "tool", "tool_call_id": "call_1", "content": "waves"},
@@ -130,7 +130,7 @@ def test_responses() -> None:
                 },
                 {"role": "assistant", "content": "Let me look."},
                 {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at":"sea"}'},
-                {"type": "function_call", "call_id": "call_2", "name": "look", "arguments": '{"at": '},
+                {"type": "function_call", "call_id": "call_2", "name": "look", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "call_1", "output": "waves"},
                 {
                     "type": "function_call_output",

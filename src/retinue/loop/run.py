@@ -158,7 +158,9 @@ async def _to_the_end(run: RunScope, work: Awaitable[Ending]) -> RunResult:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
     except Exception as exc:
-        _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
+        # How a model failed is in the words; where in our code it was noticed helps nobody.
+        trace = None if isinstance(exc, ModelError) else exc
+        _log.error("run %s of agent %r failed: %s", run.run_id, run.agent.name, exc, exc_info=trace)
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
         code = exc.code if isinstance(exc, ModelError) else None

@@ -41,8 +41,8 @@ def is_text_only(message: Message) -> bool:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments as the model wrote them, as far as that is known."""
-    return call.malformed if call.malformed is not None else msgspec.json.encode(call.args).decode()
+    """The arguments as JSON text. Malformed ones are left out: servers refuse them, and their result quotes them."""
+    return msgspec.json.encode(call.args).decode()
 
 
 def chosen_tool(choice: Any) -> str | None:
