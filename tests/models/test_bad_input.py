@@ -343,6 +343,10 @@ async def test_odd_streams_that_are_fine() -> None:
         "no space after the colon": [piece.replace(b"data: ", b"data:") for piece in chat(HI)],
         "ids and retries": [b"id: 7\nretry: 100\n" + piece for piece in chat(HI)],
         "a byte order mark": [b"\xef\xbb\xbf" + chat(HI)[1], *chat(HI)[2:]],
+        "content in parts": [
+            chat_chunk({"content": [{"type": "text", "text": "Hi"}, {"type": "other"}], "reasoning": {}}),
+            *chat(HI)[3:],
+        ],
         "data in two lines": [chat(HI)[1].replace(b',"object"', b',\ndata: "object"'), *chat(HI)[2:]],
     }
     for name, events in odd.items():

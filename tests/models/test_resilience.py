@@ -406,3 +406,19 @@ async def test_a_model_that_is_no_model_of_ours_can_be_wrapped() -> None:
     script = ScriptedModel([fail(ModelUnavailable("x")), say("ok")])
     heard = await hear(ResilientModel(script, FAST), ModelRequest(messages=(Message.user("hi"),)))
     assert (heard.text, len(heard.retries)) == ("ok", 1)
+
+
+async def test_a_hiccup_felt_by_many_opens_no_circuit() -> None:
+    async with served(*[refuse(503)] * 20, stream(chat(HELLO))) as (server, model):
+        heard = await asyncio.gather(*[hear(model) for _ in range(20)])
+    assert {each.text for each in heard} == {"Hello"}
+    assert len(server.asked) == 40
+
+
+async def test_leaving_a_silent_stream_takes_no_time() -> None:
+    async with served(hang_after(chat(HELLO)[:3])) as (_, model):
+        chunks: Any = model.stream(ModelRequest(messages=(Message.user("hi"),)))
+        assert (await anext(chunks)).text == "Hel"
+        began = time.monotonic()
+        await chunks.aclose()
+        assert time.monotonic() - began < 0.1

@@ -129,10 +129,15 @@ class _Call(Struct, gc=False):
     function: _Function | None = None
 
 
+class _Part(Struct, gc=False):
+    text: str | None = None
+
+
 class _Delta(Struct, gc=False):
-    content: str | None = None
+    content: str | list[_Part] | None = None
+    """A list of parts at some servers."""
     reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning: Any = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
 
@@ -195,8 +200,9 @@ class ChatDecoder:
         delta = choice.delta
         if delta is None:
             return ()
-        if delta.content and delta.tool_calls is None and delta.reasoning_content is None:
-            return (TextChunk(delta.content),)
+        content = delta.content
+        if type(content) is str and content and delta.tool_calls is None and delta.reasoning_content is None:
+            return (TextChunk(content),)
         return self._rest_of(delta)
 
     def end(self) -> TurnEnd | None:
@@ -211,10 +217,11 @@ class ChatDecoder:
 
     def _rest_of(self, delta: _Delta) -> list[ModelChunk]:
         made: list[ModelChunk] = []
-        if thought := delta.reasoning_content or delta.reasoning:
+        thought = delta.reasoning_content or delta.reasoning
+        if thought and isinstance(thought, str):
             made.append(ReasoningChunk(thought))
-        if delta.content:
-            made.append(TextChunk(delta.content))
+        if text := _text_of(delta.content):
+            made.append(TextChunk(text))
         if delta.refusal:
             self._refused = True
             made.append(TextChunk(delta.refusal))
@@ -236,6 +243,10 @@ class ChatDecoder:
 
     def _error(self, error: Any) -> ModelError:
         return error_in_stream(error, "", "the server")
+
+
+def _text_of(content: str | list[_Part] | None) -> str:
+    return "".join([part.text or "" for part in content]) if isinstance(content, list) else content or ""
 
 
 def _usage(given: _Usage) -> Usage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -33,8 +33,11 @@ class HttpClient:
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         weakref.finalize(self, _abandon, self._sessions)
 
-    async def post(self, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """Send JSON and yield the pieces of the answer as they come; every failure is a ModelError."""
+    async def post(self, path: str, body: bytes, is_done: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Send JSON and yield the pieces of the answer as they come, until it ends or `is_done`.
+
+        Every failure is a ModelError.
+        """
         import aiohttp
 
         endpoint, where = self.endpoint, self.endpoint.base_url
@@ -50,11 +53,11 @@ class HttpClient:
                 if response.status != 200 or _is_no_stream(response.content_type):
                     raise await self._refusal(response)
                 content = response.content
-                try:
-                    while piece := await content.readany():
-                        yield piece
-                finally:
-                    await _drain(content)
+                while piece := await content.readany():
+                    yield piece
+                    if is_done():
+                        await _drain(content)
+                        break
             return
         except aiohttp.ClientConnectorError as exc:
             failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc)})")
@@ -126,6 +129,8 @@ def _proxy_of(url: str) -> str | None:
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)
+    if parts.hostname == "localhost" or (parts.hostname or "").startswith(("127.", "::1")):
+        return None  # a server on this machine
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
@@ -138,9 +143,7 @@ def _reason(exc: BaseException) -> str:
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:
-    """Read what is left where it is there already: a reader that has all it wants stops before the end."""
-    if content.at_eof() or content.exception() is not None:
-        return
+    """Read what is left after the answer has said all, which is next to nothing where the server ends it."""
     try:
         async with asyncio.timeout(_DRAIN):
             while await content.readany():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from msgspec import Struct
 
 from ..core.errors import ModelError
-from ..core.failures import CircuitOpen, ModelRateLimited, ModelStreamBroken, ModelUnavailable
+from ..core.failures import CircuitOpen, ModelStreamBroken, ModelUnavailable
 from ..core.model import Model, ModelChunk, ModelRequest, Retrying
 from .breaker import CircuitBreaker
 
@@ -26,7 +26,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     max_wait: float = 60.0
     """The longest time a server may ask us to wait; where it asks for more, the call fails at once."""
     breaker_failures: int = 5
-    """Failures in a row after which the model is not asked for `breaker_seconds`; 0 is never."""
+    """Calls in a row that fail for good, after which the model is not asked for `breaker_seconds`; 0 is never."""
     breaker_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -57,44 +57,41 @@ class ResilientModel:
         return repr(self._model)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        attempt = 0
-        while True:
-            attempt += 1
-            self._check_circuit()
-            attempted, said = self._attempt(request), False
-            try:
-                async for chunk in attempted:
-                    yield chunk
-                    said = True
-                return
-            except ModelError as exc:
-                delay = self._policy.delay(attempt, exc)
-                if delay is None:
-                    raise
-                yield retrying(exc, self.name, delay, said)
-            finally:
-                await attempted.aclose()
-            await asyncio.sleep(delay)
-
-    async def _attempt(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
-        """One try, with its verdict for the breaker."""
-        chunks: Any = self._model.stream(request)
-        judged = False
+        self._check_circuit()
+        attempt, judged = 0, False
         try:
-            async for chunk in chunks:
-                yield chunk
-            judged = True
-            self._breaker.succeeded()
-        except ModelError as exc:
-            if isinstance(exc, ModelUnavailable | ModelStreamBroken | ModelRateLimited):
-                judged = True
-                self._breaker.failed()
-            raise
+            while True:
+                attempt += 1
+                chunks: Any = self._model.stream(request)
+                said = False
+                try:
+                    async for chunk in chunks:
+                        yield chunk
+                        said = True
+                    judged = True
+                    self._breaker.succeeded()
+                    return
+                except ModelError as exc:
+                    delay = self._policy.delay(attempt, exc)
+                    if delay is None:
+                        judged = self._blame(exc)
+                        raise
+                    yield retrying(exc, self.name, delay, said)
+                finally:
+                    if (close := getattr(chunks, "aclose", None)) is not None:
+                        await close()
+                await asyncio.sleep(delay)
         finally:
             if not judged:
                 self._breaker.abandoned()
-            if (close := getattr(chunks, "aclose", None)) is not None:
-                await close()
+
+    def _blame(self, error: ModelError) -> bool:
+        """Whether the server is at fault, and then the breaker knows. A whole call counts, not each try of it: else a
+        hiccup that many runs feel at once would open the circuit for all."""
+        at_fault = isinstance(error, ModelUnavailable | ModelStreamBroken)
+        if at_fault:
+            self._breaker.failed()
+        return at_fault
 
     def _check_circuit(self) -> None:
         left = self._breaker.remaining()

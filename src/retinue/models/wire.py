@@ -54,17 +54,14 @@ class WireModel:
         body = self._body(request)
         decoder, events = self._wire.decoder(), EventDecoder()
         take, feed = decoder.take, events.feed
-        answer: Any = self._client.post(self._wire.path, body)
+        answer: Any = self._client.post(self._wire.path, body, lambda: decoder.done)
         try:
             async for piece in answer:
                 for data in feed(piece):
                     for chunk in take(data):
                         yield chunk
-                if decoder.done:
-                    break
-            else:
-                for chunk in _last_chunks(decoder, events):
-                    yield chunk
+            for chunk in _last_chunks(decoder, events):
+                yield chunk
         except ModelError as exc:
             raise self._named(exc) from None
         except EventTooLong as exc:
