@@ -95,10 +95,9 @@ from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, S
 from .core.statestore import Commit, StateStore
 from .core.stores import DurableStore, EventStore, RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
-from .models.bridge import bridge_model
 from .models.fallback import FallbackModel
 from .models.prices import prices
-from .models.registry import open_model
+from .models.registry import bridge_model, open_model
 from .models.resilience import RetryPolicy
 from .plugins import (
     Compaction,

@@ -129,7 +129,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r'For more: pip install "retinue\[providers\]"'):
         open_model("deepseek:deepseek-chat")
     with pytest.raises(ConfigurationError, match=r'pip install "retinue\[providers\]"'):
-        bridge.bridge_model(object())
+        bridge.bridge(object())
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/y", "http://", "http://user:hunter22@host/v1"])

@@ -33,7 +33,7 @@ from retinue import (
 from retinue.models.breaker import CircuitBreaker
 from retinue.models.resilience import ResilientModel, close_model
 from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, hear, say
-from tests.models.server import Answer, Server, break_after, hang_after, refuse, serving, stream
+from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
 from tests.models.streams import RENDER, chat
 from tests.models.test_conformance import connect
 from tests.story import check_order, story
@@ -422,3 +422,26 @@ async def test_leaving_a_silent_stream_takes_no_time() -> None:
         began = time.monotonic()
         await chunks.aclose()
         assert time.monotonic() - began < 0.1
+
+
+async def test_a_cancelled_run_closes_its_connection() -> None:
+    left = asyncio.Event()
+
+    async def watch(reply: Reply) -> None:
+        await reply.head()
+        for piece in chat(HELLO)[:3]:
+            await reply.piece(piece)
+        while not reply.writer.transport.is_closing():
+            reply.writer.write(b"3\r\n:\n\n\r\n")
+            await asyncio.sleep(0.01)
+        left.set()
+
+    async with served(watch) as (_, model):
+        running = Runtime([Agent("a", model)]).stream("a", "go")
+        async for event in running:
+            if event.kind == "text_delta":
+                break
+        await running.cancel()
+        async with asyncio.timeout(2):
+            await left.wait()
+        assert (await running.result()).status is RunStatus.CANCELLED

@@ -41,7 +41,7 @@ def is_installed() -> bool:
     return find_spec("pydantic_ai") is not None
 
 
-def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:
+def bridge(model: Any, retry: RetryPolicy | None = None) -> Model:
     """A model object of pydantic-ai as one of ours."""
     if not is_installed():
         raise ConfigurationError('models of pydantic-ai need: pip install "retinue[providers]"')

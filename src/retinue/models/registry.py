@@ -40,6 +40,13 @@ def open_model(
     return _open(name, "open_model", given)
 
 
+def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:
+    """A model object of pydantic-ai as one of ours."""
+    from .bridge import bridge
+
+    return bridge(model, retry)
+
+
 def resolve_model(given: str | Model | None, owner: str) -> Model:
     """The model an agent names; errors say whose model it is and what is known."""
     if given is None:
