@@ -26,8 +26,7 @@ from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
-from .models.registry import resolve_model
-from .models.resilience import close_model
+from .models.registry import OpenModels
 from .storage.journal import MemoryJournal
 from .storage.logs import LogWriter, stored_events
 from .storage.memory import MemoryStore
@@ -60,8 +59,7 @@ class AgentRegistry:
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
         self._remotes: dict[Any, TaskHttpBackend] = {}
-        self._models: dict[str, Model] = {}
-        """The models named by strings: made once, so that connections and what is known of failures are shared."""
+        self._models = OpenModels()
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
@@ -106,6 +104,7 @@ class AgentRegistry:
     async def close(self) -> None:
         """Close the connections to servers."""
         await asyncio.gather(*[backend.client.close() for backend in self._remotes.values()])
+        await self._models.close()
 
     def price(self, model: str, usage: Usage) -> float | None:
         """What a call costs. That a price function does not know a model is told once."""
@@ -141,18 +140,7 @@ class AgentRegistry:
         return self.agents[name]
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
-        given = agent.model if override is None else override
-        if not isinstance(given, str):
-            return resolve_model(given, f"agent {agent.name!r}")
-        model = self._models.get(given)
-        if model is None:
-            model = self._models[given] = resolve_model(given, f"agent {agent.name!r}")
-        return model
-
-    async def close_models(self) -> None:
-        """Close the connections of the models made here; those given as objects belong to whoever made them."""
-        for model in self._models.values():
-            await close_model(model)
+        return self._models.resolve(agent.model if override is None else override, f"agent {agent.name!r}")
 
 
 class Run:
@@ -485,7 +473,6 @@ class Runtime:
         await self._background.close(grace)
         await self._backend.close(grace)
         await self._registry.close()
-        await self._registry.close_models()
         writers = [asyncio.create_task(run.writer.finish()) for run in self._runs.values() if run.writer is not None]
         if writers:
             await asyncio.wait(writers, timeout=grace)

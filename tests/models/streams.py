@@ -48,7 +48,11 @@ def chat(turn: KnownTurn) -> list[bytes]:
         "prompt_tokens": turn.usage.input_tokens,
         "completion_tokens": turn.usage.output_tokens,
         "total_tokens": turn.usage.tokens,
-        "prompt_tokens_details": {"cached_tokens": turn.usage.cached_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": turn.usage.cached_tokens,
+            "cache_write_tokens": turn.usage.cache_write_tokens,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {"reasoning_tokens": turn.usage.reasoning_tokens, "audio_tokens": 0},
     }
     return [*made, event({**_CHAT, "choices": [], "usage": usage}), b"data: [DONE]\n\n"]
@@ -78,7 +82,10 @@ class _Responses:
             details = {"reason": "content_filter"}
         usage = {
             "input_tokens": turn.usage.input_tokens,
-            "input_tokens_details": {"cached_tokens": turn.usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": turn.usage.cached_tokens,
+                "cache_write_tokens": turn.usage.cache_write_tokens,
+            },
             "output_tokens": turn.usage.output_tokens,
             "output_tokens_details": {"reasoning_tokens": turn.usage.reasoning_tokens},
             "total_tokens": turn.usage.tokens,
@@ -172,8 +179,8 @@ _ANTHROPIC_STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max
 def anthropic(turn: KnownTurn) -> list[bytes]:
     cached = turn.usage.cached_tokens
     usage = {
-        "input_tokens": turn.usage.input_tokens - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": turn.usage.input_tokens - cached - turn.usage.cache_write_tokens,
+        "cache_creation_input_tokens": turn.usage.cache_write_tokens,
         "cache_read_input_tokens": cached,
         "output_tokens": 1,
         "service_tier": "standard",

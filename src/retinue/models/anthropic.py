@@ -241,12 +241,13 @@ class AnthropicDecoder:
         if self._stop == "model_context_window_exceeded":
             raise ContextOverflow("the answer filled what is left of the model's context: add the Compaction plugin")
         used = self._usage
-        cached = used.get("cache_read_input_tokens", 0)
+        cached, written = used.get("cache_read_input_tokens", 0), used.get("cache_creation_input_tokens", 0)
         usage = Usage(
             requests=1,
-            input_tokens=used.get("input_tokens", 0) + cached + used.get("cache_creation_input_tokens", 0),
+            input_tokens=used.get("input_tokens", 0) + cached + written,
             output_tokens=used.get("output_tokens", 0),
             cached_tokens=cached,
+            cache_write_tokens=written,
             reasoning_tokens=used.get("thinking_tokens", 0),
         )
         return TurnEnd(_STOPS.get(self._stop, "stop"), usage)

@@ -148,6 +148,7 @@ class _Reader:
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cache_read_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
             reasoning_tokens=getattr(usage, "output_reasoning_tokens", 0) or usage.details.get("reasoning_tokens", 0),
         )
         return TurnEnd("tool_calls" if stop == "stop" and self._calls else stop, used)

@@ -150,6 +150,7 @@ class _Choice(Struct, gc=False):
 
 class _Details(Struct, gc=False):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
@@ -256,6 +257,7 @@ def _usage(given: _Usage) -> Usage:
         input_tokens=given.prompt_tokens or 0,
         output_tokens=given.completion_tokens or 0,
         cached_tokens=details.cached_tokens or 0,
+        cache_write_tokens=details.cache_write_tokens or 0,
         reasoning_tokens=made.reasoning_tokens or 0,
         cost=given.cost or 0.0,
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import ConfigurationError
 from ..core.model import Model
-
-if TYPE_CHECKING:
-    from .resilience import RetryPolicy
+from .resilience import RetryPolicy, close_model
 
 _PROVIDERS = {"offline": "retinue.models.offline"}
 """Modules with a function `make_model(name) -> Model`."""
@@ -54,6 +52,27 @@ def resolve_model(given: str | Model | None, owner: str) -> Model:
     if not isinstance(given, str):
         return given
     return _open(given, owner, {})
+
+
+class OpenModels:
+    """The models that are named by strings: made once, so that connections and what is known of failures are shared."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Model] = {}
+
+    def resolve(self, given: str | Model | None, owner: str) -> Model:
+        """As `resolve_model`."""
+        if not isinstance(given, str):
+            return resolve_model(given, owner)
+        model = self._made.get(given)
+        if model is None:
+            model = self._made[given] = resolve_model(given, owner)
+        return model
+
+    async def close(self) -> None:
+        """Close the connections of those made here; models given as objects belong to whoever made them."""
+        for model in self._made.values():
+            await close_model(model)
 
 
 def _open(given: str, owner: str, options: dict[str, Any]) -> Model:

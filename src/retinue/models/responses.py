@@ -122,6 +122,7 @@ class _Item(Struct, gc=False):
 
 class _Details(Struct, gc=False):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
@@ -231,5 +232,6 @@ def _usage(given: _Usage) -> Usage:
         input_tokens=given.input_tokens or 0,
         output_tokens=given.output_tokens or 0,
         cached_tokens=read.cached_tokens or 0,
+        cache_write_tokens=read.cache_write_tokens or 0,
         reasoning_tokens=made.reasoning_tokens or 0,
     )

@@ -131,7 +131,8 @@ _TURNS = {
     "text and two calls": KnownTurn(text=("Let me look.",), calls=(_WEATHER, _TIME), stop_reason="tool_calls"),
     "a call without arguments": KnownTurn(calls=(KnownCall("call_n", "time"),), stop_reason="tool_calls"),
     "usage with cached tokens": KnownTurn(
-        text=("ok",), usage=Usage(requests=1, input_tokens=1200, output_tokens=7, cached_tokens=1024)
+        text=("ok",),
+        usage=Usage(requests=1, input_tokens=1200, output_tokens=7, cached_tokens=1024, cache_write_tokens=100),
     ),
     "an answer cut at its limit": KnownTurn(text=("Once upon",), stop_reason="length"),
 }
@@ -149,6 +150,7 @@ def _check_turn(turn: KnownTurn) -> ModelCheck:
             turn.usage.output_tokens,
         ), f"usage {usage}"
         assert usage.cached_tokens == turn.usage.cached_tokens
+        assert usage.cache_write_tokens in (turn.usage.cache_write_tokens, 0), "where the provider tells"
 
     return check
 
