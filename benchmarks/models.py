@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
+import msgspec
+
 from benchmarks.stream_server import EVENTS
 from retinue import Agent, Message, ModelRequest, Runtime, open_model, tool
 
@@ -35,24 +37,48 @@ def serving() -> Iterator[str]:
             server.kill()
 
 
+class Lines:
+    """The least there is to do with an answer: lines, and their JSON."""
+
+    def __init__(self) -> None:
+        self.count, self._rest = 0, b""
+
+    def feed(self, piece: bytes) -> None:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                msgspec.json.decode(line[6:])
+                self.count += 1
+
+
 @asynccontextmanager
-async def floor(url: str) -> AsyncIterator[Ask]:
-    """The least there is: aiohttp, lines, json."""
+async def aiohttp_alone(url: str) -> AsyncIterator[Ask]:
     import aiohttp
-    import msgspec
 
     async with aiohttp.ClientSession() as session:
 
         async def ask() -> int:
-            count, rest = 0, b""
+            lines = Lines()
             async with session.post(f"{url}/chat/completions", json={"messages": PROMPT}) as response:
                 while piece := await response.content.readany():
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        if line.startswith(b"data: {"):
-                            msgspec.json.decode(line[6:])
-                            count += 1
-            return count
+                    lines.feed(piece)
+            return lines.count
+
+        yield ask
+
+
+@asynccontextmanager
+async def httpx2_alone(url: str) -> AsyncIterator[Ask]:
+    import httpx2
+
+    async with httpx2.AsyncClient() as client:
+
+        async def ask() -> int:
+            lines = Lines()
+            async with client.stream("POST", f"{url}/chat/completions", json={"messages": PROMPT}) as response:
+                async for piece in response.aiter_raw():
+                    lines.feed(piece)
+            return lines.count
 
         yield ask
 
@@ -135,7 +161,8 @@ async def langchain(url: str) -> AsyncIterator[Ask]:
 
 
 SIDES = {
-    "aiohttp and json alone": floor,
+    "aiohttp and json alone": aiohttp_alone,
+    "httpx2 and json alone": httpx2_alone,
     "retinue, a model": ours,
     "retinue, a whole run": our_run,
     "openai SDK": openai_sdk,

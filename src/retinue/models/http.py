@@ -60,7 +60,7 @@ class HttpClient:
                         break
             return
         except aiohttp.ClientConnectorError as exc:
-            failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc)})")
+            failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc.os_error)})")
         except (TimeoutError, aiohttp.ServerTimeoutError) as exc:
             slow = isinstance(exc, aiohttp.ConnectionTimeoutError)
             silent = f"it did not take a connection within {CONNECT_TIMEOUT:g} s" if slow else self._silence()
