@@ -26,6 +26,7 @@ from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
+from .models.prices import Price
 from .models.registry import OpenModels
 from .storage.journal import MemoryJournal
 from .storage.logs import LogWriter, stored_events
@@ -44,9 +45,6 @@ KEPT_RUNS = 1_000
 """Finished runs whose events a runtime still has in memory."""
 
 RunInput = str | Message | Iterable[Message]
-
-Price = Callable[[str, Usage], float | None]
-"""What a call of the model of that name costs, None where that is not known; asked where the provider does not tell."""
 
 
 class AgentRegistry:
@@ -103,8 +101,7 @@ class AgentRegistry:
 
     async def close(self) -> None:
         """Close the connections to servers."""
-        await asyncio.gather(*[backend.client.close() for backend in self._remotes.values()])
-        await self._models.close()
+        await asyncio.gather(self._models.close(), *[backend.client.close() for backend in self._remotes.values()])
 
     def price(self, model: str, usage: Usage) -> float | None:
         """What a call costs. That a price function does not know a model is told once."""
