@@ -147,6 +147,8 @@ def collect_tasks(rounds: int, progress: Callable[[str], None]) -> list[dict[str
         }
         for name, (goal, unit) in tasks.GOALS.items()
     ]
+
+
 def show_models(rounds: int, as_json: bool, end: str) -> int:
     from benchmarks import models  # it needs packages that nothing else here needs
 
@@ -177,6 +179,8 @@ def main() -> int:
         telemetry.show(options.rounds)
         return 0
     end = "\r" if sys.stderr.isatty() else "\n"
+    if options.models:
+        return show_models(options.rounds, options.json, end)
 
     def progress(text: str) -> None:
         print(text, end=end, file=sys.stderr, flush=True)
@@ -185,9 +189,6 @@ def main() -> int:
         rows = collect_tasks(options.rounds, progress)
     else:
         rows = collect(options.rounds, options.trees, progress)
-    if options.models:
-        return show_models(options.rounds, options.json, end)
-    rows = collect(options.rounds, options.trees, lambda text: print(text, end=end, file=sys.stderr, flush=True))
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
