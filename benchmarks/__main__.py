@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -41,7 +42,12 @@ print(took * 1e3, pages * __import__("os").sysconf("SC_PAGE_SIZE") / 2**20)
 
 def measure_import(statement: str) -> tuple[float, float]:
     out = subprocess.run(
-        [sys.executable, "-c", _IMPORT.format(statement=statement)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _IMPORT.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        check=True,
+        # As users have it: compiled once, whatever this shell says.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
     )
     ms, mb = out.stdout.split()
     return float(ms), float(mb)
@@ -149,11 +155,23 @@ def collect_tasks(rounds: int, progress: Callable[[str], None]) -> list[dict[str
     ]
 
 
+def show_models(rounds: int, as_json: bool, end: str) -> int:
+    from benchmarks import models  # it needs packages that nothing else here needs
+
+    rows = models.collect(rounds, lambda text: print(text, end=end, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        models.show(rows)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (default 7)")
     parser.add_argument("--trees", action="store_true", help="also delegation and fan-out (about a minute a round)")
     parser.add_argument("--tasks", action="store_true", help="only background tasks (about half a minute a round)")
+    parser.add_argument("--models", action="store_true", help="only this: streamed events over HTTP, beside others")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
@@ -167,6 +185,8 @@ def main() -> int:
         telemetry.show(options.rounds)
         return 0
     end = "\r" if sys.stderr.isatty() else "\n"
+    if options.models:
+        return show_models(options.rounds, options.json, end)
 
     def progress(text: str) -> None:
         print(text, end=end, file=sys.stderr, flush=True)

@@ -50,13 +50,27 @@ from .core.errors import (
     WriteConflict,
 )
 from .core.events import Event, Sink, UnknownEvent, event_from_json, event_to_json
+from .core.failures import (
+    CircuitOpen,
+    ContextOverflow,
+    ModelAccessDenied,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelRefused,
+    ModelRequestInvalid,
+    ModelResponseInvalid,
+    ModelStreamBroken,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputTruncated,
+)
 from .core.filesystem import FileEntry, Filesystem
 from .core.frontend import FrontEndTool
 from .core.functions import FunctionTool, tool
 from .core.journal import Journal
 from .core.lifecycle import RunStatus, ToolCallStatus
 from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
-from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from .core.plugins import (
     AddContextMessage,
     AddMessage,
@@ -81,7 +95,10 @@ from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, S
 from .core.statestore import Commit, StateStore
 from .core.stores import DurableStore, EventStore, RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
+from .models.fallback import FallbackModel
 from .models.prices import prices
+from .models.registry import bridge_model, open_model
+from .models.resilience import RetryPolicy
 from .plugins import (
     Compaction,
     Permissions,
@@ -123,11 +140,13 @@ __all__ = [
     "Child",
     "ChildAgentError",
     "ChildErrorForwarding",
+    "CircuitOpen",
     "Commit",
     "Compact",
     "Compaction",
     "ConfigurationError",
     "ConsumerTooSlow",
+    "ContextOverflow",
     "Decision",
     "DecisionRefused",
     "Denied",
@@ -139,6 +158,7 @@ __all__ = [
     "ExecutionBackendError",
     "ExecutionFailed",
     "ExecutionPlan",
+    "FallbackModel",
     "FanOut",
     "FileEntry",
     "FileMissing",
@@ -171,12 +191,22 @@ __all__ = [
     "Message",
     "MissingValue",
     "Model",
+    "ModelAccessDenied",
     "ModelChunk",
     "ModelError",
+    "ModelNotFound",
+    "ModelRateLimited",
+    "ModelRefused",
     "ModelRequest",
+    "ModelRequestInvalid",
+    "ModelResponseInvalid",
+    "ModelStreamBroken",
+    "ModelTimeout",
+    "ModelUnavailable",
     "MutationBatch",
     "NotFound",
     "NullSink",
+    "OutputTruncated",
     "OverrideSettings",
     "ParentContext",
     "Part",
@@ -198,6 +228,8 @@ __all__ = [
     "ResultFiles",
     "ResumeMode",
     "RetinueError",
+    "RetryPolicy",
+    "Retrying",
     "RevisionConflict",
     "Role",
     "Run",
@@ -265,9 +297,11 @@ __all__ = [
     "WorkspaceTaskRepository",
     "WriteConflict",
     "__version__",
+    "bridge_model",
     "event_from_json",
     "event_to_json",
     "file_tools",
+    "open_model",
     "prices",
     "run_child_agent",
     "run_child_agent_checked",

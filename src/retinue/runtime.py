@@ -26,7 +26,8 @@ from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
-from .models.registry import resolve_model
+from .models.prices import Price
+from .models.registry import OpenModels
 from .storage.journal import MemoryJournal
 from .storage.logs import LogWriter, stored_events
 from .storage.memory import MemoryStore
@@ -45,9 +46,6 @@ KEPT_RUNS = 1_000
 
 RunInput = str | Message | Iterable[Message]
 
-Price = Callable[[str, Usage], float | None]
-"""What a call of the model of that name costs, None where that is not known; asked where the provider does not tell."""
-
 
 class AgentRegistry:
     """The agents of a runtime, with those they name as objects, their models, and how they are run as children."""
@@ -59,6 +57,7 @@ class AgentRegistry:
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
         self._remotes: dict[Any, TaskHttpBackend] = {}
+        self._models = OpenModels()
 
     def take(self, agent: Any) -> None:
         """Add an agent; two of one name are an error."""
@@ -102,7 +101,7 @@ class AgentRegistry:
 
     async def close(self) -> None:
         """Close the connections to servers."""
-        await asyncio.gather(*[backend.client.close() for backend in self._remotes.values()])
+        await asyncio.gather(self._models.close(), *[backend.client.close() for backend in self._remotes.values()])
 
     def price(self, model: str, usage: Usage) -> float | None:
         """What a call costs. That a price function does not know a model is told once."""
@@ -136,7 +135,7 @@ class AgentRegistry:
         return self.agents[name]
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
-        return resolve_model(agent.model if override is None else override, f"agent {agent.name!r}")
+        return self._models.resolve(agent.model if override is None else override, f"agent {agent.name!r}")
 
 
 class Run:

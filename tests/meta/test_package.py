@@ -36,6 +36,7 @@ def test_what_is_imported_is_exported() -> None:
 def test_importing_loads_no_server_database_terminal_or_model_layer() -> None:
     heavy = ["pydantic", "rich", "argparse", "httpx", "starlette", "sqlite3", "psycopg", "retinue.cli", "http.client"]
     heavy += ["opentelemetry", "genai_prices", "httpx2"]
+    heavy += ["aiohttp", "openai", "anthropic", "pydantic_ai", "urllib.request", "retinue.models.providers"]
     code = f"import sys, retinue, retinue.testing; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -221,7 +221,11 @@ async def test_a_label_stays_free_when_its_sub_agent_could_not_be_made(tmp_path:
         ("boss", "agent 'f' could not be run: its factory gave 'boss', which is not an agent"),
         (
             Agent("m", "ghost:model"),
-            "agent 'm' could not be run: agent 'm': unknown model provider 'ghost' in 'ghost:model'; known: offline",
+            (
+                "agent 'm' could not be run: agent 'm': unknown model provider 'ghost' in 'ghost:model'; known: "
+                "anthropic, llamacpp, offline, ollama, openai, openai-chat, openai-responses, openrouter, vllm, "
+                "and those of pydantic-ai"
+            ),
         ),
     ],
 )

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from ..core.events import Event, RunFinished, RunStarted, StepFinished, TextDelta
+from ..core.events import ErrorRaised, Event, RunFinished, RunStarted, StepFinished, TextDelta
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from .tasklines import TaskLines
 from .text import clean, count, duration, one_line
@@ -80,6 +80,9 @@ class LiveView:
                 self._print(Text.assemble((one_line(run.label), "bold"), f"  {one_line(run.task, 300)}"))
             case TextDelta():
                 self._text(run, event.delta)
+            case ErrorRaised(dropped_message_id=str()):
+                self._end_text()
+                self._print(Text(f"  the answer begins again: {one_line(event.message, 200)}", style="yellow"))
             case StepFinished():
                 self._end_step(run)
             case RunFinished():

@@ -77,6 +77,7 @@ def _tell_problems(harness: HarnessAgent, args: argparse.Namespace, others: list
 
 async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..core.lifecycle import RunStatus
+    from ..models.resilience import close_model
     from ..runtime import Runtime
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED, INTERRUPTED
@@ -93,6 +94,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
             result = await watch(run, view, interrupt)
+    await close_model(agent.model)
     if result.status is RunStatus.COMPLETED:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:

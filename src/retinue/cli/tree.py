@@ -121,7 +121,10 @@ class RunTree:
             case Handoff():
                 self.run_of(event).notes.append(f"handed over to {event.to_agent}")
             case ErrorRaised(fatal=False):
-                self.run_of(event).notes.append(event.message)
+                run = self.run_of(event)
+                run.notes.append(event.message)
+                if event.dropped_message_id is not None:
+                    run.tail, run.step.thought = "", ""
             case _:
                 pass
 

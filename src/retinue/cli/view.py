@@ -10,6 +10,7 @@ from typing import Protocol, Self, TextIO
 import msgspec
 
 from ..core.events import (
+    ErrorRaised,
     Event,
     InferenceFinished,
     RunFinished,
@@ -151,6 +152,8 @@ class PlainView(_Quiet):
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
                 self._tell_thought(run)
+            case ErrorRaised(dropped_message_id=str()):
+                self._line(run, 2, f"the answer begins again: {one_line(event.message, 200)}")
             case ToolCallFinished():
                 self._line(run, 2, f"{f'{run.label}: ' if run.ns else ''}{self._call(event)}")
             case RunFinished():

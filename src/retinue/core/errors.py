@@ -30,7 +30,7 @@
     ├── DecisionRefused           a decision does not fit what the run waits for
     ├── StoreError                what is kept of runs cannot be read or written
     │   └── TaskStoreError        the records of background tasks cannot be read or written
-    ├── ModelError                the model could not answer
+    ├── ModelError                the model could not answer; its kinds are in `failures.py`
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
     │       ├── FileMissing       nothing is there
@@ -372,7 +372,20 @@ class TaskStoreError(StoreError):
 
 
 class ModelError(RetinueError):
-    """The model could not answer; the run fails with this text."""
+    """The model could not answer; the run fails with this text. `code` is what events say."""
+
+    code: ClassVar[str] = "model_failed"
+    retryable: ClassVar[bool] = False
+    """Whether the same question may get an answer a little later."""
+
+    def __init__(
+        self, message: str = "", model: str = "", status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, model, status, retry_after)
+        self.message, self.model, self.status, self.retry_after = message, model, status, retry_after
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.message}" if self.model else self.message
 
 
 class FilesystemError(RetinueError):

@@ -248,6 +248,11 @@ class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
     message: str
     code: str | None = None
     fatal: bool = False
+    retry_model: str | None = None
+    """Where a model call failed and is made again: who is asked."""
+    retry_delay: float = 0.0
+    dropped_message_id: str | None = None
+    """The message that had begun and counts no more; the answer comes under a new id."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):

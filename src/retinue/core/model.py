@@ -34,6 +34,7 @@ class ReasoningChunk(Struct, frozen=True, gc=False):
 
     text: str
     signature: str | None = None
+    """The provider's proof, with the name of its wire in front; it ends the piece of thought it is on."""
 
 
 class CallChunk(Struct, frozen=True, gc=False):
@@ -50,10 +51,24 @@ class TurnEnd(Struct, frozen=True, gc=False):
     """The last chunk. A stream that ends without one is taken as stopped with nothing to report."""
 
     stop_reason: str = "stop"
+    """stop, tool_calls, length (the answer was cut at its limit) or refusal."""
     usage: Usage = Usage(requests=1)
+    model: str = ""
+    """The model that answered, where it is not the one that was asked."""
 
 
-ModelChunk = TextChunk | ReasoningChunk | CallChunk | TurnEnd
+class Retrying(Struct, frozen=True, gc=False, kw_only=True):
+    """An attempt failed and another follows. With `restarts`, what was streamed before counts no more."""
+
+    code: str
+    message: str
+    model: str = ""
+    """Who is asked next."""
+    delay: float = 0.0
+    restarts: bool = False
+
+
+ModelChunk = TextChunk | ReasoningChunk | CallChunk | TurnEnd | Retrying
 
 
 @runtime_checkable

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 
-from ..core.events import ChildStarted, Event, RunFinished, TextDelta
+from ..core.events import ChildStarted, ErrorRaised, Event, RunFinished, TextDelta
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from .log import EventLog
 
 
 class TextStream:
-    """A run's text: iterate it for the pieces as they come, await it for the whole."""
+    """A run's text: iterate it for the pieces as they come, await it for the whole of what counts."""
 
     def __init__(self, log: EventLog, run_id: str) -> None:
         self._log, self._run_id = log, run_id
@@ -26,7 +26,13 @@ class TextStream:
         return self._whole().__await__()
 
     async def _whole(self) -> str:
-        return "".join([piece async for piece in self])
+        said: list[TextDelta] = []
+        async for event in events_of(self._log, self._run_id):
+            if isinstance(event, TextDelta):
+                said.append(event)
+            elif isinstance(event, ErrorRaised) and event.dropped_message_id is not None:
+                said = [delta for delta in said if delta.message_id != event.dropped_message_id]
+        return "".join([delta.delta for delta in said])
 
 
 class ChildHandle:

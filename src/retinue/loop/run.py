@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from ..core.decisions import Decision
-from ..core.errors import Escape, HookFailed
+from ..core.errors import Escape, HookFailed, ModelError
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
@@ -177,10 +177,13 @@ async def _to_the_end(run: RunScope, begin: Callable[[RunScope, T], Awaitable[En
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
     except Exception as exc:
-        _log.error("run %s of agent %r failed", run.run_id, run.agent.name, exc_info=exc)
+        # How a model failed is in the words; where in our code it was noticed helps nobody.
+        trace = None if isinstance(exc, ModelError) else exc
+        _log.error("run %s of agent %r failed: %s", run.run_id, run.agent.name, exc, exc_info=trace)
         if not isinstance(exc, HookFailed):
             await _run_end_anyway(run)
-        return _finish(run, Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}"))
+        code = exc.code if isinstance(exc, ModelError) else None
+        return _finish(run, Ending(RunStatus.FAILED, "error", f"{type(exc).__name__}: {exc}", code))
 
 
 def _stopped(run: RunScope) -> Ending:

@@ -55,6 +55,8 @@ class Ending(Struct, frozen=True):
     status: RunStatus
     termination: str
     error: str | None = None
+    code: str | None = None
+    """What the error event says, where it knows more than the termination."""
 
 
 class OpenCall(Struct, eq=False):
@@ -381,7 +383,8 @@ class RunScope:
         self._answer_last_calls(ending.status)
         self.close_step()
         if ending.status is RunStatus.FAILED:
-            self.emit(ErrorRaised(message=ending.error or ending.termination, code=ending.termination, fatal=True))
+            code = ending.code or ending.termination
+            self.emit(ErrorRaised(message=ending.error or ending.termination, code=code, fatal=True))
         own = self.own_messages()
         result = RunResult(
             status=ending.status,

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.events import (
+    ErrorRaised,
     InferenceFinished,
     ReasoningDelta,
     TextDelta,
@@ -16,8 +17,9 @@ from ..core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from ..core.failures import ModelRefused, OutputTruncated
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
-from ..core.model import CallChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.model import CallChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
     AddContextMessage,
     AddSystemText,
@@ -50,6 +52,9 @@ class _Draft(Struct, eq=False):
     parts: list[Part] = []
     calls: dict[int, _CallDraft] = {}
     end: TurnEnd = TurnEnd()
+    first_id: str = ""
+    """Its id before it was begun anew."""
+    restarts: int = 0
 
     def take(self, chunk: Any) -> None:
         """Any chunk but text and the end, which the loop below takes itself for speed."""
@@ -57,12 +62,14 @@ class _Draft(Struct, eq=False):
             self.take_call(chunk)
         elif isinstance(chunk, ReasoningChunk):
             self.take_reasoning(chunk)
+        elif isinstance(chunk, Retrying):
+            self.take_retry(chunk)
         else:
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
     def take_reasoning(self, chunk: ReasoningChunk) -> None:
         last = self.parts[-1] if self.parts else None
-        if isinstance(last, ReasoningPart):
+        if isinstance(last, ReasoningPart) and last.signature is None:
             self.parts[-1] = ReasoningPart(last.text + chunk.text, chunk.signature or last.signature)
         else:
             self.parts.append(ReasoningPart(chunk.text, chunk.signature))
@@ -77,6 +84,26 @@ class _Draft(Struct, eq=False):
         if chunk.arguments:
             call.arguments += chunk.arguments
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
+
+    def take_retry(self, chunk: Retrying) -> None:
+        """Tell that the model is asked again; where it had begun to answer, begin anew under another message id."""
+        run, dropped = self.run, self.message_id if chunk.restarts else None
+        if dropped is not None:
+            self.drop_calls()
+            self.parts, self.calls = [], {}
+            run.partial_text.clear()
+            self.restarts += 1
+            self.first_id = self.first_id or self.message_id
+            self.message_id = run.partial_id = f"{self.first_id}r{self.restarts}"
+        run.emit(
+            ErrorRaised(
+                message=chunk.message,
+                code=chunk.code,
+                retry_model=chunk.model,
+                retry_delay=chunk.delay,
+                dropped_message_id=dropped,
+            )
+        )
 
     def drop_calls(self) -> None:
         """End the calls that had begun to come in: what is there of them cannot be made."""
@@ -95,6 +122,8 @@ class _Draft(Struct, eq=False):
 
     def finished(self) -> Turn:
         calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
+        if calls and self.end.stop_reason == "length":
+            calls = (*calls[:-1], _cut_off(calls[-1]))
         text = "".join(self.run.partial_text)
         self.run.partial_text = []
         if text:
@@ -122,6 +151,11 @@ class _CallDraft(Struct, gc=False):
         return ToolCall(self.id, self.name, {}, text)
 
 
+def _cut_off(call: ToolCall) -> ToolCall:
+    """The last call of an answer that was cut: without arguments, they were not reached, so it is not made."""
+    return call if call.args else replace(call, malformed=call.malformed or "(cut off)")
+
+
 async def ask_model(run: RunScope) -> Message:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
     journal, request = run.journal, _request(run)
@@ -139,9 +173,9 @@ async def ask_model(run: RunScope) -> Message:
     asked = request.messages
     about = (len(asked), asked[0].parts, asked[-1].id, asked[-1].parts, len(request.tools)) if asked else None
     turn = await journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
-    message, usage = turn.message, turn.end.usage
+    message, usage, model = turn.message, turn.end.usage, turn.end.model or run.model.name
     if not usage.cost and (run.resolver.prices or usage.input_tokens or usage.output_tokens):
-        usage = _priced(run, usage)
+        usage = _priced(run, usage, model)
     for call in message.tool_calls:
         run.used_call_ids.add(call.id)
     run.conversation.append(message)
@@ -152,23 +186,36 @@ async def ask_model(run: RunScope) -> Message:
         InferenceFinished(
             step=run.step,
             message=message,
-            model=run.model.name,
+            model=model,
             stop_reason=turn.end.stop_reason,
             usage=usage,
         )
     )
+    if turn.end.stop_reason in ("length", "refusal"):
+        _check_ending(run, turn.end.stop_reason, message, model)
     if run.has_hooks:
         await run_phase(run, "after_inference", run.own_messages(), request)
     return message
 
 
-def _priced(run: RunScope, usage: Usage) -> Usage:
+def _priced(run: RunScope, usage: Usage, model: str) -> Usage:
     """The usage with its cost, where the provider did not tell; a limit on cost that cannot be kept ends the run."""
-    cost = run.resolver.price(run.model.name, usage)
+    cost = run.resolver.price(model, usage)
     if cost is None and run.budget.limits_cost:
-        reason = f"Limits(cost=…) cannot be kept: what a call of {run.model.name!r} costs is not known"
+        reason = f"Limits(cost=…) cannot be kept: what a call of {model!r} costs is not known"
         run.take_action(StopRun("cost", f"{reason}; give Runtime(price=…) its price, 0 where it is free"))
     return replace(usage, cost=cost) if cost else usage
+
+
+def _check_ending(run: RunScope, stop_reason: str, message: Message, model: str) -> None:
+    """An answer that is not whole is no answer; a call that is not whole is given back to the model as malformed."""
+    if stop_reason == "refusal":
+        said = f": {message.text[:500]}" if message.text else ""
+        raise ModelRefused(f"the model declined to answer{said}", model)
+    if message.tool_calls:
+        run.tell(f"{model}: the answer was cut at its limit, within or after a tool call", OutputTruncated.code)
+    else:
+        raise OutputTruncated("the answer was cut at its limit: raise max_tokens in the agent's settings", model)
 
 
 def _request(run: RunScope) -> ModelRequest:
@@ -212,6 +259,7 @@ async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn
                 draft.end = chunk
             else:
                 draft.take(chunk)
+                message_id = draft.message_id
     except BaseException:
         # A stream that is left half-way is closed at once, so that its connection does not linger.
         if (close := getattr(chunks, "aclose", None)) is not None:

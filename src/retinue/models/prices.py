@@ -10,10 +10,13 @@ from ..core.runs import Usage
 Rates = tuple[float, float] | tuple[float, float, float]
 """Dollars for a million tokens of input, of output and, where it differs, of cached input."""
 
+Price = Callable[[str, Usage], float | None]
+"""What a call of the model of that name costs, None where that is not known; asked where the provider does not tell."""
+
 _MILLION = 1_000_000
 
 
-def prices(own: Mapping[str, Rates] | None = None) -> Callable[[str, Usage], float | None]:
+def prices(own: Mapping[str, Rates] | None = None) -> Price:
     """What models cost, for `Runtime(price=prices())`: dollars from the list of `genai-prices`, which asks no network.
 
     `own` has rates of your own by `"provider:model"` or `"provider:*"`, and wins. A model that is in neither has no

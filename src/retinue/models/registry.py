@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from ..core.errors import ConfigurationError
 from ..core.model import Model
+from .resilience import RetryPolicy, close_model
 
 _PROVIDERS = {"offline": "retinue.models.offline"}
 """Modules with a function `make_model(name) -> Model`."""
+
+_WIRED = ("anthropic", "llamacpp", "ollama", "openai", "openai-chat", "openai-responses", "openrouter", "vllm")
+"""Kept here too, so that no other module is imported to know them; a test compares."""
+
+
+def open_model(
+    name: str,
+    *,
+    api_key: str | None = None,
+    base_url: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+    idle_timeout: float | None = None,
+) -> Model:
+    """The model of a "provider:model" string, with a key, an address or a patience of its own."""
+    options = {
+        "api_key": api_key,
+        "base_url": base_url,
+        "headers": headers,
+        "retry": retry,
+        "idle_timeout": idle_timeout,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    return _open(name, "open_model", given)
+
+
+def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:
+    """A model object of pydantic-ai as one of ours."""
+    from .bridge import bridge
+
+    return bridge(model, retry)
 
 
 def resolve_model(given: str | Model | None, owner: str) -> Model:
@@ -18,11 +51,52 @@ def resolve_model(given: str | Model | None, owner: str) -> Model:
         raise ConfigurationError(f"{owner} has no model: give Agent(model=…) or run(…, model=…)")
     if not isinstance(given, str):
         return given
+    return _open(given, owner, {})
+
+
+class OpenModels:
+    """The models that are named by strings: made once, so that connections and what is known of failures are shared."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Model] = {}
+
+    def resolve(self, given: str | Model | None, owner: str) -> Model:
+        """As `resolve_model`."""
+        if not isinstance(given, str):
+            return resolve_model(given, owner)
+        model = self._made.get(given)
+        if model is None:
+            model = self._made[given] = resolve_model(given, owner)
+        return model
+
+    async def close(self) -> None:
+        """Close the connections of those made here; models given as objects belong to whoever made them."""
+        for model in self._made.values():
+            await close_model(model)
+
+
+def _open(given: str, owner: str, options: dict[str, Any]) -> Model:
     provider, colon, name = given.partition(":")
     if not colon or not name:
         raise ConfigurationError(f"{owner}: model {given!r} is not of the form 'provider:model'")
-    if provider not in _PROVIDERS:
-        known = ", ".join(sorted(_PROVIDERS))
-        raise ConfigurationError(f"{owner}: unknown model provider {provider!r} in {given!r}; known: {known}")
-    module: Any = import_module(_PROVIDERS[provider])
-    return module.make_model(name)
+    if provider in _PROVIDERS:
+        module: Any = import_module(_PROVIDERS[provider])
+        return module.make_model(name)
+    if provider in _WIRED:
+        from .providers import make_model
+
+        return _with_owner(owner, make_model, provider, name, **options)
+    from .bridge import is_installed, make_bridged
+
+    if is_installed() and (model := _with_owner(owner, make_bridged, given, **options)) is not None:
+        return model
+    known = ", ".join(sorted((*_WIRED, *_PROVIDERS)))
+    more = ", and those of pydantic-ai" if is_installed() else '. For more: pip install "retinue[providers]"'
+    raise ConfigurationError(f"{owner}: unknown model provider {provider!r} in {given!r}; known: {known}{more}")
+
+
+def _with_owner(owner: str, make: Any, *args: Any, **options: Any) -> Any:
+    try:
+        return make(*args, **options)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{owner}: {exc}") from None

@@ -8,7 +8,7 @@ from ..core.agents import Agent
 from ..core.children import ChildErrorForwarding, ParentContext
 from ..core.context import ToolContext
 from ..core.errors import ExecutionBackendError, ExecutionFailed
-from ..core.events import ErrorRaised, Event, Sink, TextDelta, ToolCallStreamDelta
+from ..core.events import ErrorRaised, Event, Sink, StepStarted, TextDelta, ToolCallStreamDelta
 from ..core.lifecycle import RunStatus
 from .child import run_child_agent
 
@@ -26,6 +26,7 @@ class StreamingPassthroughSink:
         self._call_id, self._tool_name, self._parent = call_id, tool_name, parent_sink
         self._errors = ChildErrorForwarding(errors)
         self._pieces: list[str] = []
+        self._step_from = 0
 
     @property
     def buffer(self) -> str:
@@ -36,7 +37,11 @@ class StreamingPassthroughSink:
             self._pieces.append(event.delta)
             self._show(event.delta)
         elif isinstance(event, ErrorRaised):
+            if event.dropped_message_id is not None:
+                del self._pieces[self._step_from :]  # only what the broken answer had said is taken back
             self._take_error(event)
+        elif isinstance(event, StepStarted):
+            self._step_from = len(self._pieces)
 
     def _take_error(self, event: ErrorRaised) -> None:
         if self._errors is ChildErrorForwarding.WRAP:

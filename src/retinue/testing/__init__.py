@@ -1,7 +1,24 @@
 """For your tests: a model that says what it is told, a sink that remembers, and what a port's implementation must do."""
 
 from .model import ScriptedModel, ScriptError, call, fail, say, think
+from .models import MODEL_CHECKS, HeardTurn, KnownCall, KnownTurn, ModelCheck, ModelHarness, hear
 from .sinks import RecordingSink
 from .tasks import TaskRepositorySuite
 
-__all__ = ["RecordingSink", "ScriptError", "ScriptedModel", "TaskRepositorySuite", "call", "fail", "say", "think"]
+__all__ = [
+    "HeardTurn",
+    "KnownCall",
+    "KnownTurn",
+    "MODEL_CHECKS",
+    "ModelCheck",
+    "ModelHarness",
+    "RecordingSink",
+    "ScriptError",
+    "ScriptedModel",
+    "TaskRepositorySuite",
+    "call",
+    "fail",
+    "hear",
+    "say",
+    "think",
+]

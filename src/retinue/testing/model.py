@@ -21,6 +21,7 @@ class ScriptError(Escape, AssertionError):
 class Say(Struct, frozen=True):
     chunks: tuple[str, ...]
     usage: Usage | None = None
+    stop_reason: str | None = None
 
 
 class Think(Struct, frozen=True):
@@ -42,12 +43,14 @@ ScriptedTurn = Piece | Sequence[Piece]
 ScriptFunction = Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]
 
 
-def say(text: str, chunks: Iterable[str] | None = None, usage: Usage | None = None) -> Say:
-    """Text, streamed in one piece or in the given ones."""
+def say(
+    text: str, chunks: Iterable[str] | None = None, usage: Usage | None = None, stop_reason: str | None = None
+) -> Say:
+    """Text, streamed in one piece or in the given ones; `stop_reason` is "length" or "refusal" for a turn cut short."""
     pieces = (text,) if chunks is None else tuple(chunks)
     if "".join(pieces) != text:
         raise ValueError(f"the chunks of say() join to {''.join(pieces)!r}, not to {text!r}")
-    return Say(pieces, usage)
+    return Say(pieces, usage, stop_reason)
 
 
 def think(text: str) -> Think:
@@ -81,10 +84,11 @@ class ScriptedModel:
         turn = await self._turn(request)
         pieces: Sequence[Any] = turn if isinstance(turn, Sequence) else (turn,)
         usage = Usage(requests=1)
+        stop = "tool_calls" if any(isinstance(piece, Call) for piece in pieces) else "stop"
         for index, piece in enumerate(pieces):
             match piece:
                 case Say():
-                    usage = piece.usage or usage
+                    usage, stop = piece.usage or usage, piece.stop_reason or stop
                     for text in piece.chunks:
                         yield TextChunk(text)
                 case Think():
@@ -97,7 +101,7 @@ class ScriptedModel:
                     raise piece.error
                 case _:
                     raise ScriptError(f"turn {len(self.requests)} holds {piece!r}: use say, call, think or fail")
-        yield TurnEnd("tool_calls" if any(isinstance(piece, Call) for piece in pieces) else "stop", usage)
+        yield TurnEnd(stop, usage)
 
     async def _turn(self, request: ModelRequest) -> ScriptedTurn:
         if self._function is not None:

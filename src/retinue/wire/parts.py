@@ -96,8 +96,9 @@ class PartsProjection:
         return [_part("tasks", event, _begun(_model_task_id(event), MODEL_NODE, None))]
 
     def _inference(self, event: InferenceFinished) -> list[StreamPart]:
-        message = message_to_dict(event.message)
-        self._view(event).messages.append(message)
+        message, view = message_to_dict(event.message), self._view(event)
+        view.messages.append(message)
+        view.asked.update([call.id for call in event.message.tool_calls])
         parts: list[StreamPart] = []
         if "tasks" in self._modes:
             ended = _ended(_model_task_id(event), MODEL_NODE, None, {"messages": [message]})
@@ -112,8 +113,12 @@ class PartsProjection:
         call = {"name": event.tool_name, "args": event.args, "id": event.call_id}
         return [_part("tasks", event, _begun(event.call_id, TOOL_NODE, [call]))]
 
+    def _was_dropped(self, event: ToolCallFinished) -> bool:
+        """A call that the model never finished asking for is in no message, so its end is in none either."""
+        return event.status is ToolCallStatus.CANCELLED and event.call_id not in self._view(event).asked
+
     def _tool(self, event: ToolCallFinished) -> list[StreamPart]:
-        if event.status is ToolCallStatus.SUSPENDED:
+        if event.status is ToolCallStatus.SUSPENDED or self._was_dropped(event):
             return []
         message = {**message_to_dict(event.message), "status": "success" if event.result.is_success() else "error"}
         view = self._view(event)
@@ -138,6 +143,8 @@ class _RunView:
         self.input: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
+        self.asked: set[str] = set()
+        """The calls that the model's messages ask for."""
 
     def start(self, event: RunStarted) -> None:
         self.thread_id = event.thread_id

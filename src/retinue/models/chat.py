@@ -1,0 +1,263 @@
+"""The OpenAI chat-completions wire, which most servers speak: Ollama, vLLM, llama.cpp, OpenRouter and others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..core.errors import ModelError
+from ..core.failures import ModelRequestInvalid
+from ..core.messages import FilePart, ImagePart, Message, Role
+from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.runs import Usage
+from ..core.tools import ToolDescriptor
+from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, take_settings
+from .refusals import error_in_stream
+
+_STOPS = {
+    "stop": "stop",
+    "eos": "stop",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "content_filter": "refusal",
+}
+_NOT_SENT = ("cache",)
+
+
+class ChatWire:
+    """Builds requests and reads answers. `max_tokens` is how the server calls the limit on the answer."""
+
+    path = "/chat/completions"
+
+    def __init__(self, max_tokens: str = "max_tokens") -> None:
+        self._names = {"max_tokens": max_tokens}
+
+    def encode(self, request: ModelRequest, model: str) -> dict[str, Any]:
+        settings = take_settings(request.settings, self._names)
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": _messages(request.messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        if request.output_schema is not None:
+            schema = {"name": "answer", "schema": request.output_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if (name := chosen_tool(settings.get("tool_choice"))) is not None:
+            settings["tool_choice"] = {"type": "function", "function": {"name": name}}
+        if not request.tools:
+            settings.pop("tool_choice", None)
+            settings.pop("parallel_tool_calls", None)
+        return {**body, **{name: value for name, value in settings.items() if name not in _NOT_SENT}}
+
+    def decoder(self) -> ChatDecoder:
+        return ChatDecoder()
+
+
+def _tool(tool: ToolDescriptor) -> Block:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _messages(messages: Sequence[Message]) -> list[Block]:
+    made: list[Block] = []
+    seen: list[Block] = []  # what tools gave that is no text; a tool message cannot hold it
+    for message in messages:
+        if message.role is not Role.TOOL and seen:
+            made.append({"role": "user", "content": seen})
+            seen = []
+        match message.role:
+            case Role.SYSTEM:
+                made.append({"role": "system", "content": message.text})
+            case Role.USER:
+                made.append({"role": "user", "content": _content(message)})
+            case Role.ASSISTANT:
+                made.append(_assistant(message))
+            case Role.TOOL:
+                made.append({"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text})
+                if not is_text_only(message):
+                    seen += [block for block in blocks_of(message, _text, _file) if block["type"] != "text"]
+    if seen:
+        made.append({"role": "user", "content": seen})
+    return made
+
+
+def _assistant(message: Message) -> Block:
+    made: Block = {"role": "assistant", "content": message.text or None}
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+            for call in message.tool_calls
+        ]
+    elif not message.text:
+        made["content"] = ""
+    return made
+
+
+def _content(message: Message) -> str | list[Block]:
+    return message.text if is_text_only(message) else blocks_of(message, _text, _file)
+
+
+def _text(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def _file(part: ImagePart | FilePart) -> Block:
+    if isinstance(part, ImagePart):
+        return {"type": "image_url", "image_url": {"url": data_url(part)}}
+    if part.data is None:
+        raise ModelRequestInvalid(
+            "the chat-completions wire takes a file as data, not by address: give FilePart(data=…)"
+        )
+    return {"type": "file", "file": {"filename": part.name or "file", "file_data": data_url(part)}}
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Part(Struct, gc=False):
+    text: str | None = None
+
+
+class _Delta(Struct, gc=False):
+    content: str | list[_Part] | None = None
+    """A list of parts at some servers."""
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    index: int = 0
+
+
+class _Details(Struct, gc=False):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    cost: float | None = None
+    """In dollars; OpenRouter tells it."""
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_read = msgspec.json.Decoder(_Chunk).decode
+
+
+class ChatDecoder:
+    """Reads `chat.completion.chunk` events, of the first choice."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._finish: str | None = None
+        self._refused = False
+        self._usage = Usage(requests=1)
+        self._last_call = -1
+
+    def take(self, data: bytes) -> Sequence[ModelChunk]:
+        if data == b"[DONE]":
+            self.done = True
+            return ()
+        chunk = _read(data)
+        if chunk.usage is not None:
+            self._usage = _usage(chunk.usage)
+        if not chunk.choices:
+            if chunk.error is not None:
+                raise self._error(chunk.error)
+            return ()
+        choice = chunk.choices[0]
+        if choice.index:
+            return ()
+        if choice.finish_reason is not None:
+            self._finish = choice.finish_reason
+        delta = choice.delta
+        if delta is None:
+            return ()
+        content = delta.content
+        if type(content) is str and content and delta.tool_calls is None and delta.reasoning_content is None:
+            return (TextChunk(content),)
+        return self._rest_of(delta)
+
+    def end(self) -> TurnEnd | None:
+        if self._finish is None and not self.done:
+            return None
+        stop = _STOPS.get(self._finish or "stop", "stop")
+        if self._refused:
+            stop = "refusal"
+        elif stop == "stop" and self._last_call >= 0:
+            stop = "tool_calls"
+        return TurnEnd(stop, self._usage)
+
+    def _rest_of(self, delta: _Delta) -> list[ModelChunk]:
+        made: list[ModelChunk] = []
+        thought = delta.reasoning_content or delta.reasoning
+        if thought and isinstance(thought, str):
+            made.append(ReasoningChunk(thought))
+        if text := _text_of(delta.content):
+            made.append(TextChunk(text))
+        if delta.refusal:
+            self._refused = True
+            made.append(TextChunk(delta.refusal))
+        for call in delta.tool_calls or ():
+            made.append(self._call(call))
+        return made
+
+    def _call(self, call: _Call) -> CallChunk:
+        function = call.function or _Function()
+        # Some servers leave the index out and send each call whole: a new id is then a new call.
+        index = call.index
+        if index is None:
+            index = self._last_call + 1 if call.id or self._last_call < 0 else self._last_call
+        self._last_call = max(self._last_call, index)
+        arguments = function.arguments or ""
+        if not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+        return CallChunk(index, call.id or None, function.name or None, arguments)
+
+    def _error(self, error: Any) -> ModelError:
+        return error_in_stream(error, "", "the server")
+
+
+def _text_of(content: str | list[_Part] | None) -> str:
+    return "".join([part.text or "" for part in content]) if isinstance(content, list) else content or ""
+
+
+def _usage(given: _Usage) -> Usage:
+    details, made = given.prompt_tokens_details or _Details(), given.completion_tokens_details or _Details()
+    return Usage(
+        requests=1,
+        input_tokens=given.prompt_tokens or 0,
+        output_tokens=given.completion_tokens or 0,
+        cached_tokens=details.cached_tokens or 0,
+        cache_write_tokens=details.cache_write_tokens or 0,
+        reasoning_tokens=made.reasoning_tokens or 0,
+        cost=given.cost or 0.0,
+    )

@@ -1,0 +1,60 @@
+"""What the wires share: how parts become data, and which settings they all know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from ..core.failures import ModelRequestInvalid
+from ..core.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+
+Block = dict[str, Any]
+
+
+def data_url(part: ImagePart | FilePart) -> str:
+    """The address of a part, or its data as one."""
+    if part.url is not None:
+        return part.url
+    if part.data is not None:
+        return f"data:{part.media_type};base64,{part.data}"
+    raise ModelRequestInvalid(f"an {part.__struct_config__.tag} part has neither url nor data")
+
+
+def blocks_of(
+    message: Message, text: Callable[[str], Block], other: Callable[[ImagePart | FilePart], Block]
+) -> list[Block]:
+    """The parts that a provider reads, as its blocks; reasoning is not one of them."""
+    made: list[Block] = []
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            if part.text:
+                made.append(text(part.text))
+        elif isinstance(part, ImagePart | FilePart):
+            made.append(other(part))
+    return made
+
+
+def is_text_only(message: Message) -> bool:
+    return all(isinstance(part, TextPart) for part in message.parts)
+
+
+def arguments_of(call: ToolCall) -> str:
+    """The arguments as JSON text. Malformed ones are left out: servers refuse them, and their result quotes them."""
+    return msgspec.json.encode(call.args).decode()
+
+
+def chosen_tool(choice: Any) -> str | None:
+    """The tool a `tool_choice` setting names: {"name": …} is ours, the rest is how providers say it."""
+    if not isinstance(choice, dict):
+        return None
+    fields = cast("dict[str, Any]", choice)
+    function: dict[str, Any] = fields.get("function") or {}
+    name = fields.get("name") or function.get("name")
+    return name if isinstance(name, str) else None
+
+
+def take_settings(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Settings under the provider's names; None means not set, and what is not known goes as it is."""
+    return {names.get(name, name): value for name, value in settings.items() if value is not None}

@@ -1,0 +1,52 @@
+"""A model with others to fall back on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..core.errors import ConfigurationError, ModelError
+from ..core.model import Model, ModelChunk, ModelRequest, Retrying, TurnEnd
+from .registry import resolve_model
+from .resilience import close_model, retrying
+
+
+class FallbackModel:
+    """Asks the first model and, where it fails for whatever reason, the next; it fails with the last one's error."""
+
+    def __init__(self, *models: Model | str) -> None:
+        if len(models) < 2:
+            raise ConfigurationError("FallbackModel needs at least two models: the one to ask, and one to fall back on")
+        self._models: Sequence[Model] = [resolve_model(model, "FallbackModel") for model in models]
+        self.name = self._models[0].name
+
+    def __repr__(self) -> str:
+        return f"<fallback {' → '.join(model.name for model in self._models)}>"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        for model, following in zip(self._models, (*self._models[1:], None), strict=True):
+            chunks: Any = model.stream(request)
+            said = False
+            try:
+                async for chunk in chunks:
+                    if type(chunk) is TurnEnd:
+                        chunk = chunk if chunk.model else replace(chunk, model=model.name)
+                    elif type(chunk) is Retrying:
+                        said = said and not chunk.restarts
+                    else:
+                        said = True
+                    yield chunk
+                return
+            except ModelError as exc:
+                if following is None:
+                    raise
+                yield retrying(exc, following.name, 0.0, said)
+            finally:
+                if (close := getattr(chunks, "aclose", None)) is not None:
+                    await close()
+
+    async def aclose(self) -> None:
+        for model in self._models:
+            await close_model(model)

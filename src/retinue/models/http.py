@@ -1,0 +1,162 @@
+"""The HTTP client: one POST whose answer streams in. The only module that knows aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ..core.errors import ModelError
+from ..core.failures import ModelNotFound, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable
+from .endpoint import Endpoint
+from .refusals import error_of_status
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_TIMEOUT = 20.0
+IDLE_TIMEOUT = 300.0
+"""Seconds a server may be silent; a model that thinks for long sends nothing meanwhile."""
+_ERROR_BODY = 64 * 1024
+_DRAIN = 0.25
+"""Seconds to wait for the end of an answer that has said all, so that its connection can be used again."""
+
+
+class HttpClient:
+    """Connections to one endpoint, kept alive between requests, for whichever event loop asks."""
+
+    def __init__(self, endpoint: Endpoint, idle_timeout: float = IDLE_TIMEOUT) -> None:
+        self.endpoint, self.idle_timeout = endpoint, idle_timeout
+        self._proxy = _proxy_of(endpoint.base_url)
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        weakref.finalize(self, _abandon, self._sessions)
+
+    async def post(self, path: str, body: bytes, is_done: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Send JSON and yield the pieces of the answer as they come, until it ends or `is_done`.
+
+        Every failure is a ModelError.
+        """
+        import aiohttp
+
+        endpoint, where = self.endpoint, self.endpoint.base_url
+        failure: ModelError
+        try:
+            async with self._session().post(
+                endpoint.base_url + path,
+                data=body,
+                headers=endpoint.headers,
+                allow_redirects=False,
+                proxy=self._proxy,
+            ) as response:
+                if response.status != 200 or _is_no_stream(response.content_type):
+                    raise await self._refusal(response)
+                content = response.content
+                while piece := await content.readany():
+                    yield piece
+                    if is_done():
+                        await _drain(content)
+                        break
+            return
+        except aiohttp.ClientConnectorError as exc:
+            failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc.os_error)})")
+        except (TimeoutError, aiohttp.ServerTimeoutError) as exc:
+            slow = isinstance(exc, aiohttp.ConnectionTimeoutError)
+            silent = f"it did not take a connection within {CONNECT_TIMEOUT:g} s" if slow else self._silence()
+            failure = ModelTimeout(f"{where}: {silent}")
+        except aiohttp.InvalidURL:
+            failure = ModelNotFound(f"{where} is not an address that can be asked: correct base_url")
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, OSError) as exc:
+            failure = ModelStreamBroken(f"the connection to {where} broke before the answer was whole ({_reason(exc)})")
+        except (aiohttp.ClientError, ValueError) as exc:
+            failure = ModelResponseInvalid(f"what {where} sent is not HTTP as it should be ({_reason(exc)})")
+        raise self._named(failure) from None
+
+    def _silence(self) -> str:
+        return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model may think so long"
+
+    def _named(self, failure: ModelError) -> ModelError:
+        message = self.endpoint.redact(failure.message)
+        return type(failure)(message, self.endpoint.name, failure.status, failure.retry_after)
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
+        """What to raise for an answer that is no stream."""
+        body = bytearray()
+        while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
+            body += piece
+        where = self.endpoint.base_url
+        text = bytes(body[:_ERROR_BODY])
+        if response.status != 200:
+            return self._named(error_of_status(response.status, text, response.headers, "", where))
+        if b'"error"' in text[:200]:
+            return self._named(error_of_status(500, text, response.headers, "", where))
+        kind = response.content_type
+        return self._named(
+            ModelResponseInvalid(f"{where} sent {kind} in place of an event stream: check base_url and what serves it")
+        )
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            import aiohttp
+
+            _abandon({known: self._sessions.pop(known) for known in list(self._sessions) if known.is_closed()})
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=self.idle_timeout)
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                # How many requests run at once is decided by Limits(parallel=…), not by the pool.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={
+                    "content-type": "application/json",
+                    "accept": "text/event-stream",
+                    "accept-encoding": "identity",
+                },
+            )
+        return session
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy the environment names for this address. aiohttp can find it too, but would also read ~/.netrc."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    if parts.hostname == "localhost" or (parts.hostname or "").startswith(("127.", "::1")):
+        return None  # a server on this machine
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
+def _is_no_stream(content_type: str) -> bool:
+    return content_type in ("text/html", "application/json")
+
+
+def _reason(exc: BaseException) -> str:
+    return " ".join(str(exc).split())[:200] or type(exc).__name__
+
+
+async def _drain(content: aiohttp.StreamReader) -> None:
+    """Read what is left after the answer has said all, which is next to nothing where the server ends it."""
+    try:
+        async with asyncio.timeout(_DRAIN):
+            while await content.readany():
+                pass
+    except Exception:  # whatever is wrong with the rest, nobody waits for it
+        return
+
+
+def _abandon(sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
+    """Let go of sessions nobody can await any more: aiohttp would complain of each."""
+    for session in sessions.values():
+        connector = session.connector
+        session.detach()
+        if connector is not None:
+            next(iter(connector.close().__await__()), None)  # its first step closes what can be closed
+    sessions.clear()

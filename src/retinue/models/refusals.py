@@ -1,0 +1,149 @@
+"""From what a server says is wrong to the error that says what to do."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import msgspec
+
+from ..core.errors import ModelError
+from ..core.failures import (
+    ContextOverflow,
+    ModelAccessDenied,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelRefused,
+    ModelRequestInvalid,
+    ModelUnavailable,
+)
+
+SHOWN = 300
+"""Characters of a server's own words that a message quotes."""
+
+_OVERFLOW = re.compile(
+    r"context.{0,10}(length|window|size)|prompt is too long|too many (input )?tokens|input.{0,20}too long|maximum.{0,12}tokens"
+    r"|exceeds? the (available )?context",
+    re.I,
+)
+_QUOTA = re.compile(r"insufficient_quota|billing|credit balance|payment", re.I)
+_FILTER = re.compile(r"content_filter|content_policy|content management policy|safety system", re.I)
+_TYPES: dict[str, int] = {
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "invalid_request_error": 400,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status an error has that comes within a stream, by the type it says."""
+
+
+def error_of_status(status: int, body: bytes, headers: Mapping[str, str], model: str, where: str) -> ModelError:
+    """The error of an answer whose status is not 200."""
+    words, kind = _words_of(body, headers.get("content-type", ""))
+    return _error(status, words, kind, model, where, retry_after(headers))
+
+
+def error_in_stream(error: Any, model: str, where: str) -> ModelError:
+    """The error that a server puts into a stream that had begun well."""
+    words, kind = _words_of_object(error)
+    status = _TYPES.get(kind, 0)
+    if isinstance(error, dict) and not status:
+        code = cast("dict[str, Any]", error).get("code")
+        status = code if isinstance(code, int) else _TYPES.get(str(code), 500)
+    return _error(status, words, kind, model, where, None)
+
+
+def _error(status: int, words: str, kind: str, model: str, where: str, wait: float | None) -> ModelError:
+    said = f" (the server said: {words})" if words else ""
+    about = f"{kind} {words}"
+
+    def made(error: type[ModelError], text: str) -> ModelError:
+        return error(f"{text}{said}", model, status, wait)
+
+    if status in (400, 413, 422, 500) and _OVERFLOW.search(about):
+        return made(
+            ContextOverflow,
+            "the conversation is longer than the model can read: add the Compaction plugin, shorten the input, "
+            "or use a model that reads more",
+        )
+    if status in (400, 422) and _FILTER.search(about):
+        return made(ModelRefused, "a filter of the provider refused the request: rephrase it")
+    if status in (401, 403):
+        return made(ModelAccessDenied, f"{where} answered {status}: check the key and what it may use")
+    if status == 404:
+        return made(ModelNotFound, f"{where} answered 404: check the name of the model and base_url")
+    if status == 402 or (status == 429 and _QUOTA.search(about)):
+        return made(ModelAccessDenied, f"{where} answered {status}: the account has no credit left")
+    if status == 429:
+        return made(ModelRateLimited, f"{where} answered 429, too many requests: send fewer at once or raise the limit")
+    if status >= 500 or status in (408, 409, 425):
+        return made(ModelUnavailable, f"{where} answered {status}, a fault of the server: try again later")
+    if 300 <= status < 400:
+        return made(ModelNotFound, f"{where} answered {status}, a redirect, which is not followed: correct base_url")
+    return made(ModelRequestInvalid, f"{where} answered {status}: it does not take this request")
+
+
+def _words_of(body: bytes, content_type: str) -> tuple[str, str]:
+    try:
+        given: Any = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        if "html" in content_type or body.lstrip()[:1] == b"<":
+            return _html_words(body), ""
+        return _short(body.decode("utf-8", "replace")), ""
+    if isinstance(given, list) and given:
+        given = cast("list[Any]", given)[0]
+    if isinstance(given, dict):
+        return _words_of_object(cast("dict[str, Any]", given).get("error", cast("Any", given)))
+    return _short(str(cast("object", given))), ""
+
+
+def _words_of_object(error: Any) -> tuple[str, str]:
+    if not isinstance(error, dict):
+        return _short(str(error)), ""
+    fields = cast("dict[str, Any]", error)
+    words = fields.get("message") or fields.get("detail") or fields.get("error") or ""
+    kinds = [str(fields[name]) for name in ("type", "code") if isinstance(fields.get(name), str)]
+    known = [kind for kind in kinds if kind in _TYPES]
+    # The code is often the more telling of the two, so where the type is no known one, it is what counts.
+    kind = " ".join(kinds) if not known else known[0]
+    code = fields.get("code")
+    shown = str(words) if not isinstance(code, str) or code in str(words) else f"{words} [{code}]"
+    return _short(shown), kind
+
+
+def _html_words(body: bytes) -> str:
+    text = body[:4096].decode("utf-8", "replace")
+    title = re.search(r"<title[^>]*>(.*?)</title>", text, re.S | re.I)
+    named = f", {' '.join(title[1].split())!r}" if title else ""
+    return _short(f"an HTML page{named}")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    text = "".join([char if char.isprintable() else "?" for char in text])
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """How many seconds a server wants to be left alone, said in milliseconds, seconds or as a date."""
+    try:
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return max(0.0, float(milliseconds) / 1000)
+        if (given := headers.get("retry-after")) is None:
+            return None
+        if re.fullmatch(r"\s*\d+(\.\d+)?\s*", given):
+            return float(given)
+        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,237 @@
+"""The OpenAI Responses wire. Nothing is stored at the provider: what it needs again is sent again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
+from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.runs import Usage
+from ..core.tools import ToolDescriptor
+from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, take_settings
+from .refusals import error_in_stream
+
+SIGNED = "responses:"
+"""What a signature of ours begins with; the id of the reasoning item and its encrypted content follow."""
+
+_NAMES = {"max_tokens": "max_output_tokens"}
+_NOT_SENT = ("cache", "stop")
+_REASONS = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)")
+"""The models that think, by name: only of them may the encrypted thoughts be asked for."""
+
+
+class ResponsesWire:
+    """Builds requests and reads answers."""
+
+    path = "/responses"
+
+    def encode(self, request: ModelRequest, model: str) -> dict[str, Any]:
+        settings = take_settings(request.settings, _NAMES)
+        effort = settings.pop("reasoning_effort", None)
+        body: dict[str, Any] = {"model": model, "input": _items(request.messages), "stream": True, "store": False}
+        system = "\n\n".join([message.text for message in request.messages if message.role is Role.SYSTEM])
+        if system:
+            body["instructions"] = system
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        if request.output_schema is not None:
+            schema = {"type": "json_schema", "name": "answer", "schema": request.output_schema, "strict": False}
+            body["text"] = {"format": schema}
+        if effort is not None or _REASONS.match(model):
+            body["include"] = ["reasoning.encrypted_content"]
+            body["reasoning"] = {"summary": "auto", **({"effort": effort} if effort is not None else {})}
+        if (name := chosen_tool(settings.get("tool_choice"))) is not None:
+            settings["tool_choice"] = {"type": "function", "name": name}
+        if not request.tools:
+            settings.pop("tool_choice", None)
+            settings.pop("parallel_tool_calls", None)
+        return {**body, **{name: value for name, value in settings.items() if name not in _NOT_SENT}}
+
+    def decoder(self) -> ResponsesDecoder:
+        return ResponsesDecoder()
+
+
+def _tool(tool: ToolDescriptor) -> Block:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }
+
+
+def _items(messages: Sequence[Message]) -> list[Block]:
+    made: list[Block] = []
+    for message in messages:
+        match message.role:
+            case Role.SYSTEM:
+                continue
+            case Role.USER:
+                content = message.text if is_text_only(message) else blocks_of(message, _text, _file)
+                made.append({"role": "user", "content": content})
+            case Role.ASSISTANT:
+                made += _assistant(message)
+            case Role.TOOL:
+                output = message.text if is_text_only(message) else blocks_of(message, _text, _file)
+                made.append({"type": "function_call_output", "call_id": message.tool_call_id, "output": output})
+    return made
+
+
+def _assistant(message: Message) -> list[Block]:
+    made: list[Block] = []
+    for part in message.parts:
+        if isinstance(part, ReasoningPart) and part.signature is not None and part.signature.startswith(SIGNED):
+            item_id, _, secret = part.signature.removeprefix(SIGNED).partition(":")
+            summary = [{"type": "summary_text", "text": part.text}] if part.text else []
+            made.append({"type": "reasoning", "id": item_id, "summary": summary, "encrypted_content": secret})
+    if message.text:
+        made.append({"role": "assistant", "content": message.text})
+    made += [
+        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments_of(call)}
+        for call in message.tool_calls
+    ]
+    return made
+
+
+def _text(text: str) -> Block:
+    return {"type": "input_text", "text": text}
+
+
+def _file(part: ImagePart | FilePart) -> Block:
+    if isinstance(part, ImagePart):
+        return {"type": "input_image", "image_url": data_url(part), "detail": "auto"}
+    if part.url is not None:
+        return {"type": "input_file", "file_url": part.url}
+    return {"type": "input_file", "filename": part.name or "file", "file_data": data_url(part)}
+
+
+class _Item(Struct, gc=False):
+    type: str = ""
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    encrypted_content: str | None = None
+
+
+class _Details(Struct, gc=False):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Response(Struct, gc=False):
+    usage: _Usage | None = None
+    error: Any = None
+    incomplete_details: dict[str, Any] | None = None
+
+
+class _Event(Struct, gc=False):
+    type: str
+    delta: Any = None
+    output_index: int = 0
+    summary_index: int = 0
+    item: _Item | None = None
+    response: _Response | None = None
+    code: Any = None
+    message: str | None = None
+    error: Any = None
+
+
+_read = msgspec.json.Decoder(_Event).decode
+
+
+class ResponsesDecoder:
+    """Reads the events of one response."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._stop: str | None = None
+        self._calls: dict[int, str] = {}
+        """The arguments so far, by the place of the call: some servers send them only when they are whole."""
+        self._refused = False
+        self._usage = Usage(requests=1)
+
+    def take(self, data: bytes) -> Sequence[ModelChunk]:
+        if data == b"[DONE]":
+            return ()
+        event = _read(data)
+        match event.type:
+            case "response.output_text.delta":
+                return (TextChunk(str(event.delta)),)
+            case "response.function_call_arguments.delta":
+                self._calls[event.output_index] = self._calls.get(event.output_index, "") + str(event.delta)
+                return (CallChunk(event.output_index, None, None, str(event.delta)),)
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                return (ReasoningChunk(str(event.delta)),)
+            case "response.reasoning_summary_part.added" if event.summary_index:
+                return (ReasoningChunk("\n\n"),)
+            case "response.refusal.delta":
+                self._refused = True
+                return (TextChunk(str(event.delta)),)
+            case "response.output_item.added":
+                return self._item_started(event.output_index, event.item or _Item())
+            case "response.output_item.done":
+                return self._item_finished(event.output_index, event.item or _Item())
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._finish(event.type, event.response or _Response())
+            case "error":
+                raise error_in_stream(event.error or {"code": event.code, "message": event.message}, "", "the server")
+            case _:
+                pass
+        return ()
+
+    def end(self) -> TurnEnd | None:
+        return None if self._stop is None else TurnEnd("refusal" if self._refused else self._stop, self._usage)
+
+    def _item_started(self, index: int, item: _Item) -> Sequence[ModelChunk]:
+        if item.type != "function_call":
+            return ()
+        self._calls[index] = item.arguments or ""
+        return (CallChunk(index, item.call_id, item.name, item.arguments or ""),)
+
+    def _item_finished(self, index: int, item: _Item) -> Sequence[ModelChunk]:
+        if item.type == "reasoning" and item.encrypted_content:
+            return (ReasoningChunk("", f"{SIGNED}{item.id}:{item.encrypted_content}"),)
+        if item.type == "function_call" and not self._calls.get(index):
+            known = index in self._calls
+            self._calls[index] = item.arguments or ""
+            if not known or item.arguments:
+                return (CallChunk(index, item.call_id, item.name, item.arguments or ""),)
+        return ()
+
+    def _finish(self, kind: str, response: _Response) -> None:
+        self.done = True
+        if response.usage is not None:
+            self._usage = _usage(response.usage)
+        if kind == "response.failed":
+            raise error_in_stream(response.error or {"message": "the response failed"}, "", "the server")
+        self._stop = "tool_calls" if self._calls else "stop"
+        if kind == "response.incomplete":
+            why = (response.incomplete_details or {}).get("reason")
+            self._stop = "refusal" if why == "content_filter" else "length"
+
+
+def _usage(given: _Usage) -> Usage:
+    read, made = given.input_tokens_details or _Details(), given.output_tokens_details or _Details()
+    return Usage(
+        requests=1,
+        input_tokens=given.input_tokens or 0,
+        output_tokens=given.output_tokens or 0,
+        cached_tokens=read.cached_tokens or 0,
+        cache_write_tokens=read.cache_write_tokens or 0,
+        reasoning_tokens=made.reasoning_tokens or 0,
+    )

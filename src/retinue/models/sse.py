@@ -1,0 +1,65 @@
+"""Server-sent events: from bytes, however they are cut, to the data of whole events."""
+
+from __future__ import annotations
+
+MAX_EVENT = 16 * 1024 * 1024
+"""Bytes one event may have; a server that sends more without an end is not listened to any longer."""
+
+
+class EventTooLong(ValueError):
+    """An event has no end within `MAX_EVENT` bytes."""
+
+
+class EventDecoder:
+    """Feed it bytes as they come. Only the data counts: names, ids and comments are dropped."""
+
+    __slots__ = ("_held", "_max", "_rest", "_size")
+
+    def __init__(self, max_event: int = MAX_EVENT) -> None:
+        self._rest: list[bytes] = []
+        self._size = 0
+        self._max = max_event
+        self._held = b""
+        """A carriage return at the end of what came, which may be the first half of a line end."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that are complete now."""
+        if self._held or b"\r" in data:
+            data = self._unify(data)
+        # A blank line may be cut in two, so the last byte of what is left over belongs to the search.
+        last = self._rest[-1][-1:] if self._rest else b""
+        if b"\n\n" not in data and not (last == b"\n" and data[:1] == b"\n"):
+            if data:
+                self._rest.append(data)
+                self._size += len(data)
+                if self._size > self._max:
+                    raise EventTooLong(f"an event has more than {self._max} bytes")
+            return []
+        self._rest.append(data)
+        blocks = b"".join(self._rest).split(b"\n\n")
+        rest = blocks.pop()
+        self._rest, self._size = [rest] if rest else [], len(rest)
+        return [found for block in blocks if (found := _data_of(block))]
+
+    def finish(self) -> list[bytes]:
+        """The data of an event that the end of the stream has cut its blank line off, if any."""
+        rest, self._rest, self._size, self._held = b"".join(self._rest), [], 0, b""
+        found = _data_of(rest)
+        return [found] if found else []
+
+    def _unify(self, data: bytes) -> bytes:
+        data = self._held + data
+        self._held = b""
+        if data.endswith(b"\r"):
+            data, self._held = data[:-1], b"\r"
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _data_of(block: bytes) -> bytes:
+    if block.startswith(b"data: ") and b"\n" not in block:
+        return block[6:]
+    lines: list[bytes] = []
+    for line in block.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        if line.startswith(b"data:"):
+            lines.append(line[6:] if line.startswith(b"data: ") else line[5:])
+    return lines[0] if len(lines) == 1 else b"\n".join(lines)

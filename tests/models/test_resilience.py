@@ -1,0 +1,447 @@
+"""Servers that misbehave, and what becomes of a run that asks them: an event for each setback, and no text twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from retinue import (
+    Agent,
+    CircuitOpen,
+    ConfigurationError,
+    FallbackModel,
+    Message,
+    Model,
+    ModelRateLimited,
+    ModelRequest,
+    ModelUnavailable,
+    RetryPolicy,
+    RunResult,
+    RunStatus,
+    Runtime,
+    ToolContext,
+    run_streaming_subagent,
+    tool,
+)
+from retinue.models.breaker import CircuitBreaker
+from retinue.models.resilience import ResilientModel, close_model
+from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, hear, say
+from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
+from tests.models.streams import RENDER, chat
+from tests.models.test_conformance import connect
+from tests.story import check_order, story
+
+FAST = RetryPolicy(attempts=3, first_delay=0.001, max_delay=0.002)
+HELLO = KnownTurn(text=("Hel", "lo"))
+WHOLE = KnownTurn(text=("Good", " day"))
+HALF_A_CALL = KnownTurn(
+    text=("Look. ",), calls=(KnownCall("call_1", "work", ('{"x": ', "1}")),), stop_reason="tool_calls"
+)
+
+
+@asynccontextmanager
+async def served(*answers: Answer, retry: RetryPolicy = FAST, **options: Any) -> AsyncIterator[tuple[Server, Model]]:
+    async with serving(*answers) as server:
+        model = connect("chat", server.url, retry=retry, **options)
+        yield server, model
+        await close_model(model)
+
+
+async def run(model: Model, **options: Any) -> tuple[list[Any], RunResult]:
+    """The events of a run, without what every run has, and its result."""
+    running = Runtime([Agent("a", model, **options)]).stream("a", "go")
+    events: list[Any] = [event async for event in running]
+    check_order(events)
+    return events, await running.result()
+
+
+def setbacks(events: list[Any]) -> list[tuple[str, bool, bool]]:
+    """The error events: code, whether it is the end, whether what was said counts no more."""
+    return [(e.code, e.fatal, e.dropped_message_id is not None) for e in events if e.kind == "error"]
+
+
+def counted(events: list[Any]) -> str:
+    """The text a reader has who drops what counts no more."""
+    said: list[Any] = []
+    for event in events:
+        if event.kind == "text_delta":
+            said.append(event)
+        elif event.kind == "error" and event.dropped_message_id:
+            said = [delta for delta in said if delta.message_id != event.dropped_message_id]
+    return "".join([delta.delta for delta in said])
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (refuse(429), "rate_limited"),
+        (refuse(500), "unavailable"),
+        (refuse(529), "unavailable"),
+        (stream([]), "stream_broken"),
+        (break_after([]), "stream_broken"),
+        (break_after([b": nothing yet\n\n"]), "stream_broken"),
+        (hang_after(), "timeout"),
+        (hang_after(head=False), "timeout"),
+    ],
+)
+async def test_before_anything_was_said_it_is_asked_again(answer: Answer, code: str) -> None:
+    async with served(answer, answer, stream(chat(HELLO)), idle_timeout=0.15) as (server, model):
+        events, result = await run(model)
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "Hello")
+    assert setbacks(events) == [(code, False, False)] * 2
+    assert len(server.asked) == 3
+    assert server.asked[0].body == server.asked[2].body
+
+
+@pytest.mark.parametrize("breaks", [break_after, stream, hang_after], ids=["breaks", "ends", "hangs"])
+async def test_an_answer_that_stops_half_way_begins_again_under_a_new_id(breaks: Any) -> None:
+    async with served(breaks(chat(HELLO)[:3]), stream(chat(WHOLE)), idle_timeout=0.15) as (_, model):
+        events, result = await run(model)
+    assert result.response == "Good day" == counted(events)
+    assert [message.text for message in result.messages] == ["go", "Good day"]
+    deltas = [event for event in events if event.kind == "text_delta"]
+    first, second = deltas[0].message_id, deltas[-1].message_id
+    assert [(delta.delta, delta.message_id) for delta in deltas] == [("Hel", first), ("Good", second), (" day", second)]
+    assert first != second
+    error = next(event for event in events if event.kind == "error")
+    assert (error.dropped_message_id, error.retry_model, error.fatal) == (first, "openai-chat:m", False)
+    assert result.messages[-1].id == second
+
+
+async def test_the_whole_story_of_half_a_tool_call() -> None:
+    @tool
+    async def work(x: int) -> str:
+        """Work."""
+        return f"done {x}"
+
+    half = chat(HALF_A_CALL)[:5]
+    async with served(break_after(half), stream(chat(HALF_A_CALL)), stream(chat(WHOLE))) as (_, model):
+        events, result = await run(model, tools=[work])
+    lines = [line.replace(f"call_{result.run_id}_1", "call_new") for line in story(events)]
+    assert [line for line in lines if not line.startswith("error")] == snapshot(
+        [
+            "run_started",
+            "step_started 1",
+            "text_delta 'Look. '",
+            "tool_call_started call_1 work",
+            "tool_call_args_delta call_1 '{\"x\": '",
+            "tool_call_finished call_1 cancelled 'cancelled: the model did not finish asking for it'",
+            "text_delta 'Look. '",
+            "tool_call_started call_new work",
+            "tool_call_args_delta call_new '{\"x\": '",
+            "tool_call_args_delta call_new '1}'",
+            "inference_finished tool_calls",
+            "tool_call_ready call_new {'x': 1}",
+            "tool_call_finished call_new succeeded 'done 1'",
+            "step_finished 1",
+            "step_started 2",
+            "text_delta Good",
+            "text_delta ' day'",
+            "inference_finished stop",
+            "step_finished 2",
+            "run_finished completed natural 'Good day' None",
+        ]
+    )
+    assert [m.text for m in result.messages] == ["go", "Look. ", "done 1", "Good day"]
+
+
+async def test_a_stream_that_breaks_again_and_again_fails_with_what_it_said_last() -> None:
+    async with served(break_after(chat(HELLO)[:3])) as (server, model):
+        events, result = await run(model)
+    assert (result.status, result.termination) == (RunStatus.FAILED, "error")
+    assert (result.error or "").startswith("ModelStreamBroken: openai-chat:m: the connection to http://127.0.0.1")
+    assert setbacks(events) == [("stream_broken", False, True)] * 2 + [("stream_broken", True, False)]
+    assert result.response == "Hel" == counted(events)
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_what_cannot_get_better_is_asked_once(status: int) -> None:
+    async with served(refuse(status)) as (server, model):
+        events, _ = await run(model)
+    assert len(server.asked) == 1
+    assert len(setbacks(events)) == 1
+
+
+async def test_retry_after_is_obeyed() -> None:
+    soon = formatdate(time.time() + 2.6, usegmt=True)
+    for header in ("retry-after: 0.3", "retry-after-ms: 300", f"retry-after: {soon}"):
+        async with served(refuse(429, b"", "application/json", header), stream(chat(HELLO))) as (_, model):
+            began = time.monotonic()
+            heard = await hear(model)
+            took = time.monotonic() - began
+        assert heard.text == "Hello"
+        assert 0.15 < took < 5, header
+        assert took >= heard.retries[0].delay > 0.1
+
+
+async def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> None:
+    async with served(refuse(429, b"", "application/json", "retry-after: 3600")) as (server, model):
+        with pytest.raises(ModelRateLimited) as caught:
+            await hear(model)
+        assert caught.value.retry_after == 3600
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("header", ["retry-after: soon", "retry-after: -5", "retry-after: ", "retry-after: 1e999"])
+async def test_a_retry_after_that_makes_no_sense_is_not_one(header: str) -> None:
+    async with served(refuse(429, b"", "application/json", header), stream(chat(HELLO))) as (_, model):
+        assert (await hear(model)).text == "Hello"
+
+
+def test_pauses_grow_are_bounded_and_differ() -> None:
+    policy, error = RetryPolicy(attempts=8), ModelUnavailable("x")
+    pauses = [policy.delay(attempt, error) or 0 for attempt in range(1, 8)]
+    for pause, whole in zip(pauses, (0.5, 1, 2, 4, 8, 16, 30), strict=True):
+        assert whole / 2 <= pause <= whole
+    assert policy.delay(8, error) is None
+    assert len({policy.delay(3, error) for _ in range(20)}) > 10
+    with pytest.raises(ValueError, match="attempts must be at least 1"):
+        RetryPolicy(attempts=0)
+
+
+async def test_a_pause_can_be_cancelled() -> None:
+    slow = RetryPolicy(first_delay=30)
+    async with served(refuse(500), retry=slow) as (_, model):
+        running = Runtime([Agent("a", model)]).stream("a", "go")
+        async for event in running:
+            if event.kind == "error":
+                break
+        began = time.monotonic()
+        await running.cancel()
+        assert (await running.result()).status is RunStatus.CANCELLED
+        assert time.monotonic() - began < 2
+
+
+async def test_fallback_when_a_model_fails() -> None:
+    async with served(refuse(401)) as (_, first), served(stream(chat(HELLO))) as (_, second):
+        events, result = await run(FallbackModel(first, second))
+    assert result.response == "Hello"
+    assert setbacks(events) == [("access_denied", False, False)]
+    assert [event.model for event in events if event.kind == "inference_finished"] == ["openai-chat:m"]
+
+
+async def test_fallback_half_way_tells_who_answered() -> None:
+    async with served(break_after(chat(HELLO)[:3])) as (_, first):
+        second = ScriptedModel([say("From the second.")], name="second")
+        events, result = await run(FallbackModel(first, second))
+    assert result.response == "From the second." == counted(events)
+    assert setbacks(events) == [("stream_broken", False, True)] * 3
+    finished = next(event for event in events if event.kind == "inference_finished")
+    assert finished.model == "testing:second"
+
+
+async def test_when_all_fail_the_last_one_tells_why() -> None:
+    def broken(text: str) -> ScriptedModel:
+        return ScriptedModel([fail(ModelUnavailable(text, "testing:x"))])
+
+    model = FallbackModel(broken("one"), broken("two"))
+    events, result = await run(model)
+    assert result.error == "ModelUnavailable: testing:x: two"
+    assert setbacks(events) == [("unavailable", False, False), ("unavailable", True, False)]
+    with pytest.raises(ConfigurationError, match="at least two"):
+        FallbackModel(broken("one"))
+
+
+async def test_an_error_of_our_own_is_no_reason_to_ask_another() -> None:
+    first, second = ScriptedModel([fail(RuntimeError("a bug"))]), ScriptedModel([say("never")])
+    _, result = await run(FallbackModel(first, second))
+    assert result.error == "RuntimeError: a bug"
+    assert second.requests == []
+
+
+async def test_the_circuit_opens_and_closes_again() -> None:
+    policy = RetryPolicy(attempts=1, breaker_failures=3, breaker_seconds=0.2)
+    async with served(*[refuse(500)] * 4, stream(chat(HELLO)), retry=policy) as (server, model):
+        for _ in range(3):
+            with pytest.raises(ModelUnavailable):
+                await hear(model)
+        for _ in range(3):
+            with pytest.raises(CircuitOpen, match="not asked, because it failed 3 times in a row") as caught:
+                await hear(model)
+        assert len(server.asked) == 3
+        assert (caught.value.retry_after or 0) <= 0.2
+        await asyncio.sleep(0.22)
+        with pytest.raises(ModelUnavailable, match="500"):  # one may try
+            await hear(model)
+        with pytest.raises(CircuitOpen):
+            await hear(model)
+        await asyncio.sleep(0.22)
+        assert (await hear(model)).text == "Hello"
+        assert (await hear(model)).text == "Hello"
+
+
+async def test_an_open_circuit_goes_straight_to_the_fallback() -> None:
+    policy = RetryPolicy(attempts=1, breaker_failures=1, breaker_seconds=60)
+    async with served(refuse(500), retry=policy) as (server, first), served(stream(chat(HELLO))) as (_, second):
+        model = FallbackModel(first, second)
+        events = [setbacks((await run(model))[0]) for _ in range(2)]
+    assert events == [[("unavailable", False, False)], [("circuit_open", False, False)]]
+    assert len(server.asked) == 1
+
+
+def test_a_half_open_circuit_lets_one_try() -> None:
+    now = 0.0
+    breaker = CircuitBreaker(2, 10, clock=lambda: now)
+    breaker.failed()
+    assert breaker.remaining() is None
+    breaker.failed()
+    assert breaker.remaining() == 10
+    now = 11.0
+    assert breaker.remaining() is None
+    assert breaker.remaining() == 0  # somebody is trying
+    breaker.abandoned()
+    assert breaker.remaining() is None
+    breaker.succeeded()
+    assert breaker.remaining() is None
+
+
+async def test_a_cancelled_trial_does_not_keep_the_circuit_open() -> None:
+    policy = RetryPolicy(attempts=1, breaker_failures=1, breaker_seconds=0.05)
+    async with served(refuse(500), hang_after(), stream(chat(HELLO)), retry=policy) as (_, model):
+        with pytest.raises(ModelUnavailable):
+            await hear(model)
+        await asyncio.sleep(0.06)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await hear(model)
+        assert (await hear(model)).text == "Hello"
+
+
+# --- answers that are not whole, though the server says so properly
+
+
+@pytest.mark.parametrize("wire", RENDER)
+async def test_truncated_output_fails_and_keeps_its_text(wire: str) -> None:
+    turn = KnownTurn(text=("Once upon",), stop_reason="length")
+    async with serving(stream(RENDER[wire](turn))) as server:
+        model = connect(wire, server.url)
+        events, result = await run(model)
+        await close_model(model)
+    assert (result.status, result.response) == (RunStatus.FAILED, "Once upon")
+    assert (result.error or "").startswith("OutputTruncated: ")
+    assert "raise max_tokens in the agent's settings" in (result.error or "")
+    assert setbacks(events) == [("output_truncated", True, False)]
+    assert result.usage.output_tokens == 5
+
+
+@pytest.mark.parametrize("wire", RENDER)
+async def test_a_refusal_fails_with_its_words(wire: str) -> None:
+    turn = KnownTurn(text=("I cannot help with that.",), stop_reason="refusal")
+    async with serving(stream(RENDER[wire](turn))) as server:
+        model = connect(wire, server.url)
+        events, result = await run(model)
+        await close_model(model)
+    assert (result.error or "").startswith("ModelRefused: ")
+    assert "the model declined to answer: I cannot help with that." in (result.error or "")
+    assert setbacks(events) == [("refused", True, False)]
+
+
+async def test_a_tool_call_cut_at_the_limit_is_given_back_to_the_model() -> None:
+    made: list[Any] = []
+
+    @tool
+    async def work(x: int = 0) -> str:
+        """Work."""
+        made.append(x)
+        return "done"
+
+    for pieces in ((), ('{"x": ',), ('{"x": 1',)):
+        turn = KnownTurn(calls=(KnownCall("call_1", "work", pieces),), stop_reason="length")
+        async with served(stream(chat(turn)), stream(chat(WHOLE))) as (_, model):
+            events, result = await run(model, tools=[work])
+        assert result.response == "Good day"
+        assert setbacks(events) == [("output_truncated", False, False)]
+        assert result.messages[2].text.startswith("invalid_arguments: the arguments are not a JSON object")
+    assert made == []
+
+
+async def test_context_overflow_says_what_to_do() -> None:
+    body = {"error": {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}}
+    async with served(refuse(400, body)) as (server, model):
+        events, result = await run(model)
+    assert (result.error or "").startswith("ContextOverflow: openai-chat:m: the conversation is longer than the model")
+    assert setbacks(events) == [("context_overflow", True, False)]
+    assert len(server.asked) == 1
+
+
+# --- who reads the text of others
+
+
+async def test_text_that_counts_no_more_is_in_nobodys_whole() -> None:
+    async with served(break_after(chat(HELLO)[:3]), stream(chat(WHOLE))) as (_, model):
+        child = Agent("child", model)
+
+        @tool
+        async def ask(ctx: ToolContext) -> str:
+            """Ask."""
+            return (await run_streaming_subagent(ctx, child, "go")).content
+
+        parent = Agent("parent", ScriptedModel([call("ask"), say("ok")]), tools=[ask])
+        running = Runtime([parent]).stream("parent", "go")
+        texts = [await each.text async for each in running.children]
+        result = await running.result()
+    assert texts == ["Good day"]
+    assert [message.text for message in result.messages if message.role == "tool"] == ["Good day"]
+
+
+async def test_a_retried_run_replays_from_its_journal() -> None:
+    async with served(break_after(chat(HALF_A_CALL)[:5]), stream(chat(WHOLE))) as (server, model):
+        running = Runtime([Agent("a", model)]).stream("a", "go")
+        result = await running.result()
+        journal: Any = running.journal
+        again = await Runtime([Agent("a", model)], make_journal=journal.replay).run("a", "go")
+        assert len(server.asked) == 2
+    assert again == result
+
+
+async def test_a_model_that_is_no_model_of_ours_can_be_wrapped() -> None:
+    script = ScriptedModel([fail(ModelUnavailable("x")), say("ok")])
+    heard = await hear(ResilientModel(script, FAST), ModelRequest(messages=(Message.user("hi"),)))
+    assert (heard.text, len(heard.retries)) == ("ok", 1)
+
+
+async def test_a_hiccup_felt_by_many_opens_no_circuit() -> None:
+    async with served(*[refuse(503)] * 20, stream(chat(HELLO))) as (server, model):
+        heard = await asyncio.gather(*[hear(model) for _ in range(20)])
+    assert {each.text for each in heard} == {"Hello"}
+    assert len(server.asked) == 40
+
+
+async def test_leaving_a_silent_stream_takes_no_time() -> None:
+    async with served(hang_after(chat(HELLO)[:3])) as (_, model):
+        chunks: Any = model.stream(ModelRequest(messages=(Message.user("hi"),)))
+        assert (await anext(chunks)).text == "Hel"
+        began = time.monotonic()
+        await chunks.aclose()
+        assert time.monotonic() - began < 0.1
+
+
+async def test_a_cancelled_run_closes_its_connection() -> None:
+    left = asyncio.Event()
+
+    async def watch(reply: Reply) -> None:
+        await reply.head()
+        for piece in chat(HELLO)[:3]:
+            await reply.piece(piece)
+        while not reply.writer.transport.is_closing():
+            reply.writer.write(b"3\r\n:\n\n\r\n")
+            await asyncio.sleep(0.01)
+        left.set()
+
+    async with served(watch) as (_, model):
+        running = Runtime([Agent("a", model)]).stream("a", "go")
+        async for event in running:
+            if event.kind == "text_delta":
+                break
+        await running.cancel()
+        async with asyncio.timeout(2):
+            await left.wait()
+        assert (await running.result()).status is RunStatus.CANCELLED
