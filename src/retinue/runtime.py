@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from .backends.background import LocalBackground
 from .backends.local import LocalBackend, LocalRun
@@ -330,7 +330,9 @@ class Runtime:
         for agent in agents:
             self._registry.take(agent)
         self._store: Store = store if store is not None else MemoryStore()
-        self._events: EventStore | None = self._store if isinstance(self._store, DurableStore) else None
+        # By one name: asking whether it has all that the protocol names takes longer than the rest of this.
+        self._durable = cast("DurableStore", store) if hasattr(store, "append_events") else None
+        self._events: EventStore | None = self._durable
         self._sinks = tuple(sinks)
         self._make_journal = make_journal
         self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store, self._sinks)
@@ -347,8 +349,8 @@ class Runtime:
         return cls(agents, store=open_store(url, durability), **options)
 
     async def __aenter__(self) -> Runtime:
-        if isinstance(self._store, DurableStore):
-            await self._store.open()
+        if self._durable is not None:
+            await self._durable.open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -471,8 +473,8 @@ class Runtime:
         await self._registry.close()
         if writers := [asyncio.create_task(run.writer.finish()) for run in self._runs.values() if run.writer]:
             await asyncio.wait(writers, timeout=grace)
-        if isinstance(self._store, DurableStore):
-            await self._store.close()
+        if self._durable is not None:
+            await self._durable.close()
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:
