@@ -43,8 +43,11 @@ _TERMINATION = {RunStatus.COMPLETED: "natural", RunStatus.CANCELLED: "cancelled"
 class TaskHttpBackend:
     """Executes runs through a task client. A run has a local id, under which its events are in its parent's log."""
 
-    def __init__(self, client: TaskClient, agent_id: str, local: LocalBackend, *, patience: float = PATIENCE) -> None:
-        self.client, self._agent_id, self._local, self._patience = client, agent_id, local, patience
+    def __init__(
+        self, client: TaskClient, agent_id: str, local: LocalBackend, *, patience: float | None = None
+    ) -> None:
+        self.client, self._agent_id, self._local = client, agent_id, local
+        self._patience = PATIENCE if patience is None else patience
         self._tokens: dict[str, CancellationToken] = {}
 
     def profile(self) -> BackendProfile:
@@ -109,7 +112,8 @@ class TaskHttpBackend:
             "parent_session_id": identity.parent_thread_id,
         }
         context = {name: value for name, value in known.items() if value is not None}
-        patience = min(SUBMIT_PATIENCE, self._patience)
+        # A task can wait for its server; a call that waits itself should know soon.
+        patience = self._patience if request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
             await _patiently(
                 lambda: self.client.submit(identity.run_id, self._agent_id, text, context),

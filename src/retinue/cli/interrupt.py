@@ -10,9 +10,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-from ..core.events import Event
+from ..core.events import Event, TaskUpdated
 from ..core.runs import RunResult
 from ..runtime import Run
+from ..tasks.task import TaskStatus
 from .exits import INTERRUPTED
 from .text import complain, count
 from .view import View
@@ -32,6 +33,8 @@ class Interrupt:
         self._event = asyncio.Event()
         self._before: Any = None
         self.happened = False
+        self.lost_tasks = 0
+        """Background tasks that were waited for and did not complete."""
         self.last_words: Callable[[], object] = lambda: None
         """Called before the process is ended at once."""
 
@@ -85,6 +88,8 @@ async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Even
             view.note(f"waiting for {count(run.tasks, 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
             view.show_task(event)
+            if type(event) is TaskUpdated and event.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
+                interrupt.lost_tasks += 1
         return result
     finally:
         for helper in helpers:

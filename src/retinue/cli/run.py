@@ -82,7 +82,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED, INTERRUPTED
     from .interrupt import watch
-    from .text import complain
+    from .text import complain, count
     from .view import make_view
 
     # What a shell passes may not be text: bytes that are none come as halves of surrogate pairs.
@@ -95,6 +95,9 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
             run = runtime.stream(agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
             result = await watch(run, view, interrupt)
     await close_model(agent.model)
+    if result.status is RunStatus.COMPLETED and interrupt.lost_tasks:
+        complain(f"{count(interrupt.lost_tasks, 'background task')} did not complete; see: retinue tasks list")
+        return INTERRUPTED if interrupt.happened else FAILED
     if result.status is RunStatus.COMPLETED:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:

@@ -140,6 +140,7 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
 async def _everything(workspace: str) -> list[tuple[TaskRecord, WorkspaceTaskRepository]]:
     """Every task of a workspace with the repository it is in, oldest first."""
     from ..tasks.files import WorkspaceTaskRepository
+    from ..tasks.service import TaskService
     from ..workspace import LocalFilesystem
     from .assistant import check_workspace
 
@@ -149,6 +150,7 @@ async def _everything(workspace: str) -> list[tuple[TaskRecord, WorkspaceTaskRep
     found: list[tuple[TaskRecord, WorkspaceTaskRepository]] = []
     for agent in agents:
         repository = WorkspaceTaskRepository(files, agent)
+        await TaskService(repository).sweep(trust_clock=True)  # what nobody executes any more has failed
         found += [(record, repository) for record in await repository.everything()]
     return sorted(found, key=lambda each: each[0].created_at)
 

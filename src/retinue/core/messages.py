@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -131,7 +131,7 @@ def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ..
         return (Message(role=Role.USER, parts=(TextPart(content),) if content else ()),)
     if isinstance(content, Message):
         return (content,)
-    given: list[Any] = list(content)
+    given: list[Any] = list(content) if isinstance(cast("Any", content), Iterable) else [content]
     for item in given:
         if not isinstance(item, str | Message):
             raise ConfigurationError(f"input is text, a Message or a list of them, not {item!r}")

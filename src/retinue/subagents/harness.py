@@ -17,7 +17,7 @@ from ..core.state import StateCommand
 from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
 from ..tasks.background import Background
-from ..tasks.files import WorkspaceTaskRepository
+from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
 from ..tasks.task import TaskScope
 from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
@@ -288,7 +288,9 @@ class StateOf(Plugin):
 
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
     """The tools of the workspace an agent has."""
-    tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(filesystem))
+    # The records of tasks are the runtime's: what a model could write there would count as truth.
+    shown = filesystem.without(holds_tasks) if isinstance(filesystem, LocalFilesystem) else filesystem
+    tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
         if not isinstance(filesystem, LocalFilesystem):
             raise ConfigurationError(f"{owner}: there is a shell only for a LocalFilesystem: leave disable_shell on")

@@ -270,7 +270,7 @@ def _promoted(record: TaskRecord, seconds: int) -> str:
 
 def _late(record: TaskRecord, seconds: int) -> str:
     return (
-        f"status: timeout\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on at its server; "
+        f"status: timeout\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the background; "
         "you are told when it has ended. Do NOT start the same task again."
     )
 

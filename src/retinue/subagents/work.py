@@ -117,7 +117,10 @@ class Workers:
         service = background.service(self.repository)
         record = await self.start(commission)
         try:
-            return await service.wait(record.scope, record.task_id, seconds) or record
+            record = await service.wait(record.scope, record.task_id, seconds) or record
+            if self._on_timeout == "cancel" and not record.status.is_terminal:
+                record = await service.cancel(record.scope, record.task_id) or record
+            return record
         except asyncio.CancelledError:
             await service.cancel(record.scope, record.task_id)
             raise

@@ -23,6 +23,11 @@ _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
 _encode = msgspec.json.Encoder().encode
 
 
+def holds_tasks(names: tuple[str, ...]) -> bool:
+    """Whether a folder of a workspace holds task records: `agents/<agent>/tasks`, and what is below."""
+    return len(names) > 2 and names[0].lower() == "agents" and names[2].lower() == "tasks"
+
+
 class _Contents(Struct, gc=False):
     """A file as it was read or written last: its bytes, and what they say."""
 

@@ -22,6 +22,9 @@ from .tree import walk_files
 
 T = TypeVar("T")
 
+KeptBack = Callable[[tuple[str, ...]], bool]
+"""Whether a folder, by the names that lead to it, is not to be entered."""
+
 READ_LIMIT = 10_000_000
 
 
@@ -49,6 +52,7 @@ class LocalFilesystem:
         self.changing = Lock()
         self._anchor, self._base = self.root, ()
 
+    _kept_back: KeptBack | None = None
     _anchor: str
     """The folder that whoever configured it meant."""
     _base: tuple[str, ...]
@@ -69,6 +73,12 @@ class LocalFilesystem:
         made = copy(self)
         made.root = made._anchor = os.path.abspath(root)
         made._base = ()
+        return made
+
+    def without(self, kept_back: KeptBack) -> LocalFilesystem:
+        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        made = copy(self)
+        made._kept_back = kept_back
         return made
 
     def make_folder(self, path: str) -> None:
@@ -182,6 +192,8 @@ class LocalFilesystem:
 
     @contextmanager
     def _folder(self, names: tuple[str, ...], *, create: bool = False) -> Generator[Folder, None, None]:
+        if self._kept_back is not None and self._kept_back((*self._base, *names)):
+            raise PathDenied(join_path(names), "it is kept back from agents")
         folder = self._open_root(create=create)
         try:
             for depth, name in enumerate((*self._base, *names), 1 - len(self._base)):
