@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 from retinue import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
@@ -73,6 +74,25 @@ class Stubborn:
                 continue
 
 
+class Delegating:
+    """Has a sub-agent work in the background, which fails or, where the task says so, takes a minute."""
+
+    name = "test:delegating"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        said = request.messages[-1]
+        if "Subagent Context" in request.messages[0].text:
+            if "slowly" not in said.text:
+                raise RuntimeError("the sub-agent broke")
+            await asyncio.sleep(60)
+        elif said.role == "tool":
+            yield TextChunk("It works on it.")
+        else:
+            args = {"agent_id": "general-purpose", "task": said.text, "timeout_seconds": 0}
+            yield CallChunk(0, None, "agent_spawn", json.dumps(args))
+        yield TurnEnd()
+
+
 class Shell:
     """Runs one command."""
 
@@ -86,8 +106,8 @@ class Shell:
         yield TurnEnd()
 
 
-MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn, Shell)}
+MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn, Delegating, Shell)}
 
 
-def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn | Shell:
+def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn | Delegating | Shell:
     return MODELS[name]()

@@ -106,6 +106,27 @@ def test_ctrl_c_in_json_ends_with_run_finished(folder: Path) -> None:
     assert (last["kind"], last["status"], last["error"]) == ("run_finished", "cancelled", "interrupted")
 
 
+def test_a_background_task_that_fails_shows_in_the_exit_code(folder: Path) -> None:
+    process = started("run", "do it", "--workspace", str(folder), "--model", "test:delegating")
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "background task of general-purpose failed: RuntimeError: the sub-agent broke" in out.decode()
+    assert err.decode() == "retinue: 1 background task did not complete; see: retinue tasks list\n"
+
+
+@posix_only
+def test_ctrl_c_while_a_background_task_runs_stops_it(folder: Path) -> None:
+    process = started("run", "do it slowly", "--workspace", str(folder), "--model", "test:delegating")
+    seen = after_line(process, b"waiting for 1 background task")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "background task of general-purpose cancelled" in (seen + out).decode()
+    assert err.decode() == "retinue: 1 background task did not complete; see: retinue tasks list\n"
+    (record,) = json.loads(next((folder / "agents/assistant/tasks").glob("*.json")).read_text()).values()
+    assert record["status"] == "CANCELLED"
+
+
 @posix_only
 def test_a_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     process = started("run", "q", "--workspace", str(folder), "--model", "test:stubborn")

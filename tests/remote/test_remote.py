@@ -12,6 +12,7 @@ import pytest
 
 from retinue import (
     Agent,
+    ConfigurationError,
     ExecutionBackendError,
     HarnessAgent,
     Message,
@@ -332,6 +333,12 @@ async def test_a_server_that_is_not_there_never_accepted_the_run(
     assert body(told).startswith("status: error\nerror: ")
     assert "http://127.0.0.1:9 cannot be reached" in told
     assert SECRET not in told
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "ftp://example.invalid", "http://"])
+def test_a_stub_needs_the_address_of_a_server(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="url must begin with http"):
+        RemoteSubagentStub("researcher", url=url)
 
 
 async def test_the_stub_run_here_only_says_where_it_runs() -> None:

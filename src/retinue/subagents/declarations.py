@@ -114,9 +114,7 @@ class SubagentDeclaration:
         if self.headers and self.url is None:
             raise ConfigurationError(f"{owner}: headers are sent to a url, and there is none")
         if self.url is not None:
-            parts = urlsplit(self.url)
-            if parts.scheme not in ("http", "https") or not parts.netloc:
-                raise ConfigurationError(f"{owner}: url must begin with http:// or https:// and name a host")
+            check_url(self.url, owner)
         for name, value in (self.headers or {}).items():
             if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
                 raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
@@ -124,6 +122,13 @@ class SubagentDeclaration:
     @property
     def is_remote(self) -> bool:
         return self.url is not None
+
+
+def check_url(url: str, owner: str) -> None:
+    """Refuse what is not the address of a server."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigurationError(f"{owner}: url must begin with http:// or https:// and name a host")
 
 
 def _names(given: Any, owner: str) -> tuple[str, ...] | None:

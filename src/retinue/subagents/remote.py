@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..core.agents import Agent
 from ..core.model import ModelChunk, ModelRequest, TextChunk, TurnEnd
+from .declarations import check_url
 
 
 class _Elsewhere:
@@ -27,6 +28,7 @@ class RemoteSubagentStub(Agent):
     headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        check_url(self.url, f"agent {self.name!r}")
         if self.model is None:
             object.__setattr__(self, "model", _Elsewhere())
         Agent.__post_init__(self)
