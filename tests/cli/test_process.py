@@ -115,12 +115,13 @@ def test_a_background_task_that_fails_shows_in_the_exit_code(folder: Path) -> No
 
 
 @posix_only
-def test_ctrl_c_while_a_background_task_runs_stops_it(folder: Path) -> None:
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_a_background_task_runs_stops_it(folder: Path, asked: signal.Signals, code: int) -> None:
     process = started("run", "do it slowly", "--workspace", str(folder), "--model", "test:delegating")
     seen = after_line(process, b"waiting for 1 background task")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(asked)
     out, err = process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "background task of general-purpose cancelled" in (seen + out).decode()
     assert err.decode() == "retinue: 1 background task did not complete; see: retinue tasks list\n"
     (record,) = json.loads(next((folder / "agents/assistant/tasks").glob("*.json")).read_text()).values()

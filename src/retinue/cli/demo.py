@@ -68,7 +68,7 @@ async def _demonstrate(folder: Path, args: argparse.Namespace, interrupt: Interr
     from ..core.lifecycle import RunStatus
     from ..runtime import Runtime
     from .assistant import DEFAULT_MODEL, choose_model, make_assistant
-    from .exits import COMPLETED, FAILED, INTERRUPTED
+    from .exits import COMPLETED, FAILED
     from .interrupt import watch
     from .text import complain
     from .tree import RunTree
@@ -87,7 +87,7 @@ async def _demonstrate(folder: Path, args: argparse.Namespace, interrupt: Interr
                 run = runtime.stream(agent, question, thread_id="demo", sinks=[trees[-1].take])
                 result = await watch(run, view, interrupt, pace)
                 if interrupt.happened:
-                    return INTERRUPTED
+                    return interrupt.code
                 if result.status is not RunStatus.COMPLETED:
                     complain(f"the demonstration did not complete: {result.error or result.termination}")
                     return FAILED

@@ -22,7 +22,7 @@ _TICK = 0.08
 
 
 class Interrupt:
-    """The first Ctrl-C is something to wait for; the second ends the process at once, whatever it is doing.
+    """The first Ctrl-C, or request to terminate, is something to wait for; the second ends the process at once.
 
     It is entered before the event loop begins and left after it has ended: what does not let itself be cancelled
     would hold up the end of the loop.
@@ -31,7 +31,9 @@ class Interrupt:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
+        self.code = INTERRUPTED
+        """With what the process ends: as a shell reports a program that the signal ended."""
         self.happened = False
         self.lost_tasks = 0
         """Background tasks that were waited for and did not complete."""
@@ -40,19 +42,20 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         with suppress(ValueError):  # not in the main thread: then Ctrl-C is somebody else's
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            for wanted in (signal.SIGINT, signal.SIGTERM):
+                self._before[wanted] = signal.signal(wanted, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for wanted, before in self._before.items():
+            signal.signal(wanted, before)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.happened:
             with suppress(Exception):
                 self.last_words()
-            os._exit(INTERRUPTED)
-        self.happened = True
+            os._exit(128 + signum)
+        self.happened, self.code = True, 128 + signum
         if self._loop is None:
             self._event.set()
         else:

@@ -80,7 +80,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     from ..models.resilience import close_model
     from ..runtime import Runtime
     from .declared import Declared, make_declared
-    from .exits import COMPLETED, FAILED, INTERRUPTED
+    from .exits import COMPLETED, FAILED
     from .interrupt import watch
     from .text import complain, count
     from .view import make_view
@@ -97,11 +97,11 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     await close_model(agent.model)
     if result.status is RunStatus.COMPLETED and interrupt.lost_tasks:
         complain(f"{count(interrupt.lost_tasks, 'background task')} did not complete; see: retinue tasks list")
-        return INTERRUPTED if interrupt.happened else FAILED
+        return interrupt.code if interrupt.happened else FAILED
     if result.status is RunStatus.COMPLETED:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:
-        return INTERRUPTED
+        return interrupt.code
     complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
     return FAILED
 

@@ -114,7 +114,7 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
     from ..tasks.service import TaskService
     from ..tasks.task import TaskStatus
-    from .exits import COMPLETED, FAILED, INTERRUPTED
+    from .exits import COMPLETED, FAILED
     from .text import complain
 
     record, repository = await _find(args.workspace, args.task_id)
@@ -128,7 +128,7 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
     stopped.cancel()
     if interrupt.happened:
         waiting.cancel()
-        return INTERRUPTED
+        return interrupt.code
     record = await waiting or record
     await service.close()
     await _print_task(record, repository, as_json=args.json)
