@@ -89,7 +89,7 @@ from .core.plugins import (
     Suspend,
 )
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
-from .core.runs import Limits, RunIdentity, RunResult, Usage
+from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
 from .core.sinks import FanOut, NullSink
 from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
 from .core.statestore import Commit, StateStore
@@ -185,6 +185,7 @@ __all__ = [
     "LimitReached",
     "Limits",
     "LocalFilesystem",
+    "MAX_SPAWN_DEPTH",
     "MemoryJournal",
     "MemoryStore",
     "MemoryTaskRepository",

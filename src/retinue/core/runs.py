@@ -74,10 +74,14 @@ NO_USAGE = Usage()
 """What every run begins with: adding to it is nothing to compute."""
 
 
+MAX_SPAWN_DEPTH = 3
+"""How deep agents may be nested where nobody says otherwise. The root is at depth 0."""
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """What a run and everything under it may use together. None is no limit."""
 
-    depth: int = 3
+    depth: int = MAX_SPAWN_DEPTH
     children: int = 256
     parallel: int = 32
     steps: int | None = None
