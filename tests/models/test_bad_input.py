@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from retinue import (
     ModelStreamBroken,
     ModelTimeout,
     ModelUnavailable,
+    RetryPolicy,
     RunStatus,
     Runtime,
     open_model,
@@ -132,7 +134,9 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         bridge.bridge(object())
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/y", "http://", "http://user:hunter22@host/v1"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x/y", "http://", "http://user:hunter22@host/v1", "http://h/v1?key=hunter22"]
+)
 def test_an_address_that_cannot_be_asked(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url") as caught:
         open_model("vllm:x", base_url=url)
@@ -203,6 +207,39 @@ async def test_a_status_is_explained(wire: str, case: Case) -> None:
         assert server.url in str(error) or kind in (ContextOverflow, ModelRefused)
         assert str(error).startswith(error.model)
         assert str(error).isprintable()
+
+
+async def test_a_key_at_the_place_where_words_are_cut() -> None:
+    told = [{"error": {"message": "x" * length + KEY}} for length in range(340, 500, 4)]
+    events = [stream([*chat(HI)[:3], event(said)]) for said in told]
+    async with serving(*[refuse(401, said) for said in told], *events) as server:
+        model = connect("chat", server.url)
+        for _ in range(2 * len(told)):
+            with pytest.raises(ModelError) as caught:
+                await hear(model)
+            assert "sk-" not in str(check_error(caught.value))
+            assert len(str(caught.value)) < 600
+        await close_model(model)
+
+
+async def test_a_key_of_another_scheme() -> None:
+    said = {"error": {"message": "bad credentials dXNlcjpwYXNz"}}
+    async with failing(refuse(401, said), headers={"authorization": "Basic dXNlcjpwYXNz"}) as (_, error):
+        assert "bad credentials [redacted]" in str(error)
+
+
+async def test_the_password_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(refuse(407)) as server:
+        monkeypatch.setenv("https_proxy", server.url.replace("://", "://user:hunter%3222@"))
+        monkeypatch.setenv("http_proxy", server.url.replace("://", "://user:hunter%3222@"))
+        for scheme in ("http", "https"):
+            model = open_model("vllm:m", base_url=f"{scheme}://far.invalid/v1", retry=RetryPolicy(attempts=1))
+            with pytest.raises(ModelError, match="407") as caught:
+                await hear(model)
+            assert "hunter" not in str(caught.value)
+            await close_model(model)
+        sent = [asked.headers["proxy-authorization"] for asked in server.asked]
+    assert sent == ["Basic " + b64encode(b"user:hunter222").decode()] * 2
 
 
 async def test_html_in_place_of_json() -> None:

@@ -54,6 +54,16 @@ async def test_a_status_is_explained(status: int, body: Any, kind: type[ModelErr
     assert caught.value.model == "openai:gpt-4o"
 
 
+async def test_no_key_gets_into_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-of-the-environment")
+    said = {"error": {"message": "no such keys: sk-of-the-client, sk-of-the-environment"}}
+    async with serving(refuse(401, said)) as server, their_model("chat", server.url) as theirs:
+        theirs.client.api_key = "sk-of-the-client"
+        with pytest.raises(ModelAccessDenied, match="no such keys") as caught:
+            await hear(bridge_model(theirs, ONCE))
+    assert "sk-of" not in str(caught.value)
+
+
 async def test_a_broken_stream_begins_again() -> None:
     answers = (break_after(chat(HI)[:3]), refuse(503), stream(chat(HI)))
     async with serving(*answers) as server, their_model("chat", server.url) as theirs:

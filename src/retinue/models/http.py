@@ -30,6 +30,9 @@ class HttpClient:
     def __init__(self, endpoint: Endpoint, idle_timeout: float = IDLE_TIMEOUT) -> None:
         self.endpoint, self.idle_timeout = endpoint, idle_timeout
         self._proxy = _proxy_of(endpoint.base_url)
+        if self._proxy is not None:
+            login = urlsplit(self._proxy).netloc.rpartition("@")[0]
+            endpoint.hide(login, login.partition(":")[2])  # aiohttp quotes the address of the proxy in its errors
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         weakref.finalize(self, _abandon, self._sessions)
 
@@ -71,14 +74,10 @@ class HttpClient:
             failure = ModelStreamBroken(f"the connection to {where} broke before the answer was whole ({_reason(exc)})")
         except (aiohttp.ClientError, ValueError) as exc:
             failure = ModelResponseInvalid(f"what {where} sent is not HTTP as it should be ({_reason(exc)})")
-        raise self._named(failure) from None
+        raise endpoint.own(failure) from None
 
     def _silence(self) -> str:
         return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model may think so long"
-
-    def _named(self, failure: ModelError) -> ModelError:
-        message = self.endpoint.redact(failure.message)
-        return type(failure)(message, self.endpoint.name, failure.status, failure.retry_after)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
         """What to raise for an answer that is no stream."""
@@ -88,11 +87,11 @@ class HttpClient:
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
-            return self._named(error_of_status(response.status, text, response.headers, "", where))
+            return self.endpoint.own(error_of_status(response.status, text, response.headers, "", where))
         if b'"error"' in text[:200]:
-            return self._named(error_of_status(500, text, response.headers, "", where))
+            return self.endpoint.own(error_of_status(500, text, response.headers, "", where))
         kind = response.content_type
-        return self._named(
+        return self.endpoint.own(
             ModelResponseInvalid(f"{where} sent {kind} in place of an event stream: check base_url and what serves it")
         )
 
@@ -139,7 +138,7 @@ def _is_no_stream(content_type: str) -> bool:
 
 
 def _reason(exc: BaseException) -> str:
-    return " ".join(str(exc).split())[:200] or type(exc).__name__
+    return " ".join(str(exc).split()) or type(exc).__name__
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:

@@ -21,9 +21,6 @@ from ..core.failures import (
     ModelUnavailable,
 )
 
-SHOWN = 300
-"""Characters of a server's own words that a message quotes."""
-
 _OVERFLOW = re.compile(
     r"context.{0,10}(length|window|size)|prompt is too long|too many (input )?tokens|input.{0,20}too long|maximum.{0,12}tokens"
     r"|exceeds? the (available )?context",
@@ -100,17 +97,17 @@ def _words_of(body: bytes, content_type: str) -> tuple[str, str]:
     except (ValueError, RecursionError):
         if "html" in content_type or body.lstrip()[:1] == b"<":
             return _html_words(body), ""
-        return _short(body.decode("utf-8", "replace")), ""
+        return _plain(body.decode("utf-8", "replace")), ""
     if isinstance(given, list) and given:
         given = cast("list[Any]", given)[0]
     if isinstance(given, dict):
         return _words_of_object(cast("dict[str, Any]", given).get("error", cast("Any", given)))
-    return _short(str(cast("object", given))), ""
+    return _plain(str(cast("object", given))), ""
 
 
 def _words_of_object(error: Any) -> tuple[str, str]:
     if not isinstance(error, dict):
-        return _short(str(error)), ""
+        return _plain(str(error)), ""
     fields = cast("dict[str, Any]", error)
     words = fields.get("message") or fields.get("detail") or fields.get("error") or ""
     kinds = [str(fields[name]) for name in ("type", "code") if isinstance(fields.get(name), str)]
@@ -119,20 +116,19 @@ def _words_of_object(error: Any) -> tuple[str, str]:
     kind = " ".join(kinds) if not known else known[0]
     code = fields.get("code")
     shown = str(words) if not isinstance(code, str) or code in str(words) else f"{words} [{code}]"
-    return _short(shown), kind
+    return _plain(shown), kind
 
 
 def _html_words(body: bytes) -> str:
     text = body[:4096].decode("utf-8", "replace")
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.S | re.I)
     named = f", {' '.join(title[1].split())!r}" if title else ""
-    return _short(f"an HTML page{named}")
+    return _plain(f"an HTML page{named}")
 
 
-def _short(text: str) -> str:
+def _plain(text: str) -> str:
     text = " ".join(text.split())
-    text = "".join([char if char.isprintable() else "?" for char in text])
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return "".join([char if char.isprintable() else "?" for char in text])
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

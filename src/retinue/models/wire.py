@@ -63,7 +63,7 @@ class WireModel:
             for chunk in _last_chunks(decoder, events):
                 yield chunk
         except ModelError as exc:
-            raise self._named(exc) from None
+            raise self._client.endpoint.own(exc) from None
         except EventTooLong as exc:
             raise ModelResponseInvalid(f"{self._where} sent a line without end ({exc})", self.name) from None
         except ValueError as exc:
@@ -87,19 +87,14 @@ class WireModel:
         try:
             return encode_json(self._wire.encode(request, self._model))
         except ModelError as exc:
-            raise self._named(exc) from None
+            raise self._client.endpoint.own(exc) from None
         except (TypeError, ValueError, RecursionError, UnicodeError) as exc:
             raise ModelRequestInvalid(f"the request has no JSON form: {exc}", self.name) from None
 
-    def _named(self, error: ModelError) -> ModelError:
-        if error.model == self.name:
-            return error
-        message = self._client.endpoint.redact(error.message)
-        return type(error)(message, self.name, error.status, error.retry_after)
-
     def _unreadable(self, exc: Exception) -> ModelError:
-        why = self._client.endpoint.redact(str(exc))[:200]
-        return ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({why})", self.name)
+        return self._client.endpoint.own(
+            ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({exc})")
+        )
 
 
 def _last_chunks(decoder: Decoder, events: EventDecoder) -> Sequence[ModelChunk]:
