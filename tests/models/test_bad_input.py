@@ -343,9 +343,16 @@ async def test_a_stream_that_breaks_off() -> None:
     ("wire", "bad", "kind"),
     [
         ("chat", event({"error": {"message": "boom", "code": 503}}), ModelUnavailable),
+        ("chat", event({"error": {"message": "boom", "code": 502}, "choices": [{"delta": {}}]}), ModelUnavailable),
+        ("chat", chat_chunk({"content": ""}, "error"), ModelUnavailable),
         ("chat", event({"error": {"message": "slow down", "type": "rate_limit_exceeded"}}), ModelRateLimited),
         ("anthropic", event({"type": "error", "error": {"type": "overloaded_error"}}, "error"), ModelUnavailable),
         ("anthropic", event({"type": "error", "error": {"type": "rate_limit_error"}}, "error"), ModelRateLimited),
+        (
+            "anthropic",
+            event({"type": "message_delta", "delta": {"stop_reason": "pause_turn"}}),
+            ModelResponseInvalid,
+        ),
         ("responses", event({"type": "error", "code": "server_error", "message": "boom"}, "error"), ModelUnavailable),
         (
             "responses",

@@ -70,10 +70,16 @@ class WireModel:
             raise self._unreadable(exc) from None
         finally:
             await answer.aclose()
-        end = decoder.end()
+        end = self._end_of(decoder)
         if end is None:
             raise ModelStreamBroken(f"the answer of {self._where} ended before its end", self.name)
         yield end
+
+    def _end_of(self, decoder: Decoder) -> TurnEnd | None:
+        try:
+            return decoder.end()
+        except ModelError as exc:
+            raise self._client.endpoint.own(exc) from None
 
     async def aclose(self) -> None:
         """Close its connections."""
