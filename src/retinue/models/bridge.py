@@ -19,6 +19,7 @@ from ..core.failures import (
     ModelRefused,
     ModelRequestInvalid,
     ModelResponseInvalid,
+    ModelStreamBroken,
     ModelTimeout,
     ModelUnavailable,
 )
@@ -103,7 +104,14 @@ class BridgedModel:
                     for chunk in reader.take(event):
                         yield chunk
                 usage, finish = stream.usage, stream.finish_reason
+                whole = (
+                    _is_whole(stream) or self._model.base_url is None
+                )  # one without address, as for tests, says no end
+            if not whole:
+                raise ModelStreamBroken("the answer ended before its end")
             yield reader.end(usage() if callable(usage) else usage, finish)
+        except ModelError as exc:
+            raise self._told(exc) from None
         except (AgentRunError, UserError) as exc:
             raise self._told(_error(exc)) from None
         except OSError as exc:
@@ -112,6 +120,15 @@ class BridgedModel:
     def _told(self, error: ModelError) -> ModelError:
         message = shown(error.message, _secrets_of(self._model))
         return type(error)(message, self.name, error.status, error.retry_after)
+
+
+def _is_whole(stream: Any) -> bool:
+    """Whether the provider said how the answer ended, known or not; for OpenAI's wire they say "stop" in its place."""
+    finish = stream.finish_reason
+    if finish is None or (finish == "stop" and getattr(stream, "_has_finish_reason", True) is False):
+        details: dict[str, Any] = stream.provider_details or {}
+        return bool(details.get("finish_reason"))
+    return True
 
 
 def _secrets_of(model: Any) -> tuple[str, ...]:
