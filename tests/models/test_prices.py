@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, prices, tool
-from retinue.testing import ScriptedModel, call, say
+from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, open_model, prices, tool
+from retinue.models.resilience import close_model
+from retinue.testing import KnownTurn, ScriptedModel, call, say
+from tests.models.server import serving, stream
+from tests.models.streams import chat, event
 
 MILLION = 1_000_000
 
@@ -86,6 +89,15 @@ async def test_what_the_provider_says_wins() -> None:
     told = Usage(requests=1, input_tokens=1000, cost=0.7)
     result = await Runtime([Agent("a", Named([say("x", usage=told)]))], price=prices()).run("a", "go")
     assert result.usage.cost == 0.7
+
+
+async def test_a_provider_that_says_it_was_free_is_believed() -> None:
+    free = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 2, "cost": 0}}
+    async with serving(stream([*chat(KnownTurn(text=("Hi",)))[:-2], event(free), b"data: [DONE]\n\n"])) as server:
+        model = open_model("openrouter:x/y:free", base_url=server.url, api_key="k")
+        result = await Runtime([Agent("a", model)]).run("a", "go", limits=Limits(cost=1.0))
+        await close_model(model)
+    assert (result.status, result.response, result.usage.cost) == (RunStatus.COMPLETED, "Hi", 0), result.error
 
 
 def tree(child_usage: Usage) -> tuple[Agent, Named]:

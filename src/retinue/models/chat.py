@@ -182,6 +182,7 @@ class ChatDecoder:
         self._finish: str | None = None
         self._refused = False
         self._usage = Usage(requests=1)
+        self._cost_known = False
         self._last_call = -1
 
     def take(self, data: bytes) -> Sequence[ModelChunk]:
@@ -190,7 +191,7 @@ class ChatDecoder:
             return ()
         chunk = _read(data)
         if chunk.usage is not None:
-            self._usage = _usage(chunk.usage)
+            self._usage, self._cost_known = _usage(chunk.usage), chunk.usage.cost is not None
         if chunk.error is not None:
             raise error_in_stream(chunk.error, "", "the server")
         if not chunk.choices:
@@ -218,7 +219,7 @@ class ChatDecoder:
             stop = "refusal"
         elif stop == "stop" and self._last_call >= 0:
             stop = "tool_calls"
-        return TurnEnd(stop, self._usage)
+        return TurnEnd(stop, self._usage, cost_known=self._cost_known)
 
     def _rest_of(self, delta: _Delta) -> list[ModelChunk]:
         made: list[ModelChunk] = []
