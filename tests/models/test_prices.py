@@ -149,6 +149,26 @@ async def test_an_unknown_price_counts_as_nothing_and_is_told_once(caplog: pytes
     ]
 
 
+@pytest.mark.parametrize(
+    ("price", "problem"),
+    [
+        (lambda *_: 1 / 0, "failed: ZeroDivisionError: division by zero"),
+        (lambda *_: float("nan"), "gave nan"),
+        (lambda *_: -5.0, "gave -5.0"),
+        (lambda *_: "free", "failed: TypeError: "),
+    ],
+)
+async def test_a_price_function_that_fails_knows_no_price(
+    price: Any, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Runtime([Agent("a", Named(lambda r: say("x", usage=used())))], price=price)
+    result = await runtime.run("a", "go")
+    assert (result.status, result.response, result.usage.cost) == (RunStatus.COMPLETED, "x", 0)
+    assert f"is not known (the price function {problem}" in caplog.text
+    result = await runtime.run("a", "go", limits=Limits(cost=1.0))
+    assert (result.response, result.termination) == ("x", "limit:cost")
+
+
 @pytest.mark.parametrize("price", [None, "list"])
 async def test_a_limit_on_cost_that_cannot_be_kept_fails_the_run_at_its_first_call(price: Any) -> None:
     model = Named([[say("x", usage=used()), call("work")]], "acme:big")
