@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.errors import ModelError
-from ..core.failures import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken
+from ..core.failures import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.model import ModelChunk, ModelRequest, TurnEnd
 from .http import HttpClient
 from .sse import EventDecoder, EventTooLong
@@ -62,6 +62,10 @@ class WireModel:
                         yield chunk
             for chunk in _last_chunks(decoder, events):
                 yield chunk
+        except (ModelStreamBroken, ModelTimeout) as exc:
+            # Where the end has been said, the answer is whole, and only what closes the stream is missing.
+            if self._end_of(decoder) is None:
+                raise self._client.endpoint.own(exc) from None
         except ModelError as exc:
             raise self._client.endpoint.own(exc) from None
         except EventTooLong as exc:
