@@ -304,6 +304,24 @@ async def test_a_server_that_hangs(answer: Answer) -> None:
         assert "was silent for 0.2 s: raise idle_timeout" in str(error)
 
 
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_patience_of_nothing(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="idle_timeout must be more than 0 seconds"):
+        open_model("vllm:x", idle_timeout=seconds)
+
+
+async def test_an_error_that_drips() -> None:
+    async def drip(reply: Reply) -> None:
+        await reply.head(500, "text/plain")
+        while True:
+            await reply.piece(b"x")
+            await asyncio.sleep(0.05)
+
+    async with asyncio.timeout(5), failing(drip, idle_timeout=0.3) as (_, error):
+        assert type(error) is ModelUnavailable
+        assert "the server said: xx" in str(error)
+
+
 async def test_nobody_listens() -> None:
     async with serving() as server:
         url = server.url

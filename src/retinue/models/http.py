@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..core.errors import ModelError
+from ..core.errors import ConfigurationError, ModelError
 from ..core.failures import ModelNotFound, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable
 from .endpoint import Endpoint
 from .refusals import error_of_status
@@ -20,6 +21,8 @@ CONNECT_TIMEOUT = 20.0
 IDLE_TIMEOUT = 300.0
 """Seconds a server may be silent; a model that thinks for long sends nothing meanwhile."""
 _ERROR_BODY = 64 * 1024
+_ERROR_SECONDS = 10.0
+"""Time for the words of an error, in all: a server that fails may also drip."""
 _DRAIN = 0.25
 """Seconds to wait for the end of an answer that has said all, so that its connection can be used again."""
 
@@ -28,6 +31,8 @@ class HttpClient:
     """Connections to one endpoint, kept alive between requests, for whichever event loop asks."""
 
     def __init__(self, endpoint: Endpoint, idle_timeout: float = IDLE_TIMEOUT) -> None:
+        if not idle_timeout > 0:
+            raise ConfigurationError(f"{endpoint.name}: idle_timeout must be more than 0 seconds, got {idle_timeout}")
         self.endpoint, self.idle_timeout = endpoint, idle_timeout
         self._proxy = _proxy_of(endpoint.base_url)
         if self._proxy is not None:
@@ -82,8 +87,10 @@ class HttpClient:
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
         """What to raise for an answer that is no stream."""
         body = bytearray()
-        while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
-            body += piece
+        with contextlib.suppress(TimeoutError):  # what has come by then must do
+            async with asyncio.timeout(min(_ERROR_SECONDS, self.idle_timeout)):
+                while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
+                    body += piece
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
