@@ -187,6 +187,24 @@ CASES: dict[str, Case] = {
         ContextOverflow,
         "add the Compaction plugin",
     ),
+    "too long, Google": (
+        400,
+        {"error": {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}},
+        ContextOverflow,
+        "add the Compaction plugin",
+    ),
+    "a bad number": (
+        400,
+        {"error": {"message": "maximum number of tokens must be positive"}},
+        ModelRequestInvalid,
+        "must be positive",
+    ),
+    "no credit, Anthropic": (
+        400,
+        {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API"}},
+        ModelAccessDenied,
+        "no credit left",
+    ),
     "filtered": (400, {"error": {"message": "x", "code": "content_filter"}}, ModelRefused, "rephrase"),
     "error is text": (422, {"error": "plain words"}, ModelRequestInvalid, "plain words"),
     "detail": (422, {"detail": "vllm says so"}, ModelRequestInvalid, "vllm says so"),
@@ -259,6 +277,7 @@ async def test_json_in_place_of_a_stream() -> None:
         assert "sent application/json in place of an event stream" in str(error)
     async with failing(refuse(200, {"error": {"message": "no model is loaded"}})) as (_, error):
         assert "no model is loaded" in str(error)
+        assert (type(error), error.status, "answered 500" in str(error)) == (ModelUnavailable, None, False)
 
 
 @pytest.mark.parametrize("wire", RENDER)
@@ -363,6 +382,8 @@ async def test_a_stream_that_breaks_off() -> None:
         ("chat", event({"error": {"message": "boom", "code": 503}}), ModelUnavailable),
         ("chat", event({"error": {"message": "boom", "code": 502}, "choices": [{"delta": {}}]}), ModelUnavailable),
         ("chat", chat_chunk({"content": ""}, "error"), ModelUnavailable),
+        ("chat", event({"error": "overloaded"}), ModelUnavailable),
+        ("chat", event({"error": "rate_limit_exceeded"}), ModelRateLimited),
         ("chat", event({"error": {"message": "slow down", "type": "rate_limit_exceeded"}}), ModelRateLimited),
         ("anthropic", event({"type": "error", "error": {"type": "overloaded_error"}}, "error"), ModelUnavailable),
         ("anthropic", event({"type": "error", "error": {"type": "rate_limit_error"}}, "error"), ModelRateLimited),

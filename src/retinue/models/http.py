@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from ..core.errors import ConfigurationError, ModelError
 from ..core.failures import ModelNotFound, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable
 from .endpoint import Endpoint
-from .refusals import error_of_status
+from .refusals import error_in_body, error_of_status
 
 if TYPE_CHECKING:
     import aiohttp
@@ -95,8 +95,8 @@ class HttpClient:
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
             return self.endpoint.own(error_of_status(response.status, text, response.headers, "", where))
-        if b'"error"' in text[:200]:
-            return self.endpoint.own(error_of_status(500, text, response.headers, "", where))
+        if (error := error_in_body(text, "", where)) is not None:
+            return self.endpoint.own(error)
         kind = response.content_type
         return self.endpoint.own(
             ModelResponseInvalid(f"{where} sent {kind} in place of an event stream: check base_url and what serves it")
