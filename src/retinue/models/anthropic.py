@@ -33,8 +33,8 @@ _STOPS = {
 }
 """Any other reason counts as a stop, but for those that `end` refuses."""
 _CHOICES = {"auto": "auto", "required": "any", "any": "any", "none": "none"}
-_GONE = ("temperature", "top_p", "top_k")
-"""Settings that this version of the API refuses. They are hints, and an agent may have them for other providers."""
+_GONE = ("temperature", "top_p", "top_k", "reasoning_effort")
+"""Settings that this version of the API refuses or never had. They are hints, and an agent may have them for other providers."""
 _CACHED: Block = {"type": "ephemeral"}
 
 
