@@ -26,7 +26,7 @@ from .core.runs import Limits, RunIdentity, RunResult, Usage
 from .core.state import PersistedState, Seed, as_persisted
 from .core.stores import Durability, DurableStore, EventStore, RunRecord, Store
 from .loop.handles import ChildHandle, children_of
-from .models.prices import Price
+from .models.prices import Price, ask_price
 from .models.registry import OpenModels
 from .storage.journal import MemoryJournal
 from .storage.logs import LogWriter, stored_events
@@ -104,15 +104,14 @@ class AgentRegistry:
         await asyncio.gather(self._models.close(), *[backend.client.close() for backend in self._remotes.values()])
 
     def price(self, model: str, usage: Usage) -> float | None:
-        """What a call costs. That a price function does not know a model is told once."""
+        """What a call costs. That a price function does not know a model, or fails for it, is told once."""
         if self._price is None:
             return None
-        cost = self._price(model, usage)
+        cost, problem = ask_price(self._price, model, usage)
         if cost is None and model not in self._unpriced:
             self._unpriced.add(model)
-            _log.warning(
-                "the price of model %r is not known: its calls count as 0. Give Runtime(price=…) its price", model
-            )
+            told = "the price of model %r is not known%s: its calls count as 0. Give Runtime(price=…) its price"
+            _log.warning(told, model, problem)
         return cost
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:

@@ -49,6 +49,25 @@ async def test_a_model_that_does_not_listen_is_stopped() -> None:
     assert [m.role for m in result.messages] == ["user", "assistant", "tool", "assistant", "tool"]
 
 
+async def test_an_answer_that_does_not_fit_is_not_asked_for_again() -> None:
+    model = ScriptedModel([say("no JSON", usage=spent)] * 3)
+    result = await Runtime([Agent("a", model, output=list[int])]).run("a", "go", limits=Limits(cost=0.5))
+    assert (result.status, result.termination, len(model.requests)) == (RunStatus.FAILED, "limit:cost", 1)
+    assert "does not fit the output type" in (result.error or "")
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_what_a_child_has_spent_leaves_one_last_answer(listens: bool) -> None:
+    child = Agent("child", ScriptedModel([say("done", usage=spent)]))
+    ask = call("task", {"subagent_type": "child", "description": "work"})
+    model = ScriptedModel([ask, say("what I have") if listens else ask, say("never")])
+    result = await Runtime([Agent("a", model, subagents=[child])]).run("a", "go", limits=Limits(cost=0.5))
+    assert len(model.requests) == 2
+    assert model.requests[1].messages[-1].text.startswith("[limit:cost] the limit on cost is reached: no further")
+    ends = (RunStatus.COMPLETED, "natural") if listens else (RunStatus.FAILED, "limit:cost")
+    assert (result.status, result.termination) == ends
+
+
 async def test_limits_of_the_run_win_over_the_agents() -> None:
     model = ScriptedModel([call("work"), say("ok")])
     agent = Agent("a", model, tools=[work], limits=Limits(steps=0))

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from retinue import (
     ModelStreamBroken,
     ModelTimeout,
     ModelUnavailable,
+    RetryPolicy,
     RunStatus,
     Runtime,
     open_model,
@@ -132,7 +134,9 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         bridge.bridge(object())
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/y", "http://", "http://user:hunter22@host/v1"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x/y", "http://", "http://user:hunter22@host/v1", "http://h/v1?key=hunter22"]
+)
 def test_an_address_that_cannot_be_asked(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url") as caught:
         open_model("vllm:x", base_url=url)
@@ -183,6 +187,24 @@ CASES: dict[str, Case] = {
         ContextOverflow,
         "add the Compaction plugin",
     ),
+    "too long, Google": (
+        400,
+        {"error": {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}},
+        ContextOverflow,
+        "add the Compaction plugin",
+    ),
+    "a bad number": (
+        400,
+        {"error": {"message": "maximum number of tokens must be positive"}},
+        ModelRequestInvalid,
+        "must be positive",
+    ),
+    "no credit, Anthropic": (
+        400,
+        {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API"}},
+        ModelAccessDenied,
+        "no credit left",
+    ),
     "filtered": (400, {"error": {"message": "x", "code": "content_filter"}}, ModelRefused, "rephrase"),
     "error is text": (422, {"error": "plain words"}, ModelRequestInvalid, "plain words"),
     "detail": (422, {"detail": "vllm says so"}, ModelRequestInvalid, "vllm says so"),
@@ -205,6 +227,39 @@ async def test_a_status_is_explained(wire: str, case: Case) -> None:
         assert str(error).isprintable()
 
 
+async def test_a_key_at_the_place_where_words_are_cut() -> None:
+    told = [{"error": {"message": "x" * length + KEY}} for length in range(340, 500, 4)]
+    events = [stream([*chat(HI)[:3], event(said)]) for said in told]
+    async with serving(*[refuse(401, said) for said in told], *events) as server:
+        model = connect("chat", server.url)
+        for _ in range(2 * len(told)):
+            with pytest.raises(ModelError) as caught:
+                await hear(model)
+            assert "sk-" not in str(check_error(caught.value))
+            assert len(str(caught.value)) < 600
+        await close_model(model)
+
+
+async def test_a_key_of_another_scheme() -> None:
+    said = {"error": {"message": "bad credentials dXNlcjpwYXNz"}}
+    async with failing(refuse(401, said), headers={"authorization": "Basic dXNlcjpwYXNz"}) as (_, error):
+        assert "bad credentials [redacted]" in str(error)
+
+
+async def test_the_password_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(refuse(407)) as server:
+        monkeypatch.setenv("https_proxy", server.url.replace("://", "://user:hunter%3222@"))
+        monkeypatch.setenv("http_proxy", server.url.replace("://", "://user:hunter%3222@"))
+        for scheme in ("http", "https"):
+            model = open_model("vllm:m", base_url=f"{scheme}://far.invalid/v1", retry=RetryPolicy(attempts=1))
+            with pytest.raises(ModelError, match="407") as caught:
+                await hear(model)
+            assert "hunter" not in str(caught.value)
+            await close_model(model)
+        sent = [asked.headers["proxy-authorization"] for asked in server.asked]
+    assert sent == ["Basic " + b64encode(b"user:hunter222").decode()] * 2
+
+
 async def test_html_in_place_of_json() -> None:
     page = b"<!doctype html><html><head><title>Welcome to\n nginx</title></head><body>hello</body></html>"
     async with failing(refuse(502, page, "text/html")) as (_, error):
@@ -222,6 +277,7 @@ async def test_json_in_place_of_a_stream() -> None:
         assert "sent application/json in place of an event stream" in str(error)
     async with failing(refuse(200, {"error": {"message": "no model is loaded"}})) as (_, error):
         assert "no model is loaded" in str(error)
+        assert (type(error), error.status, "answered 500" in str(error)) == (ModelUnavailable, None, False)
 
 
 @pytest.mark.parametrize("wire", RENDER)
@@ -267,6 +323,24 @@ async def test_a_server_that_hangs(answer: Answer) -> None:
         assert "was silent for 0.2 s: raise idle_timeout" in str(error)
 
 
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_patience_of_nothing(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="idle_timeout must be more than 0 seconds"):
+        open_model("vllm:x", idle_timeout=seconds)
+
+
+async def test_an_error_that_drips() -> None:
+    async def drip(reply: Reply) -> None:
+        await reply.head(500, "text/plain")
+        while True:
+            await reply.piece(b"x")
+            await asyncio.sleep(0.05)
+
+    async with asyncio.timeout(5), failing(drip, idle_timeout=0.3) as (_, error):
+        assert type(error) is ModelUnavailable
+        assert "the server said: xx" in str(error)
+
+
 async def test_nobody_listens() -> None:
     async with serving() as server:
         url = server.url
@@ -306,9 +380,18 @@ async def test_a_stream_that_breaks_off() -> None:
     ("wire", "bad", "kind"),
     [
         ("chat", event({"error": {"message": "boom", "code": 503}}), ModelUnavailable),
+        ("chat", event({"error": {"message": "boom", "code": 502}, "choices": [{"delta": {}}]}), ModelUnavailable),
+        ("chat", chat_chunk({"content": ""}, "error"), ModelUnavailable),
+        ("chat", event({"error": "overloaded"}), ModelUnavailable),
+        ("chat", event({"error": "rate_limit_exceeded"}), ModelRateLimited),
         ("chat", event({"error": {"message": "slow down", "type": "rate_limit_exceeded"}}), ModelRateLimited),
         ("anthropic", event({"type": "error", "error": {"type": "overloaded_error"}}, "error"), ModelUnavailable),
         ("anthropic", event({"type": "error", "error": {"type": "rate_limit_error"}}, "error"), ModelRateLimited),
+        (
+            "anthropic",
+            event({"type": "message_delta", "delta": {"stop_reason": "pause_turn"}}),
+            ModelResponseInvalid,
+        ),
         ("responses", event({"type": "error", "code": "server_error", "message": "boom"}, "error"), ModelUnavailable),
         (
             "responses",

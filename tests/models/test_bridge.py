@@ -17,6 +17,7 @@ from retinue import (
     ModelRateLimited,
     ModelRequest,
     ModelRequestInvalid,
+    ModelStreamBroken,
     ModelUnavailable,
     RetryPolicy,
     RunStatus,
@@ -54,12 +55,35 @@ async def test_a_status_is_explained(status: int, body: Any, kind: type[ModelErr
     assert caught.value.model == "openai:gpt-4o"
 
 
+async def test_no_key_gets_into_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-of-the-environment")
+    said = {"error": {"message": "no such keys: sk-of-the-client, sk-of-the-environment"}}
+    async with serving(refuse(401, said)) as server, their_model("chat", server.url) as theirs:
+        theirs.client.api_key = "sk-of-the-client"
+        with pytest.raises(ModelAccessDenied, match="no such keys") as caught:
+            await hear(bridge_model(theirs, ONCE))
+    assert "sk-of" not in str(caught.value)
+
+
 async def test_a_broken_stream_begins_again() -> None:
-    answers = (break_after(chat(HI)[:3]), refuse(503), stream(chat(HI)))
+    answers = (break_after(chat(HI)[:3]), refuse(503), stream(chat(HI)[:3]), stream(chat(HI)))
     async with serving(*answers) as server, their_model("chat", server.url) as theirs:
-        model = bridge_model(theirs, RetryPolicy(attempts=3, first_delay=0.001))
+        model = bridge_model(theirs, RetryPolicy(attempts=4, first_delay=0.001))
         result = await Runtime([Agent("a", model)]).run("a", "go")
     assert (result.status, result.response) == (RunStatus.COMPLETED, "Hi there"), result.error
+
+
+async def test_an_answer_without_an_end_is_no_answer() -> None:
+    async with serving(stream(chat(HI)[:3])) as server, their_model("chat", server.url) as theirs:
+        with pytest.raises(ModelStreamBroken, match="openai:gpt-4o: the answer ended before its end"):
+            await hear(bridge_model(theirs, ONCE))
+
+
+async def test_a_model_without_an_address_need_not_say_its_end() -> None:
+    from pydantic_ai.models.test import TestModel
+
+    heard = await hear(bridge_model(TestModel(custom_output_text="Hi"), ONCE))
+    assert heard.text == "Hi"
 
 
 async def test_a_tool_can_be_demanded() -> None:

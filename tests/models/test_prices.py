@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, prices, tool
-from retinue.testing import ScriptedModel, call, say
+from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, open_model, prices, tool
+from retinue.models.resilience import close_model
+from retinue.testing import KnownTurn, ScriptedModel, call, say
+from tests.models.server import serving, stream
+from tests.models.streams import chat, event
 
 MILLION = 1_000_000
 
@@ -88,6 +91,15 @@ async def test_what_the_provider_says_wins() -> None:
     assert result.usage.cost == 0.7
 
 
+async def test_a_provider_that_says_it_was_free_is_believed() -> None:
+    free = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 2, "cost": 0}}
+    async with serving(stream([*chat(KnownTurn(text=("Hi",)))[:-2], event(free), b"data: [DONE]\n\n"])) as server:
+        model = open_model("openrouter:x/y:free", base_url=server.url, api_key="k")
+        result = await Runtime([Agent("a", model)]).run("a", "go", limits=Limits(cost=1.0))
+        await close_model(model)
+    assert (result.status, result.response, result.usage.cost) == (RunStatus.COMPLETED, "Hi", 0), result.error
+
+
 def tree(child_usage: Usage) -> tuple[Agent, Named]:
     """A parent that asks the same child again and again."""
     child = Agent("child", Named(lambda r: say("ok", usage=child_usage)))
@@ -105,7 +117,7 @@ async def test_a_limit_on_cost_holds_for_the_tree() -> None:
     refused = [m.text for m in result.messages if m.role == "tool" and "limit:cost" in m.text]
     assert refused[0].startswith("[limit:cost] the limit on cost is reached")
     assert result.usage.cost == pytest.approx(7.5, abs=0.001)  # three children: the third went over, no fourth began
-    assert len(model.requests) == 5
+    assert len(model.requests) == 4  # the last one was told so, and did not listen
 
 
 async def test_cached_tokens_let_a_budget_reach_further() -> None:
@@ -135,6 +147,26 @@ async def test_an_unknown_price_counts_as_nothing_and_is_told_once(caplog: pytes
     assert [record.getMessage() for record in caplog.records] == [
         "the price of model 'acme:big' is not known: its calls count as 0. Give Runtime(price=…) its price"
     ]
+
+
+@pytest.mark.parametrize(
+    ("price", "problem"),
+    [
+        (lambda *_: 1 / 0, "failed: ZeroDivisionError: division by zero"),
+        (lambda *_: float("nan"), "gave nan"),
+        (lambda *_: -5.0, "gave -5.0"),
+        (lambda *_: "free", "failed: TypeError: "),
+    ],
+)
+async def test_a_price_function_that_fails_knows_no_price(
+    price: Any, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Runtime([Agent("a", Named(lambda r: say("x", usage=used())))], price=price)
+    result = await runtime.run("a", "go")
+    assert (result.status, result.response, result.usage.cost) == (RunStatus.COMPLETED, "x", 0)
+    assert f"is not known (the price function {problem}" in caplog.text
+    result = await runtime.run("a", "go", limits=Limits(cost=1.0))
+    assert (result.response, result.termination) == ("x", "limit:cost")
 
 
 @pytest.mark.parametrize("price", [None, "list"])

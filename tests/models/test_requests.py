@@ -245,6 +245,7 @@ def test_settings_by_their_names() -> None:
     thinking = ModelRequest(messages=bare.messages, settings={"reasoning_effort": "low"})
     assert body(ResponsesWire(), thinking)["reasoning"] == {"effort": "low", "summary": "auto"}
     assert body(ChatWire(), thinking)["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in body(AnthropicWire(), thinking)
     assert "include" in body(ResponsesWire(), bare, "gpt-5-mini")
     assert "include" not in body(ResponsesWire(), bare, "gpt-4.1")
 

@@ -67,6 +67,24 @@ def setbacks(events: list[Any]) -> list[tuple[str, bool, bool]]:
     return [(e.code, e.fatal, e.dropped_message_id is not None) for e in events if e.kind == "error"]
 
 
+@pytest.mark.parametrize("wire", RENDER)
+@pytest.mark.parametrize("ends", [break_after, hang_after])
+async def test_an_answer_that_has_said_its_end_is_whole(wire: str, ends: Any) -> None:
+    events = [event for event in RENDER[wire](HELLO) if b"[DONE]" not in event and b"message_stop" not in event]
+    async with serving(ends(events)) as server:
+        model = connect(wire, server.url, idle_timeout=0.2)
+        told, result = await run(model)
+        await close_model(model)
+    assert (result.response, setbacks(told), len(server.asked)) == ("Hello", [], 1)
+
+
+@pytest.mark.parametrize(("reason", "code"), [("refusal", "refused"), ("length", "output_truncated")])
+async def test_an_answer_that_came_is_no_reason_to_fall_back(reason: str, code: str) -> None:
+    second = ScriptedModel([say("never")])
+    events, result = await run(FallbackModel(ScriptedModel([say("No", stop_reason=reason)]), second))
+    assert (result.status, setbacks(events), second.requests) == (RunStatus.FAILED, [(code, True, False)], [])
+
+
 def counted(events: list[Any]) -> str:
     """The text a reader has who drops what counts no more."""
     said: list[Any] = []

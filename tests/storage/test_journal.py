@@ -94,9 +94,10 @@ async def test_a_replayed_run_decides_the_same_and_does_nothing() -> None:
 
 async def test_limits_are_decided_on_recorded_time() -> None:
     limits = Limits(seconds=0.05)
-    script = [call("work", {"name": "a", "delay": 0.06}), call("work", {"name": "b"}), say("late")]
+    script = [call("work", {"name": "a", "delay": 0.06}), say("late")]
     journal, told, result = await record(script, limits)
     assert result.response == "late"
+    assert [m.text.partition("]")[0] for m in result.messages if m.role == "user"] == ["go", "[limit:seconds"]
     assert await replay(journal, limits) == (told, result)
 
 

@@ -55,6 +55,8 @@ class TurnEnd(Struct, frozen=True, gc=False):
     usage: Usage = Usage(requests=1)
     model: str = ""
     """The model that answered, where it is not the one that was asked."""
+    cost_known: bool = False
+    """Whether the provider told the cost in `usage`, so that 0 means free."""
 
 
 class Retrying(Struct, frozen=True, gc=False, kw_only=True):

@@ -37,8 +37,8 @@ async def run_loop(run: RunScope) -> Ending:
     # Each turn of this loop is one step: a model call and the tool calls it asked for.
     while run.step < run.agent.max_steps:
         run.stop_if_cancelled()
-        if run.step == 0 and (limit := run.budget.exhausted(run.journal)):
-            return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
+        if run.budget.limited and (ending := _check_budget(run)) is not None:
+            return ending
         run.open_step(run.step + 1)
         if run.has_hooks:
             await run_phase(run, "step_start", run.own_messages())
@@ -57,8 +57,7 @@ async def run_loop(run: RunScope) -> Ending:
             refuse_calls(run, answer.tool_calls, f"limit:{run.stopping.name}", run.stopping.reason)
         elif limit := run.budget.exhausted(run.journal):
             # The model gets one more turn to answer with what it has; asking again ends the run.
-            reason = f"the limit on {limit} is reached: no further calls are made, answer with what you have"
-            refuse_calls(run, answer.tool_calls, f"limit:{limit}", reason)
+            refuse_calls(run, answer.tool_calls, f"limit:{limit}", _last_turn(limit))
             if run.refused_limit is not None:
                 return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} was reached")
             run.refused_limit = limit
@@ -69,6 +68,24 @@ async def run_loop(run: RunScope) -> Ending:
         run.close_step()
     error = f"no answer after max_steps={run.agent.max_steps} steps: raise max_steps or give a smaller task"
     return Ending(RunStatus.FAILED, "max_steps", error)
+
+
+def _check_budget(run: RunScope) -> Ending | None:
+    """Before a model call: a budget that is spent allows none at the start of a run, and later the one last answer."""
+    limit = None if run.refused_limit is not None else run.budget.exhausted(run.journal)
+    if limit is None:
+        return None
+    if run.step == 0:
+        return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
+    # The calls of the last step have spent it: children, or the time they took.
+    run.refused_limit, said = limit, f"[limit:{limit}] {_last_turn(limit)}"
+    run.conversation.append(Message.user(said, id=run.next_message_id(), visibility=Visibility.INTERNAL))
+    run.tell(said, f"limit:{limit}")
+    return None
+
+
+def _last_turn(limit: str) -> str:
+    return f"the limit on {limit} is reached: no further calls are made, answer with what you have"
 
 
 async def resume_loop(run: RunScope, decisions: Mapping[str, Decision]) -> Ending:
@@ -105,6 +122,9 @@ def take_answer(run: RunScope, answer: Message) -> Ending | None:
         try:
             run.output = output_format.read(answer.text)
         except ValueError as exc:
+            if limit := run.budget.exhausted(run.journal):
+                reason = f"the limit on {limit} was reached, and the answer does not fit the output type: {exc}"
+                return Ending(RunStatus.FAILED, f"limit:{limit}", reason)
             run.output_tries += 1
             if run.output_tries > OUTPUT_TRIES:
                 return Ending(RunStatus.FAILED, "error", f"the answer does not fit the output type: {exc}")

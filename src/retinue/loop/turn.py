@@ -174,7 +174,8 @@ async def ask_model(run: RunScope) -> Message:
     about = (len(asked), asked[0].parts, asked[-1].id, asked[-1].parts, len(request.tools)) if asked else None
     turn = await journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
     message, usage, model = turn.message, turn.end.usage, turn.end.model or run.model.name
-    if not usage.cost and (run.resolver.prices or usage.input_tokens or usage.output_tokens):
+    told = usage.cost or turn.end.cost_known
+    if not told and (run.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage = _priced(run, usage, model)
     for call in message.tool_calls:
         run.used_call_ids.add(call.id)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from ..core.failures import ContextOverflow, ModelRequestInvalid
+from ..core.failures import ContextOverflow, ModelRequestInvalid, ModelResponseInvalid
 from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
@@ -27,14 +27,14 @@ SIGNED, REDACTED = "anthropic:", "anthropic-redacted:"
 _STOPS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
-    "pause_turn": "stop",
     "tool_use": "tool_calls",
     "max_tokens": "length",
     "refusal": "refusal",
 }
+"""Any other reason counts as a stop, but for those that `end` refuses."""
 _CHOICES = {"auto": "auto", "required": "any", "any": "any", "none": "none"}
-_GONE = ("temperature", "top_p", "top_k")
-"""Settings that this version of the API refuses. They are hints, and an agent may have them for other providers."""
+_GONE = ("temperature", "top_p", "top_k", "reasoning_effort")
+"""Settings that this version of the API refuses or never had. They are hints, and an agent may have them for other providers."""
 _CACHED: Block = {"type": "ephemeral"}
 
 
@@ -240,6 +240,11 @@ class AnthropicDecoder:
             return None
         if self._stop == "model_context_window_exceeded":
             raise ContextOverflow("the answer filled what is left of the model's context: add the Compaction plugin")
+        if self._stop == "pause_turn":
+            raise ModelResponseInvalid(
+                "the model paused within its turn, as it does for tools that run at the provider: "
+                "these are not supported, leave them out of the agent's settings"
+            )
         used = self._usage
         cached, written = used.get("cache_read_input_tokens", 0), used.get("cache_creation_input_tokens", 0)
         usage = Usage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from ..core.failures import (
     ModelRefused,
     ModelRequestInvalid,
     ModelResponseInvalid,
+    ModelStreamBroken,
     ModelTimeout,
     ModelUnavailable,
 )
@@ -25,6 +27,7 @@ from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role, T
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from .content import chosen_tool, take_settings
+from .endpoint import shown, worth_hiding
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 
@@ -101,11 +104,38 @@ class BridgedModel:
                     for chunk in reader.take(event):
                         yield chunk
                 usage, finish = stream.usage, stream.finish_reason
+                whole = (
+                    _is_whole(stream) or self._model.base_url is None
+                )  # one without address, as for tests, says no end
+            if not whole:
+                raise ModelStreamBroken("the answer ended before its end")
             yield reader.end(usage() if callable(usage) else usage, finish)
+        except ModelError as exc:
+            raise self._told(exc) from None
         except (AgentRunError, UserError) as exc:
-            raise _error(exc, self.name) from None
+            raise self._told(_error(exc)) from None
         except OSError as exc:
-            raise ModelUnavailable(f"the connection failed ({exc})", self.name) from None
+            raise self._told(ModelUnavailable(f"the connection failed ({exc})")) from None
+
+    def _told(self, error: ModelError) -> ModelError:
+        message = shown(error.message, _secrets_of(self._model))
+        return type(error)(message, self.name, error.status, error.retry_after)
+
+
+def _is_whole(stream: Any) -> bool:
+    """Whether the provider said how the answer ended, known or not; for OpenAI's wire they say "stop" in its place."""
+    finish = stream.finish_reason
+    if finish is None or (finish == "stop" and getattr(stream, "_has_finish_reason", True) is False):
+        details: dict[str, Any] = stream.provider_details or {}
+        return bool(details.get("finish_reason"))
+    return True
+
+
+def _secrets_of(model: Any) -> tuple[str, ...]:
+    """What must not get into a message: the key of their client, and every key in the environment."""
+    key: Any = getattr(getattr(model, "client", None), "api_key", None)
+    found = [value for name, value in os.environ.items() if name.endswith(("_KEY", "_TOKEN", "_SECRET"))]
+    return worth_hiding([*found, key] if isinstance(key, str) else found)
 
 
 class _Reader:
@@ -246,7 +276,7 @@ def _response_parts(message: Message) -> list[Any]:
     return made
 
 
-def _error(exc: Exception, name: str) -> ModelError:
+def _error(exc: Exception) -> ModelError:
     from pydantic_ai import exceptions as errors
 
     kinds: list[tuple[type[Exception], type[ModelError], str]] = [
@@ -265,12 +295,12 @@ def _error(exc: Exception, name: str) -> ModelError:
     status: Any = getattr(exc, "status_code", None)
     for theirs, ours, advice in kinds:
         if isinstance(exc, theirs):
-            return ours(f"{advice} ({_short(exc)})", name, status, _retry_after(exc))
-    return ModelRequestInvalid(f"the provider does not take this request ({_short(exc)})", name, status)
+            return ours(f"{advice} ({_plain(exc)})", "", status, _retry_after(exc))
+    return ModelRequestInvalid(f"the provider does not take this request ({_plain(exc)})", "", status)
 
 
-def _short(exc: Exception) -> str:
-    return " ".join(str(exc).split())[:300]
+def _plain(exc: Exception) -> str:
+    return " ".join(str(exc).split())
 
 
 def _retry_after(exc: Exception) -> float | None:

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.errors import ModelError
-from ..core.failures import ModelRequestInvalid
+from ..core.failures import ModelRequestInvalid, ModelUnavailable
 from ..core.messages import FilePart, ImagePart, Message, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
@@ -25,6 +24,9 @@ _STOPS = {
     "length": "length",
     "content_filter": "refusal",
 }
+"""Any other reason counts as a stop, because servers have words of their own for it."""
+_FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
+"""Reasons of an answer that the server could not finish."""
 _NOT_SENT = ("cache",)
 
 
@@ -180,6 +182,7 @@ class ChatDecoder:
         self._finish: str | None = None
         self._refused = False
         self._usage = Usage(requests=1)
+        self._cost_known = False
         self._last_call = -1
 
     def take(self, data: bytes) -> Sequence[ModelChunk]:
@@ -188,16 +191,18 @@ class ChatDecoder:
             return ()
         chunk = _read(data)
         if chunk.usage is not None:
-            self._usage = _usage(chunk.usage)
+            self._usage, self._cost_known = _usage(chunk.usage), chunk.usage.cost is not None
+        if chunk.error is not None:
+            raise error_in_stream(chunk.error, "", "the server")
         if not chunk.choices:
-            if chunk.error is not None:
-                raise self._error(chunk.error)
             return ()
         choice = chunk.choices[0]
         if choice.index:
             return ()
         if choice.finish_reason is not None:
             self._finish = choice.finish_reason
+            if self._finish in _FAILED:
+                raise ModelUnavailable(f"the server could not finish its answer ({self._finish}): try again later")
         delta = choice.delta
         if delta is None:
             return ()
@@ -214,7 +219,7 @@ class ChatDecoder:
             stop = "refusal"
         elif stop == "stop" and self._last_call >= 0:
             stop = "tool_calls"
-        return TurnEnd(stop, self._usage)
+        return TurnEnd(stop, self._usage, cost_known=self._cost_known)
 
     def _rest_of(self, delta: _Delta) -> list[ModelChunk]:
         made: list[ModelChunk] = []
@@ -241,9 +246,6 @@ class ChatDecoder:
         if not isinstance(arguments, str):
             arguments = msgspec.json.encode(arguments).decode()
         return CallChunk(index, call.id or None, function.name or None, arguments)
-
-    def _error(self, error: Any) -> ModelError:
-        return error_in_stream(error, "", "the server")
 
 
 def _text_of(content: str | list[_Part] | None) -> str:

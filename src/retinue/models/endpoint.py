@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from urllib.parse import urlsplit, urlunsplit
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, ModelError
+
+SHOWN = 500
+"""Characters of a message that quotes a server's own words, which come last in it."""
 
 _SECRET_HEADER = re.compile(r"auth|key|token|cookie|secret", re.I)
 
@@ -21,10 +24,14 @@ class Endpoint:
         self.name, self.base_url, self.headers = name, base_url.rstrip("/"), dict(headers)
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{name}: base_url {_without_password(base_url)!r} is not an http(s) address")
+            raise ConfigurationError(f"{name}: base_url {_without_secrets(base_url)!r} is not an http(s) address")
         if "@" in parts.netloc:
             raise ConfigurationError(
                 f"{name}: base_url has a password in it: pass it in headers={{'Authorization': …}}"
+            )
+        if parts.query or parts.fragment:
+            raise ConfigurationError(
+                f"{name}: base_url has a '?' or '#' in it: end it before that, and pass a key as api_key=… or in headers"
             )
         for header, value in self.headers.items():
             if not value.isascii() or not value.isprintable():
@@ -36,24 +43,40 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<endpoint {self.base_url} of {self.name}>"
 
-    def redact(self, text: str) -> str:
-        """The text without any secret of this endpoint."""
-        for secret in self._secrets:
-            text = text.replace(secret, "[redacted]")
-        return text
+    def hide(self, *secrets: str) -> None:
+        """Keep these out of messages too, quoted as in an address or not."""
+        self._secrets = worth_hiding([*self._secrets, *secrets, *map(unquote, secrets)])
+
+    def own(self, error: ModelError) -> ModelError:
+        """The error as one of this endpoint: with its name, without its secrets, and only then cut."""
+        if error.model == self.name:
+            return error
+        return type(error)(shown(error.message, self._secrets), self.name, error.status, error.retry_after)
+
+
+def shown(text: str, secrets: Iterable[str]) -> str:
+    """What a message shows of a text. A secret is taken out before the text is cut, else half of one could stay."""
+    for secret in secrets:
+        text = text.replace(secret, "[redacted]")
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def worth_hiding(found: Iterable[str]) -> tuple[str, ...]:
+    """The secrets among these, the longest first, because one may be part of another."""
+    return tuple(sorted({secret for secret in found if len(secret) > 3}, key=len, reverse=True))
 
 
 def _secrets_of(headers: Mapping[str, str]) -> tuple[str, ...]:
     found: set[str] = set()
     for header, value in headers.items():
         if _SECRET_HEADER.search(header):
-            found |= {value, value.removeprefix("Bearer ")}
-    return tuple(sorted((secret for secret in found if len(secret) > 3), key=len, reverse=True))
+            found |= {value, value.partition(" ")[2]}  # with and without its scheme, as in "Bearer …" or "Basic …"
+    return worth_hiding(found)
 
 
-def _without_password(url: str) -> str:
+def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 def find_key(name: str, given: str | None, variable: str | None, *, required: bool = True) -> str | None:

@@ -14,7 +14,10 @@ from .resilience import close_model, retrying
 
 
 class FallbackModel:
-    """Asks the first model and, where it fails for whatever reason, the next; it fails with the last one's error."""
+    """Asks the first model and, where it fails for whatever reason, the next; it fails with the last one's error.
+
+    A refusal that comes as an answer, and an answer cut at its limit, are no failure here: they came and were paid for.
+    """
 
     def __init__(self, *models: Model | str) -> None:
         if len(models) < 2:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..core.errors import ModelError
+from ..core.errors import ConfigurationError, ModelError
 from ..core.failures import ModelNotFound, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable
 from .endpoint import Endpoint
-from .refusals import error_of_status
+from .refusals import error_in_body, error_of_status
 
 if TYPE_CHECKING:
     import aiohttp
@@ -20,6 +21,8 @@ CONNECT_TIMEOUT = 20.0
 IDLE_TIMEOUT = 300.0
 """Seconds a server may be silent; a model that thinks for long sends nothing meanwhile."""
 _ERROR_BODY = 64 * 1024
+_ERROR_SECONDS = 10.0
+"""Time for the words of an error, in all: a server that fails may also drip."""
 _DRAIN = 0.25
 """Seconds to wait for the end of an answer that has said all, so that its connection can be used again."""
 
@@ -28,8 +31,13 @@ class HttpClient:
     """Connections to one endpoint, kept alive between requests, for whichever event loop asks."""
 
     def __init__(self, endpoint: Endpoint, idle_timeout: float = IDLE_TIMEOUT) -> None:
+        if not idle_timeout > 0:
+            raise ConfigurationError(f"{endpoint.name}: idle_timeout must be more than 0 seconds, got {idle_timeout}")
         self.endpoint, self.idle_timeout = endpoint, idle_timeout
         self._proxy = _proxy_of(endpoint.base_url)
+        if self._proxy is not None:
+            login = urlsplit(self._proxy).netloc.rpartition("@")[0]
+            endpoint.hide(login, login.partition(":")[2])  # aiohttp quotes the address of the proxy in its errors
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         weakref.finalize(self, _abandon, self._sessions)
 
@@ -71,28 +79,26 @@ class HttpClient:
             failure = ModelStreamBroken(f"the connection to {where} broke before the answer was whole ({_reason(exc)})")
         except (aiohttp.ClientError, ValueError) as exc:
             failure = ModelResponseInvalid(f"what {where} sent is not HTTP as it should be ({_reason(exc)})")
-        raise self._named(failure) from None
+        raise endpoint.own(failure) from None
 
     def _silence(self) -> str:
         return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model may think so long"
 
-    def _named(self, failure: ModelError) -> ModelError:
-        message = self.endpoint.redact(failure.message)
-        return type(failure)(message, self.endpoint.name, failure.status, failure.retry_after)
-
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
         """What to raise for an answer that is no stream."""
         body = bytearray()
-        while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
-            body += piece
+        with contextlib.suppress(TimeoutError):  # what has come by then must do
+            async with asyncio.timeout(min(_ERROR_SECONDS, self.idle_timeout)):
+                while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
+                    body += piece
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
-            return self._named(error_of_status(response.status, text, response.headers, "", where))
-        if b'"error"' in text[:200]:
-            return self._named(error_of_status(500, text, response.headers, "", where))
+            return self.endpoint.own(error_of_status(response.status, text, response.headers, "", where))
+        if (error := error_in_body(text, "", where)) is not None:
+            return self.endpoint.own(error)
         kind = response.content_type
-        return self._named(
+        return self.endpoint.own(
             ModelResponseInvalid(f"{where} sent {kind} in place of an event stream: check base_url and what serves it")
         )
 
@@ -139,7 +145,7 @@ def _is_no_stream(content_type: str) -> bool:
 
 
 def _reason(exc: BaseException) -> str:
-    return " ".join(str(exc).split())[:200] or type(exc).__name__
+    return " ".join(str(exc).split()) or type(exc).__name__
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from ..core.errors import ConfigurationError
 from ..core.runs import Usage
@@ -48,6 +49,18 @@ def prices(own: Mapping[str, Rates] | None = None) -> Price:
 
     price("openai:gpt-4o", Usage())  # loads the list now, and not while a run waits for it
     return price
+
+
+def ask_price(price: Price, model: str, usage: Usage) -> tuple[float | None, str]:
+    """What a call costs, and what is wrong with the function where it fails: then the price is not known. The answer
+    is there and paid for, and is not thrown away for want of its price."""
+    try:
+        cost = price(model, usage)
+        if cost is None or 0 <= cost < inf:
+            return cost, ""
+        return None, f" (the price function gave {cost})"
+    except Exception as exc:
+        return None, f" (the price function failed: {type(exc).__name__}: {exc})"
 
 
 def _checked(name: str, given: Rates) -> Rates:

@@ -21,18 +21,17 @@ from ..core.failures import (
     ModelUnavailable,
 )
 
-SHOWN = 300
-"""Characters of a server's own words that a message quotes."""
-
 _OVERFLOW = re.compile(
-    r"context.{0,10}(length|window|size)|prompt is too long|too many (input )?tokens|input.{0,20}too long|maximum.{0,12}tokens"
+    r"context.{0,10}(length|window|size)|prompt is too long|too many (input )?tokens|input.{0,20}too long|exceeds? the maximum.{0,12}tokens"
     r"|exceeds? the (available )?context",
     re.I,
 )
+_NO_CREDIT = re.compile(r"insufficient_quota|credit balance", re.I)
 _QUOTA = re.compile(r"insufficient_quota|billing|credit balance|payment", re.I)
 _FILTER = re.compile(r"content_filter|content_policy|content management policy|safety system", re.I)
 _TYPES: dict[str, int] = {
     "authentication_error": 401,
+    "billing_error": 402,
     "permission_error": 403,
     "not_found_error": 404,
     "request_too_large": 413,
@@ -51,20 +50,29 @@ _TYPES: dict[str, int] = {
 def error_of_status(status: int, body: bytes, headers: Mapping[str, str], model: str, where: str) -> ModelError:
     """The error of an answer whose status is not 200."""
     words, kind = _words_of(body, headers.get("content-type", ""))
-    return _error(status, words, kind, model, where, retry_after(headers))
+    return _error(status, words, kind, model, f"{where} answered {status}", retry_after(headers))
 
 
 def error_in_stream(error: Any, model: str, where: str) -> ModelError:
-    """The error that a server puts into a stream that had begun well."""
+    """The error that a server puts into an answer whose status was 200; one that says no more is a fault of its own."""
     words, kind = _words_of_object(error)
-    status = _TYPES.get(kind, 0)
-    if isinstance(error, dict) and not status:
-        code = cast("dict[str, Any]", error).get("code")
-        status = code if isinstance(code, int) else _TYPES.get(str(code), 500)
-    return _error(status, words, kind, model, where, None)
+    code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
+    status = _TYPES.get(kind) or (code if isinstance(code, int) else _TYPES.get(str(code)))
+    made = _error(status or 500, words, kind, model, f"{where} reported an error", None)
+    return made if status else type(made)(made.message, model)
 
 
-def _error(status: int, words: str, kind: str, model: str, where: str, wait: float | None) -> ModelError:
+def error_in_body(body: bytes, model: str, where: str) -> ModelError | None:
+    """The error in the JSON of an answer whose status was 200, where there is one."""
+    try:
+        given: Any = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    error: Any = cast("dict[str, Any]", given).get("error") if isinstance(given, dict) else None
+    return None if error is None else error_in_stream(error, model, where)
+
+
+def _error(status: int, words: str, kind: str, model: str, what: str, wait: float | None) -> ModelError:
     said = f" (the server said: {words})" if words else ""
     about = f"{kind} {words}"
 
@@ -80,18 +88,18 @@ def _error(status: int, words: str, kind: str, model: str, where: str, wait: flo
     if status in (400, 422) and _FILTER.search(about):
         return made(ModelRefused, "a filter of the provider refused the request: rephrase it")
     if status in (401, 403):
-        return made(ModelAccessDenied, f"{where} answered {status}: check the key and what it may use")
+        return made(ModelAccessDenied, f"{what}: check the key and what it may use")
     if status == 404:
-        return made(ModelNotFound, f"{where} answered 404: check the name of the model and base_url")
-    if status == 402 or (status == 429 and _QUOTA.search(about)):
-        return made(ModelAccessDenied, f"{where} answered {status}: the account has no credit left")
+        return made(ModelNotFound, f"{what}: check the name of the model and base_url")
+    if status == 402 or (status == 429 and _QUOTA.search(about)) or (status == 400 and _NO_CREDIT.search(about)):
+        return made(ModelAccessDenied, f"{what}: the account has no credit left")
     if status == 429:
-        return made(ModelRateLimited, f"{where} answered 429, too many requests: send fewer at once or raise the limit")
+        return made(ModelRateLimited, f"{what}, too many requests: send fewer at once or raise the limit")
     if status >= 500 or status in (408, 409, 425):
-        return made(ModelUnavailable, f"{where} answered {status}, a fault of the server: try again later")
+        return made(ModelUnavailable, f"{what}, a fault of the server: try again later")
     if 300 <= status < 400:
-        return made(ModelNotFound, f"{where} answered {status}, a redirect, which is not followed: correct base_url")
-    return made(ModelRequestInvalid, f"{where} answered {status}: it does not take this request")
+        return made(ModelNotFound, f"{what}, a redirect, which is not followed: correct base_url")
+    return made(ModelRequestInvalid, f"{what}: it does not take this request")
 
 
 def _words_of(body: bytes, content_type: str) -> tuple[str, str]:
@@ -100,17 +108,17 @@ def _words_of(body: bytes, content_type: str) -> tuple[str, str]:
     except (ValueError, RecursionError):
         if "html" in content_type or body.lstrip()[:1] == b"<":
             return _html_words(body), ""
-        return _short(body.decode("utf-8", "replace")), ""
+        return _plain(body.decode("utf-8", "replace")), ""
     if isinstance(given, list) and given:
         given = cast("list[Any]", given)[0]
     if isinstance(given, dict):
         return _words_of_object(cast("dict[str, Any]", given).get("error", cast("Any", given)))
-    return _short(str(cast("object", given))), ""
+    return _plain(str(cast("object", given))), ""
 
 
 def _words_of_object(error: Any) -> tuple[str, str]:
     if not isinstance(error, dict):
-        return _short(str(error)), ""
+        return _plain(str(error)), ""
     fields = cast("dict[str, Any]", error)
     words = fields.get("message") or fields.get("detail") or fields.get("error") or ""
     kinds = [str(fields[name]) for name in ("type", "code") if isinstance(fields.get(name), str)]
@@ -119,20 +127,19 @@ def _words_of_object(error: Any) -> tuple[str, str]:
     kind = " ".join(kinds) if not known else known[0]
     code = fields.get("code")
     shown = str(words) if not isinstance(code, str) or code in str(words) else f"{words} [{code}]"
-    return _short(shown), kind
+    return _plain(shown), kind
 
 
 def _html_words(body: bytes) -> str:
     text = body[:4096].decode("utf-8", "replace")
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.S | re.I)
     named = f", {' '.join(title[1].split())!r}" if title else ""
-    return _short(f"an HTML page{named}")
+    return _plain(f"an HTML page{named}")
 
 
-def _short(text: str) -> str:
+def _plain(text: str) -> str:
     text = " ".join(text.split())
-    text = "".join([char if char.isprintable() else "?" for char in text])
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return "".join([char if char.isprintable() else "?" for char in text])
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

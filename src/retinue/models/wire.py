@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.errors import ModelError
-from ..core.failures import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken
+from ..core.failures import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.model import ModelChunk, ModelRequest, TurnEnd
 from .http import HttpClient
 from .sse import EventDecoder, EventTooLong
@@ -62,18 +62,28 @@ class WireModel:
                         yield chunk
             for chunk in _last_chunks(decoder, events):
                 yield chunk
+        except (ModelStreamBroken, ModelTimeout) as exc:
+            # Where the end has been said, the answer is whole, and only what closes the stream is missing.
+            if self._end_of(decoder) is None:
+                raise self._client.endpoint.own(exc) from None
         except ModelError as exc:
-            raise self._named(exc) from None
+            raise self._client.endpoint.own(exc) from None
         except EventTooLong as exc:
             raise ModelResponseInvalid(f"{self._where} sent a line without end ({exc})", self.name) from None
         except ValueError as exc:
             raise self._unreadable(exc) from None
         finally:
             await answer.aclose()
-        end = decoder.end()
+        end = self._end_of(decoder)
         if end is None:
             raise ModelStreamBroken(f"the answer of {self._where} ended before its end", self.name)
         yield end
+
+    def _end_of(self, decoder: Decoder) -> TurnEnd | None:
+        try:
+            return decoder.end()
+        except ModelError as exc:
+            raise self._client.endpoint.own(exc) from None
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -87,19 +97,14 @@ class WireModel:
         try:
             return encode_json(self._wire.encode(request, self._model))
         except ModelError as exc:
-            raise self._named(exc) from None
+            raise self._client.endpoint.own(exc) from None
         except (TypeError, ValueError, RecursionError, UnicodeError) as exc:
             raise ModelRequestInvalid(f"the request has no JSON form: {exc}", self.name) from None
 
-    def _named(self, error: ModelError) -> ModelError:
-        if error.model == self.name:
-            return error
-        message = self._client.endpoint.redact(error.message)
-        return type(error)(message, self.name, error.status, error.retry_after)
-
     def _unreadable(self, exc: Exception) -> ModelError:
-        why = self._client.endpoint.redact(str(exc))[:200]
-        return ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({why})", self.name)
+        return self._client.endpoint.own(
+            ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({exc})")
+        )
 
 
 def _last_chunks(decoder: Decoder, events: EventDecoder) -> Sequence[ModelChunk]:
