@@ -81,6 +81,8 @@ class _Draft(Struct, eq=False):
         if call is None:
             call = self.calls[chunk.index] = _CallDraft(run.claim_call_id(chunk.id), chunk.name or "")
             run.emit(ToolCallStarted(call_id=call.id, tool_name=call.name, message_id=self.message_id))
+        elif chunk.name and not call.name:  # some servers send the name after the id
+            call.name = chunk.name
         if chunk.arguments:
             call.arguments += chunk.arguments
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
