@@ -14,7 +14,7 @@ from .backends.tasks_http import TaskHttpBackend
 from .core.agents import Agent
 from .core.backend import ExecutionPlan, RunRequest
 from .core.children import Child, ParentContext
-from .core.context import CancellationToken, ToolContext
+from .core.context import GRACE, CancellationToken, ToolContext
 from .core.decisions import Decision
 from .core.errors import ConfigurationError, ThreadBusy, UnknownAgent, UnknownRun
 from .core.events import Event, Sink
@@ -38,8 +38,6 @@ from .wire.parts import Mode, PartsProjection, StreamPart
 
 _log = logging.getLogger(__name__)
 
-GRACE = 5.0
-"""Seconds the runtime waits for cancelled work to stop."""
 
 KEPT_RUNS = 1_000
 """Finished runs whose events a runtime still has in memory."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
-from ..core.context import CancellationToken
+from ..core.context import GRACE, TIMED_OUT, CancellationToken
 from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildStarted, Namespace, Sink
@@ -31,13 +31,10 @@ from ..loop.handoff import Equipment
 from ..loop.limits import Budget, child_refusal
 from ..loop.log import EventLog
 from ..loop.phases import HookTable
-from ..loop.run import TIMED_OUT, abandon_run, execute_run, resume_run
+from ..loop.run import abandon_run, execute_run, resume_run
 from ..loop.scope import RunScope
 
 Work = Callable[[], Coroutine[Any, Any, RunResult]]
-
-GRACE = 5.0
-"""Seconds to wait for cancelled work to stop."""
 
 
 class Blueprint:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
+GRACE = 5.0
+"""Seconds to wait for cancelled work to stop."""
+TIMED_OUT = "timeout"
+"""The reason with which a run is cancelled that took too long."""
+
 
 class ProgressStatus(StrEnum):
     """How far a call is, for its audience."""

@@ -11,6 +11,9 @@ from .messages import Message
 from .runs import Usage
 from .tools import ToolDescriptor
 
+CHARACTERS_PER_TOKEN = 4
+"""A rule of thumb: counting exactly would need every model's own tokenizer."""
+
 
 class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
     """One question to the model. It never changes after it is sent."""

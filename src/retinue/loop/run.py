@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
 from ..core.errors import Escape, HookFailed, ModelError
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
@@ -25,9 +26,6 @@ from .turn import ask_model
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-TIMED_OUT = "timeout"
-"""The reason with which a run is cancelled that took too long."""
 
 
 async def run_loop(run: RunScope) -> Ending:

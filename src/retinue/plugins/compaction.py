@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..core.errors import ConfigurationError
 from ..core.messages import Message, Role
+from ..core.model import CHARACTERS_PER_TOKEN
 from ..core.plugins import Compact, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
 
 Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
-
-CHARACTERS_PER_TOKEN = 4
-"""A rule of thumb: counting exactly would need every model's own tokenizer."""
 
 
 class Compaction(Plugin):

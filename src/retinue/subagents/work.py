@@ -12,7 +12,7 @@ from uuid import uuid4
 from msgspec import Struct
 
 from ..core.agents import Agent
-from ..core.context import CancellationToken, ToolContext
+from ..core.context import GRACE, TIMED_OUT, CancellationToken, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
@@ -29,10 +29,6 @@ OnTimeout = Literal["promote", "cancel"]
 
 REMOTE = "task-protocol"
 """How remote work is executed, as records say it."""
-GRACE = 5.0
-"""Seconds a cancelled call waits for its child to stop."""
-TIMED_OUT = "timeout"
-"""The reason with which a run is cancelled that took too long."""
 
 
 class Commission(Struct):

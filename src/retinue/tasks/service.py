@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from ..core.context import CancellationToken
+from ..core.context import GRACE, CancellationToken
 from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
@@ -25,8 +25,6 @@ from .task import TaskRecord, TaskScope, TaskStatus
 
 _log = logging.getLogger(__name__)
 
-GRACE = 5.0
-"""Seconds a cancel waits for the work to stop."""
 
 Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
 """Does the work of a task. It stops when the token is set, and says through the second when it waits for a human."""

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from ..core.errors import ConfigurationError, FilesystemError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
+from ..core.model import CHARACTERS_PER_TOKEN
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
 from .paths import normal_path
 
 AGENTS_FILE = "AGENTS.md"
-CHARACTERS_PER_TOKEN = 4
-"""A rule of thumb: counting exactly would need every model's own tokenizer."""
 
 NEAR_FILES = 16
 """So many files are looked at without leaving the event loop."""
