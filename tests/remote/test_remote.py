@@ -63,6 +63,13 @@ def spawn(task: str, **more: Any) -> Any:
     return call("agent_spawn", {"agent_id": "researcher", "task": task, **more})
 
 
+async def told_by(agent: HarnessAgent) -> list[str]:
+    """Run an agent in a runtime of its own; what its tools answered."""
+    async with Runtime([agent]) as runtime:
+        result = await runtime.run(agent, "go", thread_id="t1")
+    return [message.text for message in result.messages if message.role == "tool"]
+
+
 def body(answer: str, lines: int = 3) -> str:
     """An answer without its first lines, which have fresh ids."""
     return "\n".join(answer.split("\n")[lines:])
@@ -112,9 +119,7 @@ def events_call(events: list[Any]) -> str:
 async def test_headers_come_from_the_declaration_and_a_refusal_says_so(tmp_path: Path) -> None:
     async with far_runtime() as far, TaskServer(far, "another token") as server:
         agent = orchestrator(server.url, tmp_path, lambda told: spawn("look") if not told else say("done"))
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = next(message.text for message in result.messages if message.role == "tool")
+        (told,) = await told_by(agent)
         assert body(told).startswith("status: error\nerror: ")
         assert "401" in told
         assert "check the headers of the declaration" in told
@@ -131,9 +136,7 @@ async def test_in_the_background_and_announced(tmp_path: Path) -> None:
 
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(server.url, tmp_path, turn)
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = [message.text for message in result.messages if message.role == "tool"]
+        told = await told_by(agent)
         assert body(told[0]).startswith("status: accepted\ntask_id: task_")
         assert told[1].endswith("\n\nResult:\nremote says: slow work (1 messages)")
 
@@ -148,9 +151,7 @@ async def test_a_timeout_leaves_the_remote_task_running(tmp_path: Path) -> None:
 
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(server.url, tmp_path, turn)
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = [message.text for message in result.messages if message.role == "tool"]
+        told = await told_by(agent)
         assert body(told[0]).startswith("status: timeout\ntask_id: task_")
         assert body(told[1], 1) == "status: cancelled\nCancellation requested successfully."
         (remote,) = server.runs.values()
@@ -186,9 +187,7 @@ async def test_transient_errors_are_survived(tmp_path: Path, statuses: list[int]
 async def test_a_failed_remote_run_is_a_failure_here(tmp_path: Path) -> None:
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(server.url, tmp_path, lambda told: spawn("fail") if not told else say("done"))
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = next(message.text for message in result.messages if message.role == "tool")
+        (told,) = await told_by(agent)
         assert body(told) == "status: error\nerror: RuntimeError: it broke there"
         assert agent.task_repository is not None
         (record,) = await agent.task_repository.list(TaskScope("orch", "t1"))
@@ -199,9 +198,7 @@ async def test_a_server_that_tells_results_only_to_those_who_wait(tmp_path: Path
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         server.results_only_when_waiting = True
         agent = orchestrator(server.url, tmp_path, lambda told: spawn("look") if not told else say("done"))
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = next(message.text for message in result.messages if message.role == "tool")
+        (told,) = await told_by(agent)
         assert body(told) == "status: ok\nreply:\nremote says: look (1 messages)"
 
 
@@ -210,9 +207,7 @@ async def test_the_declared_timeout_is_an_overall_deadline(tmp_path: Path) -> No
         agent = orchestrator(
             server.url, tmp_path, lambda told: spawn("never") if not told else say("done"), timeout=0.3
         )
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = next(message.text for message in result.messages if message.role == "tool")
+        (told,) = await told_by(agent)
         assert body(told) == "status: error\nerror: it took longer than 0 s"
         (remote,) = server.runs.values()
         assert (await remote.result()).status is RunStatus.CANCELLED
@@ -228,9 +223,7 @@ async def test_agent_send_goes_on_in_the_same_session_there(tmp_path: Path) -> N
 
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(server.url, tmp_path, turn)
-        async with Runtime([agent]) as runtime:
-            result = await runtime.run(agent, "go", thread_id="t1")
-        told = [message.text for message in result.messages if message.role == "tool"]
+        told = await told_by(agent)
         assert body(told[1], 1) == "status: ok\nreply:\nremote says: two (2 messages)"
 
 
