@@ -76,6 +76,17 @@ class UnknownRun(RetinueError, LookupError):
         return f"unknown run {self.run_id!r}"
 
 
+class RunElsewhere(RetinueError):
+    """Another process is at work on a run."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(run_id, owner)
+        self.run_id, self.owner = run_id, owner
+
+    def __str__(self) -> str:
+        return f"run {self.run_id!r} is being worked on by {self.owner}: follow it with events(run_id), or ask again later"
+
+
 class ThreadBusy(RetinueError):
     """A thread carries one run at a time."""
 
@@ -357,14 +368,22 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written."""
+    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again."""
 
-    def __init__(self, place: str, problem: str) -> None:
+    def __init__(self, place: str, problem: str, *, passes: bool = False) -> None:
         super().__init__(place, problem)
-        self.place, self.problem = place, problem
+        self.place, self.problem, self.passes = place, problem, passes
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
+
+
+class OwnershipLost(StoreError):
+    """Another process has taken a run over: this one may not write of it any more."""
+
+    def __init__(self, place: str, log_id: str) -> None:
+        super().__init__(place, f"run {log_id!r} is another process's now")
+        self.log_id = log_id
 
 
 class TaskStoreError(StoreError):

@@ -12,7 +12,7 @@ Kind = Literal["model", "tool", "child"]
 
 class Journal(Protocol):
     """Contract: a key is recorded once. Asked again for a recorded key, the journal gives the recorded value and
-    does not do the work; `about` says what the work was asked for, so that a different question is noticed."""
+    does not do the work; `about` says what the work was asked for, so that a different question can be noticed."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -22,6 +22,22 @@ class Journal(Protocol):
         """A fresh id that starts with `prefix`."""
         ...
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Do the work and remember what came of it, or give what is remembered. Errors are not remembered."""
+    async def record(
+        self,
+        kind: Kind,
+        key: str,
+        about: Any,
+        work: Callable[..., Awaitable[T]],
+        *args: Any,
+        instead: Callable[[], T] | None = None,
+    ) -> T:
+        """Do the work and remember what came of it, or give what is remembered. Errors are not remembered.
+
+        With `instead` the work may not be done twice: where it was begun and nobody knows what came of it, that is
+        what came of it.
+        """
+        ...
+
+    def child(self, run_id: str) -> Journal:
+        """The journal of a child of this run."""
         ...

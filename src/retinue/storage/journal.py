@@ -43,10 +43,21 @@ class MemoryJournal:
         self.entries.append(Entry("id", prefix, made))
         return made
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    async def record(
+        self,
+        kind: Kind,
+        key: str,
+        about: Any,
+        work: Callable[..., Awaitable[T]],
+        *args: Any,
+        instead: Callable[[], T] | None = None,
+    ) -> T:
         value = await work(*args)
         self.entries.append(Entry(key, about, value, kind))
         return value
+
+    def child(self, run_id: str) -> MemoryJournal:
+        return MemoryJournal()
 
     def replay(self) -> ReplayJournal:
         """A journal that tells this run again, without doing any of its work."""
@@ -74,7 +85,18 @@ class ReplayJournal:
     def new_id(self, prefix: str) -> str:
         return _next(self._ids, "id", prefix).value
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def child(self, run_id: str) -> MemoryJournal:
+        return MemoryJournal()
+
+    async def record(
+        self,
+        kind: Kind,
+        key: str,
+        about: Any,
+        work: Callable[..., Awaitable[T]],
+        *args: Any,
+        instead: Callable[[], T] | None = None,
+    ) -> T:
         entry = self._work.get(key)
         if entry is None:
             raise JournalMismatch(key, "nothing", repr(about))
