@@ -196,6 +196,9 @@ async def run_phase(
     if phase not in run.hooks.by_phase:
         return
     at_work = HookRound(run, phase, run.hook_context(phase, run.state.snapshot(), messages, request))
+    if run.journal.keeps:
+        await _recorded_phase(run, at_work, f"hooks:{phase}:{run.step}")
+        return
     if said := await at_work.run_hooks():
         at_work.refuse(said)
     if at_work.command is not None:

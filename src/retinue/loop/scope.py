@@ -415,6 +415,18 @@ class RunScope:
         self.sealed = True
         return result
 
+    def take_result(self, result: RunResult) -> None:
+        """Have ended as a process before has told."""
+        self.result = self.log.results[self.run_id] = result
+        self.status, self.usage, self.step = result.status, result.usage, result.steps
+        self.started = self.sealed = True
+        for message in result.messages:
+            if message.role is Role.ASSISTANT:
+                self.retell(message.text)
+
+    def retell(self, text: str) -> None:
+        """Nothing: only a run that goes on after its process ended has said something before."""
+
     def _answer_last_calls(self, status: RunStatus) -> None:
         """A conversation that ends with calls nobody made cannot be continued: say that they were not made."""
         last = self.conversation[-1] if self.conversation else None

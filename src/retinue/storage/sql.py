@@ -118,6 +118,8 @@ class SqlStore:
             if holder is not None and not record.queued:
                 return holder
             save(link)
+            if holder is None and record.queued:
+                link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", identity.run_id)
             link.run(
                 "INSERT INTO logs (log_id, ended, owner, epoch, lease_until) VALUES (?, 0, ?, 1, ?)",
                 identity.run_id,
@@ -211,12 +213,16 @@ class SqlStore:
         found = await self.database.read(lambda link: link.run("SELECT owner FROM logs WHERE log_id = ?", log_id))
         return found[0][0] if found else None
 
-    async def renew(self, owner: str, lease: float) -> dict[str, str | None]:
+    async def epoch_of(self, log_id: str) -> int | None:
+        found = await self.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
+        return found[0][0] if found else None
+
+    async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> list[Any]:
             until = link.clock() + lease
-            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id, cancel", until, owner)
+            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id", until, owner)
 
-        return dict(await self.database.write(renew, owner))
+        return {row[0] for row in await self.database.write(renew, owner)}
 
     async def owned_logs(self) -> list[OwnedLog]:
         def read(link: Link) -> list[Any]:
@@ -226,6 +232,10 @@ class SqlStore:
             )
 
         return [OwnedLog(log_id, owner, bool(expired)) for log_id, owner, expired in await self.database.read(read)]
+
+    async def cancels(self, owner: str) -> dict[str, str]:
+        query = "SELECT log_id, cancel FROM logs WHERE owner = ? AND cancel IS NOT NULL"
+        return dict(await self.database.read(lambda link: link.run(query, owner)))
 
     async def ask_cancel(self, log_id: str, reason: str) -> None:
         def ask(link: Link) -> None:
