@@ -30,6 +30,8 @@
     ├── DecisionRefused           a decision does not fit what the run waits for
     ├── StoreError                what is kept of runs cannot be read or written
     │   └── TaskStoreError        the records of background tasks cannot be read or written
+    ├── RecordUnwritable          something a run learned cannot be recorded, so that it could be recovered
+    ├── RecordUnreadable          something recorded cannot be read by the code there is now
     ├── ModelError                the model could not answer; its kinds are in `failures.py`
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
@@ -74,6 +76,19 @@ class UnknownRun(RetinueError, LookupError):
 
     def __str__(self) -> str:
         return f"unknown run {self.run_id!r}"
+
+
+class RunElsewhere(RetinueError):
+    """Another process is at work on a run."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(run_id, owner)
+        self.run_id, self.owner = run_id, owner
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run_id!r} is being worked on by {self.owner}: follow it with events(run_id), or ask again later"
+        )
 
 
 class ThreadBusy(RetinueError):
@@ -357,18 +372,51 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written."""
+    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again."""
 
-    def __init__(self, place: str, problem: str) -> None:
+    def __init__(self, place: str, problem: str, *, passes: bool = False) -> None:
         super().__init__(place, problem)
-        self.place, self.problem = place, problem
+        self.place, self.problem, self.passes = place, problem, passes
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
 
 
+class OwnershipLost(StoreError):
+    """Another process has taken a run over: this one may not write of it any more."""
+
+    def __init__(self, place: str, log_id: str) -> None:
+        super().__init__(place, f"run {log_id!r} is another process's now")
+        self.log_id = log_id
+
+
 class TaskStoreError(StoreError):
     """The records of background tasks cannot be read or written; nothing of them was changed."""
+
+
+class RecordUnwritable(RetinueError):
+    """Something a run learned cannot be recorded as JSON that is read back as it was; nothing was committed."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be recorded: {self.reason}; use values of a type that JSON can be read back into"
+
+
+class RecordUnreadable(RetinueError):
+    """Something that was recorded of a run does not fit the code there is now."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was recorded and cannot be read any more: {self.reason}; "
+            "recover the run with the code that recorded it, or start it anew"
+        )
 
 
 class ModelError(RetinueError):

@@ -18,6 +18,10 @@ class RunStatus(StrEnum):
     WAITING_INPUT = "waiting_input"
     WAITING_AUTH = "waiting_auth"
 
+    @property
+    def is_terminal(self) -> bool:
+        return self in _ENDED
+
 
 class ToolCallStatus(StrEnum):
     """Where a tool call stands."""

@@ -1,19 +1,24 @@
-"""Port: what is kept of threads and runs after they end."""
+"""Port: what is kept of threads and runs, while they go on and after they end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from msgspec import Struct, field
 
 from .events import Event
+from .lifecycle import RunStatus
 from .messages import Message
 from .runs import RunIdentity, RunResult
 from .state import PersistedState
 
 Durability = Literal["process", "full"]
 """What a commit survives: the end of the process, however sudden, or also that of the machine."""
+
+WhenBusy = Literal["reject", "enqueue", "interrupt"]
+"""What becomes of a run whose thread carries another: it is refused, it waits its turn, or the other is cancelled."""
 
 
 class ThreadRecord(Struct, kw_only=True):
@@ -31,18 +36,56 @@ class RunRecord(Struct, kw_only=True):
     identity: RunIdentity
     started_at: float
     result: RunResult | None = None
+    queued: bool = False
+    """Whether it waits for its thread."""
+    decided: tuple[tuple[str, str], ...] = ()
+    """The decisions that were taken in: what each was on, and its id."""
+
+    @property
+    def status(self) -> str:
+        if self.result is not None:
+            return self.result.status.value
+        return "queued" if self.queued else RunStatus.RUNNING.value
 
 
-class EventStore(Protocol):
-    """Contract: events of a log are read in order, each once, by any process, after `append_events` has returned."""
+class JournalEntry(Struct, frozen=True, gc=False):
+    """One thing a run learned, or was about to do."""
 
-    async def append_events(self, log_id: str, events: Sequence[Event], *, ended: bool = False) -> None:
-        """Add events to a log; with `ended`, say that nothing more will come."""
-        ...
+    run_id: str
+    key: str
+    kind: str
+    body: bytes = b""
 
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
-        """The next events of a log, and whether those are the last it will have; None where there is no such log."""
-        ...
+
+class LogBatch(Struct, kw_only=True):
+    """What is written of a log in one transaction, by who has it."""
+
+    log_id: str
+    epoch: int
+    """Which of its owners writes: one that was followed by another is refused."""
+    events: Sequence[Event] = ()
+    entries: Sequence[JournalEntry] = ()
+    first_entry: int = 0
+    """How many entries the journal has before these."""
+    thread: ThreadRecord | None = None
+    thread_from: int = 0
+    """How many messages of the thread are stored and stay as they are."""
+    run: RunRecord | None = None
+    ended: bool = False
+    """Whether nothing more will come, as far as can be told: who follows the log need not wait."""
+    released: bool = False
+    """Whether its owner lets go of it."""
+    done: bool = False
+    """Whether the run has ended for good, so that its journal is not needed any more."""
+
+
+class OwnedLog(Struct, frozen=True):
+    """A log that some process works on."""
+
+    log_id: str
+    owner: str
+    expired: bool
+    """Whether its owner has not been heard of for longer than it said."""
 
 
 class Store(Protocol):
@@ -56,16 +99,92 @@ class Store(Protocol):
 
     async def save_run(self, record: RunRecord) -> None: ...
 
-    async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
+    async def list_runs(
+        self,
+        thread_id: str | None = None,
+        *,
+        user_id: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
         """Newest first."""
         ...
 
 
+class Watch(Protocol):
+    """Tells when something may have changed since it was last asked, or since it was made."""
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there was a change, or may have been, or after so long."""
+        ...
+
+
+CANCELS = "cancel"
+"""The topic of requests to cancel."""
+
+
+class EventStore(Protocol):
+    """Contract: events of a log are read in order, each once, by any process, after `write` has returned."""
+
+    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
+        """The next events of a log, and whether those are the last it will have; None where there is no such log."""
+        ...
+
+    def watch(self, topic: str) -> AbstractContextManager[Watch]:
+        """Watch a log, by its id, or whether somebody wants a run cancelled (`CANCELS`)."""
+        ...
+
+
 class DurableStore(Store, EventStore, Protocol):
-    """A store outside this process. A runtime opens it when it is entered, and closes it with itself."""
+    """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
+
+    Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time.
+    A StoreError that `passes` has changed nothing and may be tried again.
+    """
+
+    place: str
+    """Where it is, for people."""
 
     async def open(self) -> None:
         """Make sure that it can be used; raises StoreError where not."""
         ...
 
     async def close(self) -> None: ...
+
+    async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
+        """Write down that a run begins and what was asked of it, own its log at epoch 1 and take its thread; the run
+        that has the thread where that is another. Then nothing was written, except of a queued run, which waits."""
+        ...
+
+    async def take_thread(self, record: RunRecord) -> str | None:
+        """Take the thread of a queued run if it is its turn; else the run that comes before it."""
+        ...
+
+    async def write(self, batch: LogBatch) -> None:
+        """Write a batch, whole or not at all; OwnershipLost where its epoch is over."""
+        ...
+
+    async def read_journal(self, log_id: str) -> list[JournalEntry]: ...
+
+    async def claim(self, log_id: str, owner: str, lease: float, *, after: str | None = None) -> int | None:
+        """Become the owner of a log that has none, whose owner's lease is over, or who is `after`, which is known to
+        be gone; the new epoch, or None where somebody has it."""
+        ...
+
+    async def owner_of(self, log_id: str) -> str | None: ...
+
+    async def epoch_of(self, log_id: str) -> int | None: ...
+
+    async def renew(self, owner: str, lease: float) -> set[str]:
+        """Prolong every lease of an owner; the logs it still has."""
+        ...
+
+    async def cancels(self, owner: str) -> dict[str, str]:
+        """The logs of an owner that somebody wants cancelled, and why."""
+        ...
+
+    async def owned_logs(self) -> list[OwnedLog]: ...
+
+    async def ask_cancel(self, log_id: str, reason: str) -> None:
+        """Have the owner of a log cancel its run."""
+        ...

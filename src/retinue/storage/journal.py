@@ -25,7 +25,27 @@ class Entry(Struct, frozen=True, gc=False):
     kind: str = ""
 
 
-class MemoryJournal:
+class _Passing:
+    """What a journal need not do that ends with its process."""
+
+    __slots__ = ()
+
+    keeps = False
+
+    def bind(self, run: Any) -> None:
+        return
+
+    def child(self, run_id: str) -> MemoryJournal:
+        return MemoryJournal()
+
+    def recall(self, key: str) -> bytes | None:
+        return None
+
+    def note(self, key: str, body: bytes, *, with_next: bool = False) -> None:
+        return
+
+
+class MemoryJournal(_Passing):
     """Does the work and keeps an entry of each, in the order in which they finished."""
 
     __slots__ = ("entries",)
@@ -43,7 +63,15 @@ class MemoryJournal:
         self.entries.append(Entry("id", prefix, made))
         return made
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    async def record(
+        self,
+        kind: Kind,
+        key: str,
+        about: Any,
+        work: Callable[..., Awaitable[T]],
+        *args: Any,
+        instead: Callable[[], T] | None = None,
+    ) -> T:
         value = await work(*args)
         self.entries.append(Entry(key, about, value, kind))
         return value
@@ -53,7 +81,7 @@ class MemoryJournal:
         return ReplayJournal(self.entries)
 
 
-class ReplayJournal:
+class ReplayJournal(_Passing):
     """Gives a run what it was given before, in the order in which things finished then.
 
     A run that asks for anything else, or asks it differently, gets JournalMismatch.
@@ -74,7 +102,15 @@ class ReplayJournal:
     def new_id(self, prefix: str) -> str:
         return _next(self._ids, "id", prefix).value
 
-    async def record(self, kind: Kind, key: str, about: Any, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    async def record(
+        self,
+        kind: Kind,
+        key: str,
+        about: Any,
+        work: Callable[..., Awaitable[T]],
+        *args: Any,
+        instead: Callable[[], T] | None = None,
+    ) -> T:
         entry = self._work.get(key)
         if entry is None:
             raise JournalMismatch(key, "nothing", repr(about))

@@ -30,6 +30,19 @@ class MemoryStore:
                 return
             del self._runs[oldest]
 
-    async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
-        found = [run for run in self._runs.values() if thread_id in (None, run.identity.thread_id)]
-        return found[::-1]
+    async def list_runs(
+        self,
+        thread_id: str | None = None,
+        *,
+        user_id: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
+        found = [
+            run
+            for run in self._runs.values()
+            if thread_id in (None, run.identity.thread_id)
+            and user_id in (None, run.identity.user_id)
+            and status in (None, run.status)
+        ]
+        return found[::-1][:limit]

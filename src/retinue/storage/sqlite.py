@@ -1,255 +1,165 @@
-"""One SQLite file: threads, runs and the events of every log, for as many processes of this machine as like."""
+"""One SQLite file, for as many processes of this machine as like."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import sqlite3
-import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import msgspec
-
-from ..core.codec import to_json_value
 from ..core.errors import StoreError
-from ..core.events import Event, event_from_json, event_to_json
-from ..core.runs import RunIdentity, RunResult
-from ..core.stores import Durability, RunRecord, ThreadRecord
-from .migrations import MIGRATIONS, SCHEMA_VERSION
+from ..core.stores import Durability, Watch
+from .lanes import Lane, Link
+from .schema import MIGRATIONS, SCHEMA_VERSION, check_version, migrate
+from .sql import SqlStore
 
 T = TypeVar("T")
 
 _BUSY_SECONDS = 10.0
-_encode = msgspec.json.Encoder().encode
-_thread = msgspec.json.Decoder(ThreadRecord).decode
-_result = msgspec.json.Decoder(RunResult).decode
-_identity = msgspec.json.Decoder(RunIdentity).decode
-_any = msgspec.json.Decoder().decode
-
-Work = Callable[[sqlite3.Connection], Any]
+_LOOK_EVERY = 0.1
+"""Seconds between two looks at what another process may have written."""
+_PASSES = ("locked", "busy", "full", "disk I/O error", "unable to open", "readonly")
+"""What SQLite says of trouble that need not last."""
 
 
-class SqliteStore:
-    """Keeps everything in one file, in WAL mode, through one connection and one thread of this process.
-
-    What waits for a commit is committed together, so that many runs cost little more than one.
-    """
+class SqliteStore(SqlStore):
+    """Keeps everything in one file in WAL mode. One thread writes, so that many runs cost little more than one."""
 
     def __init__(self, path: str, durability: Durability = "process") -> None:
-        self.path, self._durability = path, durability
-        self._jobs: queue.SimpleQueue[tuple[Work, asyncio.AbstractEventLoop, asyncio.Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._worker: threading.Thread | None = None
-        self._closed = False
+        super().__init__(SqliteDatabase(path, durability))
+        self.path = path
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.path!r})"
 
+
+class SqliteDatabase:
+    """The file, a lane for what is written, and one for what is read."""
+
+    def __init__(self, path: str, durability: Durability) -> None:
+        self.place = path
+        writer, reader = _Session(path, durability, "BEGIN IMMEDIATE"), _Session(path, durability, "BEGIN")
+        self._writing = Lane(path, writer.lend, self._problem)
+        self._reading = Lane(path, reader.lend, self._problem)
+        self._sessions = (writer, reader)
+
     async def open(self) -> None:
-        """Make or migrate the file; raises StoreError where it cannot be used."""
-        await self._do(lambda connection: None)
+        await self._writing.do(lambda link: None)
 
-    async def load_thread(self, thread_id: str) -> ThreadRecord | None:
-        row = await self._row("SELECT body FROM threads WHERE thread_id = ?", thread_id)
-        return None if row is None else _thread(row[0])
+    async def write(self, work: Callable[[Link], T], about: str = "") -> T:
+        return await self._writing.do(work)
 
-    async def save_thread(self, record: ThreadRecord) -> None:
-        body = _encode(record)
-        await self._do(
-            lambda connection: connection.execute(
-                "INSERT INTO threads (thread_id, user_id, body) VALUES (?, ?, ?) "
-                "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, body = excluded.body",
-                (record.thread_id, record.user_id, body),
-            )
-        )
+    async def read(self, work: Callable[[Link], T]) -> T:
+        return await self._reading.do(work)
 
-    async def load_run(self, run_id: str) -> RunRecord | None:
-        row = await self._row("SELECT identity, started_at, result FROM runs WHERE run_id = ?", run_id)
-        return None if row is None else _run(row)
-
-    async def save_run(self, record: RunRecord) -> None:
-        identity, result = record.identity, None
-        if record.result is not None:
-            result = _encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
-        status = "running" if record.result is None else record.result.status.value
-        values = (
-            identity.run_id,
-            identity.thread_id,
-            identity.user_id,
-            identity.agent,
-            status,
-            record.started_at,
-            _encode(identity),
-            result,
-        )
-        await self._do(
-            lambda connection: connection.execute(
-                "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, "
-                "result = excluded.result",
-                values,
-            )
-        )
-
-    async def list_runs(self, thread_id: str | None = None) -> list[RunRecord]:
-        where, values = ("WHERE thread_id = ?", (thread_id,)) if thread_id is not None else ("", ())
-        found = await self._do(
-            lambda connection: connection.execute(
-                f"SELECT identity, started_at, result FROM runs {where} ORDER BY started_at DESC, rowid DESC", values
-            ).fetchall()
-        )
-        return [_run(row) for row in found]
-
-    async def append_events(self, log_id: str, events: Sequence[Event], *, ended: bool = False) -> None:
-        rows = [(log_id, event.seq, event.kind, _encode(event_to_json(event))) for event in events]
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.executemany("INSERT INTO events (log_id, seq, kind, body) VALUES (?, ?, ?, ?)", rows)
-            connection.execute(
-                "INSERT INTO logs (log_id, ended) VALUES (?, ?) ON CONFLICT (log_id) DO UPDATE SET ended = excluded.ended",
-                (log_id, int(ended)),
-            )
-
-        await self._do(write)
-
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        def read(connection: sqlite3.Connection) -> tuple[list[tuple[bytes]], bool] | None:
-            # First whether it has ended: what is written between the two looks is then still read.
-            log = connection.execute("SELECT ended FROM logs WHERE log_id = ?", (log_id,)).fetchone()
-            if log is None:
-                return None
-            query = "SELECT body FROM events WHERE log_id = ? AND seq > ? ORDER BY seq LIMIT ?"
-            return connection.execute(query, (log_id, after, limit)).fetchall(), bool(log[0])
-
-        found = await self._do(read)
-        if found is None:
-            return None
-        rows, ended = found
-        return [event_from_json(_any(row[0])) for row in rows], ended and len(rows) < limit
+    def watch(self, topic: str) -> AbstractContextManager[Watch]:
+        return nullcontext(_Glances())
 
     async def close(self) -> None:
-        """Write what waits, and let go of the file."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._worker is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(self._worker.join)
+        await self._writing.close()
+        await self._reading.close()
+        for session in self._sessions:
+            session.close()
 
-    async def _row(self, query: str, *values: Any) -> Any:
-        return await self._do(lambda connection: connection.execute(query, values).fetchone())
+    def _problem(self, error: Exception) -> Exception:
+        if not isinstance(error, sqlite3.DatabaseError):
+            return error
+        said = str(error)
+        if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _PASSES):
+            return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
+        return StoreError(self.place, f"{said}: is it a Retinue database? `retinue db check` looks it over")
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Have work done by the thread that has the connection, and committed; whoever waits here is told then."""
-        if self._closed:
-            raise StoreError(self.path, "it was closed")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((work, loop, done))
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._serve, name="retinue-sqlite", daemon=True)
-            self._worker.start()
-        return await done
 
-    def _serve(self) -> None:
-        connection: sqlite3.Connection | None = None
-        while True:
-            batch = [self._jobs.get()]
-            while not self._jobs.empty():
-                batch.append(self._jobs.get())
-            jobs = [job for job in batch if job is not None]
-            try:
-                connection = connection or self._connect()
-                outcomes = _together(connection, [work for work, _, _ in jobs])
-            except Exception as exc:
-                problem = self._problem(exc)
-                outcomes = [(None, problem)] * len(jobs)
-            for (_, loop, done), (result, error) in zip(jobs, outcomes, strict=True):
-                _tell(loop, done, result, self._problem(error) if error is not None else None)
-            if len(jobs) < len(batch):
-                if connection is not None:
-                    connection.close()
-                return
+class _Glances:
+    """A file tells nobody that it has changed: look from time to time."""
 
-    def _connect(self) -> sqlite3.Connection:
-        folder = os.path.dirname(os.path.abspath(self.path))
-        if not os.path.isdir(folder):
-            raise StoreError(self.path, f"there is no folder {folder}: create it")
-        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(min(_LOOK_EVERY, seconds))
+
+
+class _Session:
+    """One connection, made when it is first needed, and anew after it failed."""
+
+    def __init__(self, path: str, durability: Durability, begin: str) -> None:
+        self._path, self._durability, self._begin = path, durability, begin
+        self._link: SqliteLink | None = None
+
+    @contextmanager
+    def lend(self) -> Generator[Link]:
+        link = self._link = self._link or self._connect()
         try:
-            self._check_version(connection)  # before anything is changed, the mode of the file included
+            yield link
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.connection.close()
+
+    def _connect(self) -> SqliteLink:
+        folder = os.path.dirname(os.path.abspath(self._path))
+        if not os.path.isdir(folder):
+            raise StoreError(self._path, f"there is no folder {folder}: create it")
+        connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            link = SqliteLink(connection, self._begin)
+            check_version(link.version(), self._path)  # before anything is changed, the mode of the file included
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'full' else 'NORMAL'}")
-            self._migrate(connection)
+            if link.version() < SCHEMA_VERSION:
+                self._migrate(link)
         except BaseException:
             connection.close()
             raise
-        return connection
+        return link
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
+    def _migrate(self, link: SqliteLink) -> None:
         """Bring the file to this version's schema, whole or not at all."""
-        connection.execute("BEGIN IMMEDIATE")
+        link.run("BEGIN IMMEDIATE")
         try:
-            for statements in MIGRATIONS[self._check_version(connection) :]:
-                for statement in statements:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
+            migrate(link, check_version(link.version(), self._path), MIGRATIONS)
+            link.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            link.commit()
         except BaseException:
-            connection.execute("ROLLBACK")
+            link.rollback()
             raise
 
-    def _check_version(self, connection: sqlite3.Connection) -> int:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            problem = f"it was written by a newer version (schema {version}, known {SCHEMA_VERSION}): upgrade"
-            raise StoreError(self.path, problem)
-        return version
 
-    def _problem(self, error: Exception) -> Exception:
-        if isinstance(error, sqlite3.DatabaseError):
-            return StoreError(self.path, f"{error}: is it a Retinue database, and is there room on the disk?")
-        return error
+class SqliteLink:
+    """A connection to a file."""
 
+    __slots__ = ("_begin", "connection", "locking")
 
-def _together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[tuple[Any, Exception | None]]:
-    """Do several things in one transaction; one that fails is undone alone."""
-    outcomes: list[tuple[Any, Exception | None]] = []
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for work in works:
-            connection.execute("SAVEPOINT one")
-            try:
-                outcomes.append((work(connection), None))
-            except Exception as exc:
-                connection.execute("ROLLBACK TO one")
-                outcomes.append((None, exc))
-            connection.execute("RELEASE one")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return outcomes
+    def __init__(self, connection: sqlite3.Connection, begin: str) -> None:
+        self.connection, self._begin = connection, begin
+        self.locking = ""  # whoever writes has the file for himself
 
+    def begin(self) -> None:
+        self.connection.execute(self._begin)
 
-def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    def settle() -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    def commit(self) -> None:
+        self.connection.execute("COMMIT")
 
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:
-        return  # the event loop is closed: nobody waits any more
+    def rollback(self) -> None:
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
 
+    def run(self, sql: str, *values: Any) -> list[Any]:
+        return self.connection.execute(sql, values).fetchall()
 
-def _run(row: Any) -> RunRecord:
-    return RunRecord(identity=_identity(row[0]), started_at=row[1], result=None if row[2] is None else _result(row[2]))
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.connection.executemany(sql, rows)
+
+    def note(self, topic: str) -> None:
+        return  # others look from time to time
+
+    def clock(self) -> float:
+        return time.time()
+
+    def version(self) -> int:
+        return self.connection.execute("PRAGMA user_version").fetchone()[0]

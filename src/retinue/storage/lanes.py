@@ -1,0 +1,149 @@
+"""Lanes: threads that do work on a database, each with a connection. What waits together is committed together."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from ..core.errors import StoreError
+
+T = TypeVar("T")
+
+MOST = 256
+"""Pieces of work in one transaction."""
+
+
+class Link(Protocol):
+    """A connection. Placeholders are `?` whatever the database; statements say `RETURNING` for what they changed."""
+
+    def begin(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def run(self, sql: str, *values: Any) -> list[Any]:
+        """Do a statement; its rows, where it has any."""
+        ...
+
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Do a statement once for each row."""
+        ...
+
+    def note(self, topic: str) -> None:
+        """Tell whoever watches a topic, when this is committed, that something has changed."""
+        ...
+
+    def clock(self) -> float:
+        """Seconds since the epoch, by one clock for all who use the database."""
+        ...
+
+    locking: str
+    """What a SELECT says at its end so that nobody changes its rows before this is committed."""
+
+
+Work = Callable[[Link], Any]
+"""Something done in one transaction. It may be done again from the beginning, so it changes nothing else."""
+Session = Callable[[], AbstractContextManager[Link]]
+"""Lends a connection, which is given back, or thrown away where it failed."""
+
+_Job = tuple[Work, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Outcome = tuple[Any, Exception | None]
+
+
+class Lane:
+    """Does work in the order in which it came, in a thread of its own that begins with the first piece."""
+
+    def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
+        self._place, self._session, self._problem = place, session, problem
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    async def do(self, work: Callable[[Link], T]) -> T:
+        """Have work done and committed; whoever waits here is told then."""
+        if self._closed:
+            raise StoreError(self._place, "it was closed")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((work, loop, done))
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
+            self._worker.start()
+        return await done
+
+    async def close(self) -> None:
+        """Do what waits, and end."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._worker is not None:
+            self._jobs.put(None)
+            await asyncio.to_thread(self._worker.join)
+
+    def _serve(self) -> None:
+        while True:
+            batch = [self._jobs.get()]
+            while len(batch) < MOST and not self._jobs.empty():
+                batch.append(self._jobs.get())
+            jobs = [job for job in batch if job is not None]
+            if jobs:
+                _tell(jobs, self._together([work for work, _, _ in jobs]))
+            if len(jobs) < len(batch):
+                return
+
+    def _together(self, works: list[Work]) -> list[_Outcome]:
+        """Do several things in one transaction; where one fails, each in its own."""
+        try:
+            with self._session() as link:
+                if len(works) > 1:
+                    try:
+                        return _in_one(link, works)
+                    except Exception:
+                        pass  # one by one it shows whose fault it was
+                return [self._alone(link, work) for work in works]
+        except Exception as exc:
+            return [(None, self._problem(exc))] * len(works)
+
+    def _alone(self, link: Link, work: Work) -> _Outcome:
+        try:
+            return _in_one(link, [work])[0]
+        except Exception as exc:
+            return None, self._problem(exc)
+
+
+def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
+    link.begin()
+    try:
+        outcomes: list[_Outcome] = [(work(link), None) for work in works]
+        link.commit()
+    except BaseException:
+        link.rollback()
+        raise
+    return outcomes
+
+
+def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
+    """Tell those who wait, with one word to each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
+    for (_, loop, done), outcome in zip(jobs, outcomes, strict=True):
+        by_loop.setdefault(loop, []).append((done, outcome))
+    for loop, told in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_settle, told)
+        except RuntimeError:
+            continue  # the event loop is closed: nobody waits any more
+
+
+def _settle(told: list[tuple[asyncio.Future[Any], _Outcome]]) -> None:
+    for done, (result, error) in told:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)

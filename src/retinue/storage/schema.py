@@ -1,0 +1,79 @@
+"""The schema, as the steps that lead to it. A step that has been released is never changed: add another.
+
+Types are SQLite's: another database puts its own in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..core.errors import StoreError
+from .lanes import Link
+
+Step = str | Callable[[Link], None]
+
+
+def _split_threads(link: Link) -> None:
+    """Messages have been part of their thread's row: give each a row of its own."""
+    for thread_id, body in link.run("SELECT thread_id, body FROM threads"):
+        thread = msgspec.json.decode(bytes(body), type=dict[str, msgspec.Raw])
+        messages = msgspec.json.decode(thread.get("messages", b"[]"), type=list[msgspec.Raw])
+        rows = [(thread_id, place, bytes(message)) for place, message in enumerate(messages)]
+        link.run_many("INSERT INTO messages (thread_id, place, body) VALUES (?, ?, ?)", rows)
+        state = bytes(thread.get("state", b"{}"))
+        link.run("UPDATE threads SET state = ? WHERE thread_id = ?", state, thread_id)
+
+
+MIGRATIONS: tuple[tuple[Step, ...], ...] = (
+    (
+        "CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, body BLOB NOT NULL)",
+        """CREATE TABLE runs (run_id TEXT PRIMARY KEY, thread_id TEXT NOT NULL, user_id TEXT, agent TEXT NOT NULL,
+        status TEXT NOT NULL, started_at REAL NOT NULL, identity BLOB NOT NULL, result BLOB)""",
+        "CREATE INDEX runs_of_thread ON runs (thread_id, started_at)",
+        "CREATE INDEX runs_by_time ON runs (started_at)",
+        "CREATE TABLE logs (log_id TEXT PRIMARY KEY, ended INTEGER NOT NULL)",
+        """CREATE TABLE events (log_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (log_id, seq))""",
+    ),
+    (
+        "ALTER TABLE threads ADD COLUMN state BLOB",
+        "ALTER TABLE threads ADD COLUMN holder TEXT",
+        """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread_id, place))""",
+        _split_threads,
+        "ALTER TABLE threads DROP COLUMN body",
+        "ALTER TABLE runs ADD COLUMN decided BLOB",
+        "ALTER TABLE runs ADD COLUMN ended_at REAL",
+        "CREATE INDEX runs_of_user ON runs (user_id, started_at)",
+        "CREATE INDEX runs_by_status ON runs (status, started_at)",
+        "ALTER TABLE logs ADD COLUMN owner TEXT",
+        "ALTER TABLE logs ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE logs ADD COLUMN lease_until REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE logs ADD COLUMN cancel TEXT",
+        "CREATE INDEX logs_by_owner ON logs (owner) WHERE owner IS NOT NULL",
+        """CREATE TABLE journal (log_id TEXT NOT NULL, place INTEGER NOT NULL, run_id TEXT NOT NULL, key TEXT NOT NULL,
+        kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (log_id, place))""",
+    ),
+)
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+def check_version(version: int, place: str) -> int:
+    """The version of a database, where this code can read it."""
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            place, f"it was written by a newer version (schema {version}, known {SCHEMA_VERSION}): upgrade"
+        )
+    return version
+
+
+def migrate(link: Link, version: int, steps: Sequence[Sequence[Step]]) -> None:
+    """Do what leads from a version to the newest; the caller commits, or takes all of it back."""
+    for step in [step for steps_of_one in steps[version:] for step in steps_of_one]:
+        if isinstance(step, str):
+            link.run(step)
+        else:
+            step(link)

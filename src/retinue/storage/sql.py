@@ -1,0 +1,352 @@
+"""Threads, runs, events and journals in SQL: the same statements for every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from ..core.codec import to_json_value
+from ..core.errors import OwnershipLost, StoreError
+from ..core.events import Event, event_from_json, event_to_json
+from ..core.messages import Message
+from ..core.runs import RunIdentity, RunResult
+from ..core.state import PersistedState
+from ..core.stores import CANCELS, JournalEntry, LogBatch, OwnedLog, RunRecord, ThreadRecord, Watch
+from .lanes import Link
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+_message = msgspec.json.Decoder(Message).decode
+_state = msgspec.json.Decoder(PersistedState).decode
+_result = msgspec.json.Decoder(RunResult).decode
+_identity = msgspec.json.Decoder(RunIdentity).decode
+_decided = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
+_any = msgspec.json.Decoder().decode
+
+_RUN = "identity, started_at, result, status, decided, run_id"
+_INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class Database(Protocol):
+    """Contract: work is done in one transaction; what is written about one thing is written in the order asked."""
+
+    place: str
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def write(self, work: Callable[[Link], T], about: str = "") -> T: ...
+
+    async def read(self, work: Callable[[Link], T]) -> T: ...
+
+    def watch(self, topic: str) -> AbstractContextManager[Watch]:
+        """Watch for notes on a topic."""
+        ...
+
+
+class SqlStore:
+    """A store over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.place = database, database.place
+
+    async def open(self) -> None:
+        """Make or migrate what it needs; raises StoreError where it cannot be used."""
+        await self.database.open()
+
+    async def close(self) -> None:
+        """Write what waits, and let go."""
+        await self.database.close()
+
+    async def load_thread(self, thread_id: str) -> ThreadRecord | None:
+        def read(link: Link) -> tuple[Any, list[Any]] | None:
+            found = link.run("SELECT user_id, state FROM threads WHERE thread_id = ?", thread_id)
+            if not found or found[0][1] is None:
+                return None
+            return found[0], link.run("SELECT body FROM messages WHERE thread_id = ? ORDER BY place", thread_id)
+
+        found = await self.database.read(read)
+        if found is None:
+            return None
+        (user_id, state), rows = found
+        what = f"thread {thread_id!r}"
+        return ThreadRecord(
+            thread_id=thread_id,
+            user_id=user_id,
+            messages=tuple([self._read(_message, row[0], what) for row in rows]),
+            state=self._read(_state, state, what),
+        )
+
+    async def save_thread(self, record: ThreadRecord) -> None:
+        await self.database.write(_saving_thread(record, 0), record.thread_id)
+
+    async def load_run(self, run_id: str) -> RunRecord | None:
+        found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
+        return self._run(found[0]) if found else None
+
+    async def save_run(self, record: RunRecord) -> None:
+        await self.database.write(_saving_run(record), record.identity.run_id)
+
+    async def list_runs(
+        self,
+        thread_id: str | None = None,
+        *,
+        user_id: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
+        asked = {"thread_id": thread_id, "user_id": user_id, "status": status}
+        wanted = {name: value for name, value in asked.items() if value is not None}
+        where = f"WHERE {' AND '.join(f'{name} = ?' for name in wanted)}" if wanted else ""
+        query = f"SELECT {_RUN} FROM runs {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
+        most = 2**62 if limit is None else limit
+        found = await self.database.read(lambda link: link.run(query, *wanted.values(), most))
+        return [self._run(row) for row in found]
+
+    async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
+        save, identity = _saving_run(record), record.identity
+        entry = (identity.run_id, 0, request.run_id, request.key, request.kind, request.body)
+
+        def begin(link: Link) -> str | None:
+            _make_thread(link, identity.thread_id, identity.user_id)
+            holder = _hold(link, record)
+            if holder is not None and not record.queued:
+                return holder
+            save(link)
+            if holder is None and record.queued:
+                link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", identity.run_id)
+            link.run(
+                "INSERT INTO logs (log_id, ended, owner, epoch, lease_until) VALUES (?, 0, ?, 1, ?)",
+                identity.run_id,
+                owner,
+                link.clock() + lease,
+            )
+            link.run(_INSERT_ENTRY, *entry)
+            return holder
+
+        return await self.database.write(begin, identity.run_id)
+
+    async def take_thread(self, record: RunRecord) -> str | None:
+        def take(link: Link) -> str | None:
+            _make_thread(link, record.identity.thread_id, record.identity.user_id)
+            holder = _hold(link, record)
+            if holder is None:
+                link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", record.identity.run_id)
+            return holder
+
+        return await self.database.write(take, record.identity.run_id)
+
+    async def write(self, batch: LogBatch) -> None:
+        log_id, place = batch.log_id, batch.first_entry
+        events = [(log_id, event.seq, event.kind, _encode(event_to_json(event))) for event in batch.events]
+        entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
+        save_thread = None if batch.thread is None else _saving_thread(batch.thread, batch.thread_from)
+        save_run = None if batch.run is None else _saving_run(batch.run)
+
+        def write(link: Link) -> None:
+            found = link.run(f"SELECT epoch, ended FROM logs WHERE log_id = ?{link.locking}", log_id)
+            if not found or found[0][0] != batch.epoch:
+                raise OwnershipLost(self.place, log_id)
+            if events:
+                link.run_many("INSERT INTO events (log_id, seq, kind, body) VALUES (?, ?, ?, ?)", events)
+            if entries:
+                link.run_many(_INSERT_ENTRY, entries)
+            if save_thread is not None:
+                save_thread(link)
+            if save_run is not None:
+                save_run(link)
+            if batch.ended != bool(found[0][1]) or batch.released:
+                change = ", owner = NULL, cancel = NULL" if batch.released else ""
+                link.run(f"UPDATE logs SET ended = ?{change} WHERE log_id = ?", int(batch.ended), log_id)
+            if batch.done:
+                link.run("DELETE FROM journal WHERE log_id = ?", log_id)
+            link.note(log_id)
+
+        await self.database.write(write, log_id)
+
+    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
+        def read(link: Link) -> tuple[list[Any], bool] | None:
+            # First whether it has ended: what is written between the two looks is then still read.
+            log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
+            if not log:
+                return None
+            query = "SELECT body FROM events WHERE log_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+            return link.run(query, log_id, after, limit), bool(log[0][0])
+
+        found = await self.database.read(read)
+        if found is None:
+            return None
+        rows, ended = found
+        what = f"an event of run {log_id!r} after number {after}"
+        return [self._read(_event, row[0], what) for row in rows], ended and len(rows) < limit
+
+    def watch(self, topic: str) -> AbstractContextManager[Watch]:
+        return self.database.watch(topic)
+
+    async def read_journal(self, log_id: str) -> list[JournalEntry]:
+        query = "SELECT run_id, key, kind, body FROM journal WHERE log_id = ? ORDER BY place"
+        found = await self.database.read(lambda link: link.run(query, log_id))
+        return [JournalEntry(run_id, key, kind, bytes(body)) for run_id, key, kind, body in found]
+
+    async def claim(self, log_id: str, owner: str, lease: float, *, after: str | None = None) -> int | None:
+        def claim(link: Link) -> int | None:
+            now = link.clock()
+            found = link.run(
+                "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE log_id = ? "
+                "AND (owner IS NULL OR lease_until < ? OR owner = ?) RETURNING epoch",
+                owner,
+                now + lease,
+                log_id,
+                now,
+                after or owner,
+            )
+            return found[0][0] if found else None
+
+        return await self.database.write(claim, log_id)
+
+    async def owner_of(self, log_id: str) -> str | None:
+        found = await self.database.read(lambda link: link.run("SELECT owner FROM logs WHERE log_id = ?", log_id))
+        return found[0][0] if found else None
+
+    async def epoch_of(self, log_id: str) -> int | None:
+        found = await self.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
+        return found[0][0] if found else None
+
+    async def renew(self, owner: str, lease: float) -> set[str]:
+        def renew(link: Link) -> list[Any]:
+            until = link.clock() + lease
+            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id", until, owner)
+
+        return {row[0] for row in await self.database.write(renew, owner)}
+
+    async def owned_logs(self) -> list[OwnedLog]:
+        def read(link: Link) -> list[Any]:
+            return link.run(
+                "SELECT log_id, owner, CASE WHEN lease_until < ? THEN 1 ELSE 0 END FROM logs WHERE owner IS NOT NULL",
+                link.clock(),
+            )
+
+        return [OwnedLog(log_id, owner, bool(expired)) for log_id, owner, expired in await self.database.read(read)]
+
+    async def cancels(self, owner: str) -> dict[str, str]:
+        query = "SELECT log_id, cancel FROM logs WHERE owner = ? AND cancel IS NOT NULL"
+        return dict(await self.database.read(lambda link: link.run(query, owner)))
+
+    async def ask_cancel(self, log_id: str, reason: str) -> None:
+        def ask(link: Link) -> None:
+            link.run("UPDATE logs SET cancel = ? WHERE log_id = ? AND owner IS NOT NULL", reason, log_id)
+            link.note(CANCELS)
+
+        await self.database.write(ask, log_id)
+
+    def _run(self, row: Any) -> RunRecord:
+        identity, started_at, result, status, decided, run_id = row
+        what = f"run {run_id!r}"
+        return RunRecord(
+            identity=self._read(_identity, identity, what),
+            started_at=started_at,
+            result=None if result is None else self._read(_result, result, what),
+            queued=status == "queued",
+            decided=() if decided is None else self._read(_decided, decided, what),
+        )
+
+    def _read(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
+        try:
+            return decode(body)
+        except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as exc:
+            raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
+
+
+def _event(body: bytes) -> Event:
+    return event_from_json(_any(body))
+
+
+def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:
+    insert = "INSERT INTO threads (thread_id, user_id) VALUES (?, ?) ON CONFLICT (thread_id) DO NOTHING"
+    link.run(insert, thread_id, user_id)
+
+
+def _hold(link: Link, record: RunRecord) -> str | None:
+    """Take the thread of a run, where it is free and nobody waits longer; else who is before it."""
+    identity = record.identity
+    thread_id, run_id = identity.thread_id, identity.run_id
+    earlier = link.run(
+        "SELECT run_id FROM runs WHERE thread_id = ? AND status = 'queued' AND run_id <> ? AND started_at < ? "
+        "ORDER BY started_at LIMIT 1",
+        thread_id,
+        run_id,
+        record.started_at,
+    )
+    if earlier:
+        return earlier[0][0]
+    taken = link.run(
+        "UPDATE threads SET holder = ? WHERE thread_id = ? AND (holder IS NULL OR holder = ?) RETURNING thread_id",
+        run_id,
+        thread_id,
+        run_id,
+    )
+    if taken:
+        return None
+    return link.run("SELECT holder FROM threads WHERE thread_id = ?", thread_id)[0][0]
+
+
+def _saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:
+    """What stores a thread, of which the first messages are stored already."""
+    rows = [(record.thread_id, place, _encode(record.messages[place])) for place in range(keep, len(record.messages))]
+    state = _encode(record.state)
+
+    def save(link: Link) -> None:
+        link.run(
+            "INSERT INTO threads (thread_id, user_id, state) VALUES (?, ?, ?) "
+            "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state",
+            record.thread_id,
+            record.user_id,
+            state,
+        )
+        link.run("DELETE FROM messages WHERE thread_id = ? AND place >= ?", record.thread_id, keep)
+        if rows:
+            link.run_many("INSERT INTO messages (thread_id, place, body) VALUES (?, ?, ?)", rows)
+
+    return save
+
+
+def _saving_run(record: RunRecord) -> Callable[[Link], None]:
+    """What stores a run, and lets go of its thread where it has ended."""
+    identity, result = record.identity, None
+    if record.result is not None:
+        result = _encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
+    ended = record.result is not None and record.result.status.is_terminal
+    values = (
+        identity.run_id,
+        identity.thread_id,
+        identity.user_id,
+        identity.agent,
+        record.status,
+        record.started_at,
+        _encode(identity),
+        result,
+        _encode(record.decided) if record.decided else None,
+    )
+
+    def save(link: Link) -> None:
+        link.run(
+            "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result, decided, "
+            "ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
+            "status = excluded.status, result = excluded.result, decided = excluded.decided, "
+            "ended_at = excluded.ended_at",
+            *values,
+            link.clock() if ended else None,
+        )
+        if ended:
+            link.run(
+                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
+                identity.thread_id,
+                identity.run_id,
+            )
+
+    return save
