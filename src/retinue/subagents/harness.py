@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
-from ..core.filesystem import Filesystem
+from ..core.filesystem import ConfiningFilesystem, Filesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
@@ -121,8 +121,8 @@ class HarnessAgent(Agent):
             yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
         if self.compaction is not None:
             yield self.compaction
-        if not self.disable_filesystem:
-            yield ResultFiles(self.files)
+        if not self.disable_filesystem and not is_divided(self.files):
+            yield ResultFiles(self.files)  # it does not know which run's files to keep a result with
 
     def _tasks(self) -> TaskRepository:
         if self.on_timeout not in ("promote", "cancel"):
@@ -147,7 +147,10 @@ class HarnessAgent(Agent):
         """None: the sub-agent plugin brings them. Sub-agents given by name are looked up, tasks looked after."""
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
-            self.catalog.take_named({name: resolver.agent(name) for name in names})
+            named = {name: resolver.agent(name) for name in names}
+            for agent in named.values():
+                self.check_confined(agent)
+            self.catalog.take_named(named)
             background: Background = resolver.background
             background.service(self._tasks()).watch()
         return ()
@@ -155,6 +158,21 @@ class HarnessAgent(Agent):
     def check(self) -> None:
         if self.catalog is not None:
             self.catalog.check()
+        if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
+            self.files.check_commands()
+        for agent in self.linked():
+            self.check_confined(agent)
+
+    def check_confined(self, agent: Agent) -> None:
+        """Refuse an agent that works, itself or through those it names, outside of a sandbox that this one is in."""
+        if not isinstance(self.files, ConfiningFilesystem):
+            return
+        for one in _with_linked(agent):
+            if isinstance(one, HarnessAgent) and not self.files.confines(one.files):
+                raise ConfigurationError(
+                    f"agent {one.name!r} works in {one.files!r}, outside of the sandbox of {self.name!r}: give it "
+                    "filesystem= that of this agent (in a factory ctx.agent.files.for_run(ctx.run)), or a folder below it"
+                )
 
     def check_thread(self, thread_id: str) -> None:
         if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
@@ -292,9 +310,10 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
     shown = filesystem.without(holds_tasks) if isinstance(filesystem, LocalFilesystem) else filesystem
     tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
-        if not isinstance(filesystem, LocalFilesystem):
-            raise ConfigurationError(f"{owner}: there is a shell only for a LocalFilesystem: leave disable_shell on")
-        tools.append(shell_tool(filesystem.root))
+        try:
+            tools.append(shell_tool(shown))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{owner}: {exc}") from exc
     if agent.builtin_tools is None:
         return tuple(tools)
     kept = frozenset(agent.builtin_tools)
@@ -302,6 +321,18 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
         problem = f"builtin_tools is a list of some of {', '.join(BUILTIN_TOOLS)}"
         raise ConfigurationError(f"{owner}: {problem}, not {agent.builtin_tools!r}")
     return tuple([tool for tool in tools if tool.name in kept])
+
+
+def _with_linked(agent: Agent) -> Iterable[Agent]:
+    """An agent and all that it, and they, name as objects; each once."""
+    found = {id(agent): agent}
+    waiting = [agent]
+    while waiting:
+        for one in waiting.pop().linked():
+            if id(one) not in found:
+                found[id(one)] = one
+                waiting.append(one)
+    return found.values()
 
 
 def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
