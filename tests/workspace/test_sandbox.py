@@ -68,12 +68,15 @@ async def test_it_sees_nothing_else_of_this_machine(shell: Shell, root: Path, ou
 
 
 async def test_the_system_cannot_be_changed(shell: Shell) -> None:
-    for path in ("/usr/x", "/usr/bin/x", "/bin/x", "/etc/alternatives/x"):
+    for path in ("/x", "/etc/x", "/usr/x", "/usr/bin/x", "/bin/x", "/etc/alternatives/x"):
         assert "Read-only file system" in await shell(f"touch {path}"), path
     assert (await shell("touch /tmp/x && echo made; grep CapEff /proc/self/status")).split() == [
         *("exit", "code:", "0", "made", "CapEff:", "0000000000000000")
     ]
     assert await shell("ls -A /tmp") == "exit code: 0\n"
+    for path in ("sys/kernel/core_pattern", "sys/kernel/hostname", "sysrq-trigger"):
+        assert "exit code: 0" not in await shell(f": >> /proc/{path}"), path
+        assert "exit code: 0" not in await shell(f"unshare -Urmpf --mount-proc sh -c ': >> /proc/{path}'"), path
 
 
 async def test_the_environment_is_its_own(

@@ -80,7 +80,7 @@ class SandboxFilesystem(LocalFilesystem):
         self._program = list[str]()
 
     _program: list[str]
-    """The bwrap that is known to work here, if one is; shared by all that is below."""
+    """The bwrap that is known to work here, with its first option; shared by all that is below."""
 
     @property
     def is_divided(self) -> bool:
@@ -119,14 +119,18 @@ class SandboxFilesystem(LocalFilesystem):
                 "a SandboxFilesystem runs commands with bubblewrap, and there is no bwrap on the PATH: install it "
                 "(Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or leave disable_shell on"
             )
-        said = _refusal([program, *self._walls(), "--", "/bin/sh", "-c", ":"])
-        if said is not None:
+        # A bwrap before 0.8 does not know the option, and all the rest holds without it.
+        for found in ([program, "--disable-userns"], [program]):
+            said = _refusal([*found, *self._walls(), "--", "/bin/sh", "-c", ":"])
+            if said is None:
+                self._program[:] = found
+                break
+        else:
             raise ConfigurationError(
                 f"bwrap can make no sandbox here ({said}): allow user namespaces to this user (sysctl "
                 "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, an AppArmor profile for bwrap; in "
                 "a container, a seccomp profile that has them), or leave disable_shell on"
             )
-        self._program.append(program)
 
     def command(self, line: str) -> Command:
         """A shell in a sandbox of its own, with these files as its working folder."""
@@ -137,11 +141,22 @@ class SandboxFilesystem(LocalFilesystem):
         with self._folder(()) as folder:
             status = folder.own_stat()
         argv = (
-            self._program[0],
+            *self._program,
             *self._walls(),
             *("--bind", self.root, WORKSPACE),
             *self._kept_records(),
-            *("--chdir", WORKSPACE, "--", "/bin/sh", "-c", _ENTER, f"{status.st_dev}:{status.st_ino}", line),
+            *(
+                "--remount-ro",
+                "/",
+                "--chdir",
+                WORKSPACE,
+                "--",
+                "/bin/sh",
+                "-c",
+                _ENTER,
+                f"{status.st_dev}:{status.st_ino}",
+                line,
+            ),
         )
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         return Command(argv, "/", {"PATH": _SEARCHED, "HOME": WORKSPACE} | passed_on | self.environment, True)
@@ -178,7 +193,8 @@ class SandboxFilesystem(LocalFilesystem):
                 yield from ("--ro-bind", path, path)
         for name in (*_SETTINGS, *(_NETWORK_SETTINGS if self.network else ())):
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
-        yield from ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
+        # Read-only, as a superuser is one to /proc/sys even without capabilities and in a namespace.
+        yield from ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
         for folder in self.readable:
             yield from ("--ro-bind", folder, folder)
 
