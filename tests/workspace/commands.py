@@ -70,7 +70,7 @@ def begin(command: Command) -> subprocess.Popen[str]:
             command.argv,
             cwd=command.folder,
             env=dict(command.environment),
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.PIPE,
             text=True,
         )

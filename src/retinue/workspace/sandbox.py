@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -113,7 +112,9 @@ class SandboxFilesystem(LocalFilesystem):
         """Whether bwrap is there and can make a sandbox; what it once could is not asked again."""
         if self._program:
             return
-        program = shutil.which("bwrap")
+        from shutil import which  # only here: it takes milliseconds to import
+
+        program = which("bwrap")
         if program is None:
             raise ConfigurationError(
                 "a SandboxFilesystem runs commands with bubblewrap, and there is no bwrap on the PATH: install it "

@@ -83,7 +83,7 @@ class _Shell:
                 return await _begin(command, output, asyncio.subprocess.DEVNULL)
             with ExitStack() as ends:
                 ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
-                transport = await _begin(command, output, theirs)
+                transport = await _begin(command, output, theirs.fileno())
                 theirs.close()
                 await _let_go(ours)
                 return transport
@@ -97,7 +97,7 @@ class _Shell:
         return files.command(line)
 
 
-async def _begin(command: Command, output: _Output, stdin: int | socket.socket) -> asyncio.SubprocessTransport:
+async def _begin(command: Command, output: _Output, stdin: int) -> asyncio.SubprocessTransport:
     transport, _ = await asyncio.get_running_loop().subprocess_exec(
         lambda: output,
         *command.argv,
