@@ -51,8 +51,8 @@ def spawn(agent_id: str, line: str = LOOK) -> Any:
     return call("agent_spawn", {"agent_id": agent_id, "task": line})
 
 
-async def answers(agent: Agent, **options: Any) -> list[str]:
-    async with Runtime([agent]) as runtime:
+async def answers(agent: Agent, *others: Agent, **options: Any) -> list[str]:
+    async with Runtime([agent, *others]) as runtime:
         result: RunResult = await runtime.run(agent, "go", **options)
     assert result.status is RunStatus.COMPLETED, result.error
     return [message.text for message in result.messages if message.role == "tool"]
@@ -143,7 +143,11 @@ async def test_a_factory_cannot_give_a_child_of_the_host(bwrap: None, root: Path
     def hidden(ctx: ToolContext) -> Agent:
         return Agent("hidden", ScriptedModel([]), subagents=[child(ctx, workspace=tmp_path)])
 
+    def by_name(ctx: ToolContext) -> Agent:
+        return Agent("by_name", ScriptedModel([]), subagents=["host"])
+
     factories: dict[str, Any] = {
+        "by_name": by_name,
         "default": child,
         "elsewhere": lambda ctx: child(ctx, workspace=tmp_path),
         "unboxed": lambda ctx: child(ctx, filesystem=LocalFilesystem(root)),
@@ -153,11 +157,12 @@ async def test_a_factory_cannot_give_a_child_of_the_host(bwrap: None, root: Path
         "bound": bound,
         "below": lambda ctx: child(ctx, filesystem=ctx.agent.files.below("part")),
     }
+    host = HarnessAgent("host", ScriptedModel([]), workspace=tmp_path)
     for isolation in ("shared", "session"):
         files = SandboxFilesystem(root, isolation=isolation)
         agent = sandboxed(files, [spawn(name) for name in factories], subagent_factories=factories)
-        told = dict(zip(factories, await answers(agent, thread_id="s"), strict=True))
-        for name in ("default", "elsewhere", "unboxed", "wider", "online", "hidden"):
+        told = dict(zip(factories, await answers(agent, host, thread_id="s"), strict=True))
+        for name in ("default", "elsewhere", "unboxed", "wider", "online", "hidden", "by_name"):
             assert "outside of the sandbox of 'boss'" in told[name], (name, told[name])
         for name in ("bound", "below"):
             assert "exit code: 0\n/workspace\n0\n" in told[name], (name, told[name])
@@ -178,8 +183,10 @@ async def test_an_agent_in_code_cannot_be_of_the_host(root: Path, tmp_path: Path
     ):
         with pytest.raises(ConfigurationError, match="agent 'host' works in .* outside of the sandbox of 'boss'"):
             Runtime([boss(**options)])
-    with pytest.raises(ConfigurationError, match="outside of the sandbox of 'boss'"):
-        await Runtime([host, boss(subagents=["host"])]).run("boss", "go")
+    between = Agent("between", ScriptedModel([]), handoffs=["host"])
+    for options in ({"subagents": ["host"]}, {"handoffs": ["host"]}, {"subagents": [between]}):
+        with pytest.raises(ConfigurationError, match="outside of the sandbox of 'boss'"):
+            await Runtime([host, boss(**options)]).run("boss", "go")
     inside = HarnessAgent("inside", ScriptedModel([]), filesystem=files.below("part"))
     Runtime([boss(subagents=[inside, Agent("plain", ScriptedModel([]))])])
 

@@ -25,6 +25,7 @@ from .prompt import with_context
 from .remote import RemoteSubagentStub
 
 if TYPE_CHECKING:
+    from ..core.backend import Resolver
     from .harness import HarnessAgent
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Entry(Struct, frozen=True):
     """`built in`, `code`, `factory`, or the path of a file."""
     make: Factory
     declaration: SubagentDeclaration | None = None
-    check: Callable[[Agent], None] | None = None
+    check: Callable[[Agent, Resolver], None] | None = None
     """Raises ConfigurationError for an agent that may not be the child of this parent."""
 
     async def agent(self, ctx: ToolContext) -> Agent:
@@ -66,7 +67,7 @@ class Entry(Struct, frozen=True):
             raise ExecutionBackendError(self.id, f"its factory gave {made!r}, which is not an agent")
         try:
             if self.check is not None:
-                self.check(made)
+                self.check(made, ctx.resolver)
         except ConfigurationError as exc:
             raise ExecutionBackendError(self.id, str(exc)) from exc
         return made
@@ -323,7 +324,7 @@ def same_place(one: Filesystem, other: Filesystem) -> bool:
     return one is other
 
 
-def _factory_entry(name: str, given: Any, check: Callable[[Agent], None]) -> Entry:
+def _factory_entry(name: str, given: Any, check: Callable[[Agent, Resolver], None]) -> Entry:
     pair = cast("tuple[Any, ...]", given if isinstance(given, tuple) else ("", given))
     if len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
         raise ConfigurationError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
-from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
+from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
 from ..core.filesystem import ConfiningFilesystem, Filesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
@@ -145,12 +146,10 @@ class HarnessAgent(Agent):
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
         """None: the sub-agent plugin brings them. Sub-agents given by name are looked up, tasks looked after."""
+        self.check_confined(self, resolver)
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
-            named = {name: resolver.agent(name) for name in names}
-            for agent in named.values():
-                self.check_confined(agent)
-            self.catalog.take_named(named)
+            self.catalog.take_named({name: resolver.agent(name) for name in names})
             background: Background = resolver.background
             background.service(self._tasks()).watch()
         return ()
@@ -160,14 +159,13 @@ class HarnessAgent(Agent):
             self.catalog.check()
         if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
             self.files.check_commands()
-        for agent in self.linked():
-            self.check_confined(agent)
+        self.check_confined(self)
 
-    def check_confined(self, agent: Agent) -> None:
+    def check_confined(self, agent: Agent, resolver: Resolver | None = None) -> None:
         """Refuse an agent that works, itself or through those it names, outside of a sandbox that this one is in."""
         if not isinstance(self.files, ConfiningFilesystem):
             return
-        for one in _with_linked(agent):
+        for one in _with_linked(agent, resolver):
             if isinstance(one, HarnessAgent) and not self.files.confines(one.files):
                 raise ConfigurationError(
                     f"agent {one.name!r} works in {one.files!r}, outside of the sandbox of {self.name!r}: give it "
@@ -323,16 +321,24 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
     return tuple([tool for tool in tools if tool.name in kept])
 
 
-def _with_linked(agent: Agent) -> Iterable[Agent]:
-    """An agent and all that it, and they, name as objects; each once."""
+def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
+    """An agent and all that it, and they, name: as objects, and by their names where they can be looked up."""
     found = {id(agent): agent}
     waiting = [agent]
     while waiting:
-        for one in waiting.pop().linked():
-            if id(one) not in found:
-                found[id(one)] = one
-                waiting.append(one)
+        one = waiting.pop()
+        for other in (*one.linked(), *_named_by(one, resolver)):
+            if id(other) not in found:
+                found[id(other)] = other
+                waiting.append(other)
     return found.values()
+
+
+def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
+    for name in (*agent.subagents, *agent.handoffs):
+        if isinstance(name, str) and resolver is not None:
+            with suppress(UnknownAgent):  # nobody to reach
+                yield resolver.agent(name)
 
 
 def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
