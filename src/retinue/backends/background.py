@@ -96,11 +96,11 @@ class LocalBackground:
         child = self._backend.waiting_child(run_id)
         if child is None:
             return None
-        fresh = child.match(decisions)
-        if not fresh:
+        answers = child.match(decisions)
+        if not answers:
             return child.result
         question = self._question(run_id)  # it may be answered before anybody has come to ask it
-        question.take(fresh)
+        question.take(child.take(answers))
         return await asyncio.shield(question.result)
 
     async def close(self, grace: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
 from ..loop import children
-from ..loop.decide import match_decisions
+from ..loop.decide import Answer, match_decisions, take_answers
 from ..loop.execute import context_for
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget
@@ -178,13 +178,18 @@ class LocalRun:
         """The decisions that were taken in."""
         return () if self.scope is None else tuple(self.scope.decided)
 
-    def match(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-        """The decisions that are new, by call id; raises where one does not fit."""
+    def match(self, decisions: Mapping[str, Decision]) -> list[Answer]:
+        """The decisions that are new; raises where one does not fit."""
         assert self.scope is not None
         return match_decisions(self.scope, decisions)
 
+    def take(self, answers: Iterable[Answer]) -> dict[str, Decision]:
+        """Take decisions in that `match` has passed; what the run is to go on with, by call id."""
+        assert self.scope is not None
+        return take_answers(self.scope, answers)
+
     def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
-        """Go on with decisions that `match` has passed."""
+        """Go on with decisions that were taken in."""
         assert self.scope is not None
         return resume_run(self.scope, decisions)
 

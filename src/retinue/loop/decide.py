@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jsonschema_rs
 from msgspec import Struct
@@ -31,6 +31,14 @@ class Leaf(Struct, frozen=True):
         return (self.calls[-1], "/".join(self.path), *ticket)
 
 
+class Answer(Struct, frozen=True):
+    """A decision, and the call it is on: where it is, and the names it could be answered by."""
+
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    decision: Decision
+
+
 def leaves(run: RunScope) -> list[Leaf]:
     """Everything a run waits for, its own calls and those of its children."""
     found: list[Leaf] = []
@@ -44,8 +52,8 @@ def leaves(run: RunScope) -> list[Leaf]:
     return found
 
 
-def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, Decision]:
-    """The new decisions by call id. One that was taken in before is left out, so repeating it changes nothing."""
+def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> list[Answer]:
+    """The new decisions, each with its call. One that was taken in before is left out: repeating it changes nothing."""
     if not given:
         raise DecisionRefused(f"run {run.run_id!r}: no decision was given")
     for target, decision in given.items():
@@ -53,31 +61,41 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
             raise DecisionRefused(f"the decision on {target!r} is {decision!r}: use Decision.resume(…) or .cancel(…)")
     fresh = {target: decision for target, decision in given.items() if (target, decision.id) not in run.decided}
     if not fresh:
-        return {}
+        return []
     if run.status is not RunStatus.SUSPENDED:
         raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing")
     waiting = leaves(run)
-    matched: dict[tuple[str, ...], tuple[Leaf, Decision]] = {}
+    matched: dict[tuple[str, ...], Answer] = {}
     for target, decision in fresh.items():
         leaf = _find(run, waiting, target)
         if leaf.path in matched:
             raise DecisionRefused(f"run {run.run_id!r}: call {leaf.calls[-1]!r} is decided on twice")
         if decision.action == "resume" and leaf.ticket is not None:
             _check_payload(leaf.ticket, decision)
-        matched[leaf.path] = leaf, decision
-    for leaf, decision in matched.values():
-        _hand_down(leaf, decision)
-        run.decided |= {(name, decision.id) for name in leaf.names}
+        matched[leaf.path] = Answer(leaf.path, leaf.names, decision)
+    return list(matched.values())
+
+
+def take_answers(run: RunScope, answers: Iterable[Answer]) -> dict[str, Decision]:
+    """Leave each decision with the run that waits for it, and have every call above it go on; those of this run."""
+    for answer in answers:
+        _hand_down(run, answer.path, answer.decision)
+        run.decided |= {(name, answer.decision.id) for name in answer.names}
     pending, run.pending = dict(run.pending), {}
     return pending
 
 
-def _hand_down(leaf: Leaf, decision: Decision) -> None:
-    """Leave the decision with the run that waits, and have every call above it go on."""
-    for scope, call_id in zip(leaf.scopes[:-1], leaf.calls[:-1], strict=True):
-        scope.pending = {call_id: Decision.resume(), **scope.pending}
-    last = leaf.scopes[-1]
-    last.pending = {**last.pending, leaf.calls[-1]: decision}
+def _hand_down(run: RunScope, path: tuple[str, ...], decision: Decision) -> None:
+    call_id = path[0].partition("~")[0]
+    if len(path) == 1:
+        run.pending = {**run.pending, call_id: decision}
+        return
+    run.pending = {call_id: Decision.resume(), **run.pending}
+    open_call = run.open_calls.get(call_id)
+    for number, child in waiting_children(open_call) if open_call is not None else ():
+        if segment(call_id, number) == path[0]:
+            _hand_down(child, path[1:], decision)
+    # Of a run that goes on after its process ended, children may be missing that have ended since: nothing is left to do.
 
 
 def _find(run: RunScope, waiting: list[Leaf], target: str) -> Leaf:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from ..core.decisions import Decision
 from ..core.errors import OwnershipLost, RunElsewhere, ThreadBusy
 from ..core.stores import DurableStore, JournalEntry, RunRecord, Store, ThreadRecord, WhenBusy
+from ..loop.decide import Answer
 from ..storage.logs import LogWriter
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Keeping(Protocol):
         """Write down that it begins, when its thread is free; its thread as it is then."""
         ...
 
-    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+    async def go_on(self, answers: Sequence[Answer]) -> None:
         """Write down that it goes on with what was decided."""
         ...
 
@@ -57,7 +57,7 @@ class StoreKeeping:
         await self._store.save_run(record)
         return thread
 
-    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+    async def go_on(self, answers: Sequence[Answer]) -> None:
         return
 
     async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
@@ -118,20 +118,19 @@ class LogKeeping:
                     return
                 await watch.wait(_LOOK_AGAIN)
 
-    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+    async def go_on(self, answers: Sequence[Answer]) -> None:
         writer, run_id = self.writer, self.writer.log_id
-        await writer.finish()  # it lets go of the log when it has come to its end
-        epoch = await self._store.claim(run_id, self._owner, self._lease)
-        if epoch is None:
-            raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")
-        if epoch != writer.epoch + 1:  # somebody went on with it in between: what is here is old
-            writer.epoch = epoch
-            await writer.give_back()
-            raise OwnershipLost(self._store.place, run_id)
-        writer.epoch = epoch
-        writer.start()
+        if await writer.has_let_go():
+            epoch = await self._store.claim(run_id, self._owner, self._lease)
+            if epoch is None:
+                raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")
+            if epoch != writer.epoch + 1:  # somebody went on with it in between: what is here is old
+                writer.epoch = epoch
+                await writer.give_back()
+                raise OwnershipLost(self._store.place, run_id)
+            writer.own_again(epoch)
         self._legs += 1
-        body = msgspec.json.encode(dict(decisions))
+        body = msgspec.json.encode(answers)
         await writer.record(JournalEntry(run_id, f"{DECISIONS}:{self._legs}", DECISIONS, body))
 
     async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:

@@ -17,6 +17,7 @@ from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord
+from ..loop.decide import Answer
 from ..loop.handles import ChildHandle, children_of
 from ..wire.parts import Mode, PartsProjection, StreamPart
 from .keeping import Keeping
@@ -26,7 +27,7 @@ class Past(Struct):
     """What a process that has ended left of a run."""
 
     record: RunRecord
-    legs: Sequence[Mapping[str, Decision]] = ()
+    legs: Sequence[Sequence[Answer]] = ()
     """The decisions it went on with, each time."""
 
     @property
@@ -48,7 +49,7 @@ class Run:
         *,
         before: asyncio.Future[None] | None = None,
         past: Past | None = None,
-        leg: tuple[Mapping[str, Decision], Mapping[str, Decision]] | None = None,
+        leg: tuple[Sequence[Answer], Mapping[str, Decision]] | None = None,
     ) -> None:
         self._local, self._backend, self.keeping, self._on_end = local, backend, keeping, on_end
         self._before, self._past, self._leg = before, past, leg
@@ -108,14 +109,19 @@ class Run:
         """Wait until it has ended or waits, however that went."""
         await asyncio.wait({self._end})
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What came out of it in place of a result."""
+        return self._end.exception() if self._end.done() and not self._end.cancelled() else None
+
     def resumed(self, decisions: Mapping[str, Decision]) -> Run:
         """The next leg of a suspended run; itself where the decisions were taken in before."""
-        fresh = self._local.match(decisions)
-        if not fresh:
+        answers = self._local.match(decisions)
+        if not answers:
             return self
         self._local.log.reopen()
         self._next_leg = next_leg = Run(
-            self._local, self._backend, self.keeping, self._on_end, leg=(dict(decisions), fresh)
+            self._local, self._backend, self.keeping, self._on_end, leg=(answers, self._local.take(answers))
         )
         next_leg._record, next_leg.left = self._record, self.left
         return next_leg
@@ -157,9 +163,9 @@ class Run:
 
     async def _give_up(self, reason: str) -> RunResult:
         """End a run that waits for an answer which will not come."""
-        await self.keeping.go_on({})
-        self._local.request.cancellation.set(reason)
         self._local.log.reopen()
+        await self.keeping.go_on(())
+        self._local.request.cancellation.set(reason)
         result = self._local.abandon()
         assert result is not None
         self._end = asyncio.get_running_loop().create_future()
@@ -210,8 +216,8 @@ class Run:
     async def _work(self) -> RunResult | None:
         """Run to the end or to where it waits; None where it has ended before, and only its tasks go on."""
         if self._leg is not None:
-            given, fresh = self._leg
-            await self.keeping.go_on(given)
+            answers, fresh = self._leg
+            await self.keeping.go_on(answers)
             return await self._local.resume(fresh)
         if self._before is not None:
             await self._before
@@ -224,9 +230,9 @@ class Run:
             await self._local.take_up_tasks()
             return None
         result = await self._local.execute()
-        for decisions in past.legs:  # what was decided before its process ended
-            if fresh := self._local.match(decisions):
-                result = await self._local.resume(fresh)
+        for answers in past.legs:  # what was decided before its process ended
+            if result.status is RunStatus.SUSPENDED:
+                result = await self._local.resume(self._local.take(answers))
         return result
 
     async def _settle(self, result: RunResult) -> None:

@@ -234,6 +234,8 @@ class Runtime:
         run = await self._stored.load(run_id)
         if run is not None:
             await run.settled()
+            if run.failure is not None:
+                raise run.failure
         return run
 
     async def recover(self) -> list[Run]:

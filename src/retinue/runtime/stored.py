@@ -12,13 +12,13 @@ import msgspec
 from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
 from ..core.context import CancellationToken
-from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, RetinueError, RunElsewhere, UnknownRun
 from ..core.events import Event
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import DurableStore, JournalEntry, OwnedLog, RunRecord, WhenBusy
+from ..loop.decide import Answer
 from ..loop.log import EventLog
 from ..loop.records import StoredRequest, decode_request, encode_request
 from ..loop.recovery import Told, close_runs
@@ -31,7 +31,7 @@ from .run import Past, Run
 
 _log = logging.getLogger(__name__)
 
-_decisions = msgspec.json.Decoder(dict[str, Decision]).decode
+_answers = msgspec.json.Decoder(list[Answer]).decode
 
 
 class Home(Protocol):
@@ -148,7 +148,7 @@ class StoredRuns:
         try:
             stored = _request_in(entries)
             request = self._request(stored)
-            legs = [_decisions(entry.body) for entry in entries if entry.kind == DECISIONS]
+            legs = [_answers(entry.body) for entry in entries if entry.kind == DECISIONS]
             local = self._backend.open(request, DurableJournal(run_id, writer, Recorded(entries)), log)
         except (RetinueError, ValueError) as exc:
             await self._fail(record, log, writer, str(exc))
@@ -209,8 +209,8 @@ class StoredRuns:
         """Whether another process has gone on with a run that waits here."""
         if not run.waits or not isinstance(run.keeping, LogKeeping):
             return False
-        await run.keeping.finish()
-        return await self.store.epoch_of(run.run_id) != run.keeping.writer.epoch
+        writer = run.keeping.writer
+        return await writer.has_let_go() and await self.store.epoch_of(run.run_id) != writer.epoch
 
     async def is_elsewhere(self, run_id: str) -> bool:
         """Whether another process that lives is at work on it."""

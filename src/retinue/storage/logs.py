@@ -53,6 +53,7 @@ class LogWriter:
         self._sleeping: asyncio.Future[None] | None = None
         self._job: asyncio.Task[None] | None = None
         self._problem: Exception | None = None
+        self._letting_go = self._released = False
         self.done = False
         """Whether the run has ended for good."""
 
@@ -90,6 +91,17 @@ class LogWriter:
         if self._job is not None:
             await asyncio.shield(self._job)
 
+    async def has_let_go(self) -> bool:
+        """Whether the log may be another's by now; waits where that is just being written."""
+        if self._letting_go and self._job is not None:
+            await asyncio.shield(self._job)
+        return self._released
+
+    def own_again(self, epoch: int) -> None:
+        """Go on as the owner of that epoch."""
+        self.epoch, self._released = epoch, False
+        self.start()
+
     async def give_back(self) -> None:
         """Let go of a log that is not written to."""
         await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True))
@@ -112,14 +124,20 @@ class LogWriter:
                 while self._waiting or self._written < len(log.events):
                     await self._write_once()
                 if log.closed:
-                    break
-            await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True, done=self.done))
+                    await self._let_go()
+                    if not self._waiting:
+                        return
         except asyncio.CancelledError:
             raise
         except Exception as exc:
             self._problem = exc
             _log.error("the events of run %s can no longer be stored: %s", self.log_id, exc)
             _fail(self._waiting, exc)
+
+    async def _let_go(self) -> None:
+        self._letting_go = True
+        await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True, done=self.done))
+        self._letting_go, self._released = False, True
 
     async def _until_needed(self) -> None:
         """Sleep until there is something to write; where nobody waits for it, until some has gathered."""

@@ -1,0 +1,194 @@
+"""One run at a time on a thread, whoever asks; runs that are cancelled from elsewhere; owners that wake up late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import Agent, ConfigurationError, RunStatus, Runtime, ThreadBusy, tool
+from retinue.testing import ScriptedModel, call, say
+
+
+class Gate:
+    """A tool that lets a run go on when the test says so."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+        self.open = asyncio.Event()
+
+    def agent(self) -> Agent:
+        @tool
+        async def wait(name: str) -> str:
+            """Wait for the gate."""
+            self.entered.append(name)
+            await self.open.wait()
+            return f"{name} went through"
+
+        def turn(request: Any) -> Any:
+            last = request.messages[-1]
+            return say(last.text) if last.role == "tool" else call("wait", {"name": last.text})
+
+        return Agent("a", ScriptedModel(turn), tools=[wait])
+
+
+@asynccontextmanager
+async def two_nodes(kind: str, tmp_path: Path, gate: Gate) -> AsyncIterator[tuple[Runtime, Runtime]]:
+    """Two runtimes on one store, or one twice where there is no store to share."""
+    if kind == "memory":
+        async with Runtime([gate.agent()]) as runtime:
+            yield runtime, runtime
+        return
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [gate.agent()]) as first, Runtime.open(url, [gate.agent()]) as second:
+        yield first, second
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 the condition is a test's own
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def test_a_second_run_is_refused(kind: str, tmp_path: Path) -> None:
+    gate = Gate()
+    async with two_nodes(kind, tmp_path, gate) as (first, second):
+        run = first.stream("a", "one", thread_id="t")
+        await until(lambda: gate.entered)
+        with pytest.raises(ThreadBusy, match=run.run_id):
+            await second.run("a", "two", thread_id="t")
+        gate.open.set()
+        assert (await run.result()).response == "one went through"
+        assert (await second.run("a", "three", thread_id="t")).response == "three went through"
+        with pytest.raises(ConfigurationError, match="when_busy"):
+            second.stream("a", "x", when_busy="shove")  # pyright: ignore[reportArgumentType]
+
+
+async def test_runs_wait_their_turn_in_order(kind: str, tmp_path: Path) -> None:
+    gate = Gate()
+    async with two_nodes(kind, tmp_path, gate) as (first, second):
+        runs = [first.stream("a", "one", thread_id="t")]
+        await until(lambda: gate.entered)
+        for place, name in enumerate(["two", "three", "four"]):
+            runs.append((second, first, second)[place].stream("a", name, thread_id="t", when_busy="enqueue"))
+            await asyncio.sleep(0.02)
+        with pytest.raises(ThreadBusy):
+            await second.run("a", "five", thread_id="t")
+        gate.open.set()
+        results = [await run.result() for run in runs]
+        assert [result.response for result in results] == [f"{name} went through" for name in gate.entered]
+        assert gate.entered == ["one", "two", "three", "four"]
+        thread = await second.store.load_thread("t")
+        assert thread is not None
+        assert [m.text for m in thread.messages if m.role == "user"] == gate.entered
+
+
+async def test_a_newer_run_ends_the_one_before(kind: str, tmp_path: Path) -> None:
+    gate = Gate()
+    async with two_nodes(kind, tmp_path, gate) as (first, second):
+        old = first.stream("a", "one", thread_id="t")
+        await until(lambda: gate.entered)
+        new = second.stream("a", "two", thread_id="t", when_busy="interrupt")
+        assert (await old.result()).status is RunStatus.CANCELLED
+        await until(lambda: len(gate.entered) == 2)
+        gate.open.set()
+        assert (await new.result()).response == "two went through"
+
+
+async def test_a_run_that_waits_for_its_turn_can_be_cancelled(kind: str, tmp_path: Path) -> None:
+    gate = Gate()
+    async with two_nodes(kind, tmp_path, gate) as (first, second):
+        run = first.stream("a", "one", thread_id="t")
+        await until(lambda: gate.entered)
+        queued = second.stream("a", "two", thread_id="t", when_busy="enqueue")
+        await asyncio.sleep(0.1)
+        assert (await queued.cancel()).status is RunStatus.CANCELLED
+        gate.open.set()
+        assert (await run.result()).status is RunStatus.COMPLETED
+        assert gate.entered == ["one"]
+        assert (await second.run("a", "three", thread_id="t")).status is RunStatus.COMPLETED
+
+
+async def test_a_run_is_cancelled_by_another_runtime(tmp_path: Path) -> None:
+    gate = Gate()
+    async with two_nodes("sqlite", tmp_path, gate) as (first, second):
+        run = first.stream("a", "one", thread_id="t")
+        await until(lambda: gate.entered)
+        result = await second.cancel(run.run_id, reason="enough")
+        assert (result.status, result.error) == (RunStatus.CANCELLED, "enough")
+        assert (await run.result()).status is RunStatus.CANCELLED
+
+
+LATE = """
+import asyncio, sys
+from retinue import Agent, Runtime, tool
+from retinue.testing import ScriptedModel, call, say
+async def main():
+    @tool
+    async def slow() -> str:
+        "Take a while."
+        print("in", flush=True)
+        await asyncio.sleep(2)
+        return "slow is done"
+    def turn(request):
+        last = request.messages[-1]
+        return say(last.text) if last.role == "tool" else call("slow", {})
+    async with Runtime.open(sys.argv[1], [Agent("a", ScriptedModel(turn), tools=[slow])], lease=1.0) as runtime:
+        run = runtime.stream("a", "go", thread_id="t")
+        print(run.run_id, flush=True)
+        result = await run.result()
+        print(result.status, result.error, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_an_owner_that_wakes_up_late_cannot_write(tmp_path: Path) -> None:
+    """A process is stopped for longer than its lease; another takes its run over; the first wakes up and is too late."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    process = subprocess.Popen([sys.executable, "-c", LATE, url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    run_id = (await asyncio.to_thread(process.stdout.readline)).strip()
+    assert (await asyncio.to_thread(process.stdout.readline)).strip() == "in"
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(1.2)
+
+        @tool
+        async def slow() -> str:
+            """Is not called: the call was interrupted, and it may not be run twice."""
+            raise AssertionError
+
+        def turn(request: Any) -> Any:
+            last = request.messages[-1]
+            return say(last.text[:28]) if last.role == "tool" else call("slow", {})
+
+        async with Runtime.open(url, [Agent("a", ScriptedModel(turn), tools=[slow])]) as runtime:
+            result = await runtime.result(run_id)
+            assert result.response == "interrupted, outcome unknown"
+            before = [event.kind async for event in runtime.events(run_id)]
+            os.kill(process.pid, signal.SIGCONT)
+            said = await asyncio.to_thread(process.stdout.read)
+            assert "completed" not in said.split()
+            record = await runtime.store.load_run(run_id)
+            assert record is not None
+            assert record.result is not None
+            assert record.result.response == "interrupted, outcome unknown"
+        async with Runtime.open(url) as runtime:
+            assert [event.kind async for event in runtime.events(run_id)] == before
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
