@@ -19,6 +19,7 @@ from retinue import (
     OwnershipLost,
     ResumeMode,
     RunElsewhere,
+    RunFinished,
     RunStatus,
     Runtime,
     SuspendTicket,
@@ -171,7 +172,7 @@ async def test_nested_and_parallel_children_go_on_where_they_stopped(url: str) -
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     runs = {event.run_id: event.ns for event in events}
     assert len(runs) == len(set(runs.values())) == 5
-    ends = [event.status for event in events if event.kind == "run_finished" and event.run_id != run_id]
+    ends = [event.status for event in events if isinstance(event, RunFinished) and event.run_id != run_id]
     assert ends.count(RunStatus.COMPLETED) == 4
 
 
@@ -215,7 +216,7 @@ async def test_one_that_nobody_answers_can_be_cancelled_elsewhere(url: str) -> N
         events = [event async for event in runtime.events(run_id)]
     open_runs = {event.run_id for event in events}
     for event in events:
-        if event.kind == "run_finished" and event.status is not RunStatus.SUSPENDED:
+        if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
             open_runs.discard(event.run_id)
     assert not open_runs
     async with Runtime.open(url, nested(ran)) as runtime:
