@@ -40,8 +40,8 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         "ALTER TABLE threads ADD COLUMN state BLOB",
         "ALTER TABLE threads ADD COLUMN holder TEXT",
-        "CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL, "
-        "PRIMARY KEY (thread_id, place))",
+        """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread_id, place))""",
         _split_threads,
         "ALTER TABLE threads DROP COLUMN body",
         "ALTER TABLE runs ADD COLUMN decided BLOB",
