@@ -86,7 +86,7 @@ FAULTS = {
     "check_the_same_batch_is_written_once": ("EXISTS (", "NOT EXISTS ("),
     "check_a_journal_keeps_its_order": ("ORDER BY place", "ORDER BY place DESC"),
     "check_leases_are_prolonged": ("SET lease_until = ?", "SET lease_until = 0 * ?"),
-    "check_an_owner_learns_who_is_to_be_cancelled": ("RETURNING log_id, cancel", "RETURNING log_id, NULL"),
+    "check_an_owner_learns_who_is_to_be_cancelled": ("SELECT log_id, cancel FROM", "SELECT log_id, NULL FROM"),
     "check_a_run_begins_whole": ("SELECT owner FROM", "SELECT NULL FROM"),
     "check_runs_are_listed_newest_first": ("ORDER BY started_at DESC", "ORDER BY started_at"),
     "check_runs_are_found_by_thread_user_and_status": ("user_id = ?", "? IS NOT NULL"),
