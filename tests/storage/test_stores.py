@@ -1,4 +1,4 @@
-"""What every store must do, over memory and SQLite; and what a file can suffer."""
+"""What every store must do, over memory, SQLite and PostgreSQL; and what a file can suffer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,27 @@ from retinue import (
     UnknownRun,
     event_to_json,
 )
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.sql import SqlStore
+from retinue.storage.urls import open_store
 from retinue.testing import ScriptedModel, call, say
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
         return
-    made = SqliteStore(str(tmp_path / "app.db"))
+    url = f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    made = open_store(url)
+    assert isinstance(made, SqlStore)
     yield made
     await made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a runtime keeps what another goes on with."""
+    return f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 def thread(name: str, *said: str) -> ThreadRecord:
@@ -99,10 +108,9 @@ async def test_writers_side_by_side_lose_nothing(store: Store) -> None:
 count = StateKey("count", int, update=int, reduce=lambda a, b: a + b, scope="thread")
 
 
-async def test_a_conversation_goes_on_in_another_runtime(tmp_path: Path) -> None:
+async def test_a_conversation_goes_on_in_another_runtime(url: str) -> None:
     model = ScriptedModel(lambda request: say(f"{len(request.messages)} messages"))
     agent = Agent("a", model)
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         assert (await runtime.run("a", "one", thread_id="t")).response == "1 messages"
         run = runtime.stream("a", "two", thread_id="t")
@@ -117,9 +125,8 @@ async def test_a_conversation_goes_on_in_another_runtime(tmp_path: Path) -> None
             await anext(runtime.events("run_of_nobody"))
 
 
-async def test_what_is_stored_of_a_log_is_the_log(tmp_path: Path) -> None:
+async def test_what_is_stored_of_a_log_is_the_log(url: str) -> None:
     agent = Agent("a", ScriptedModel([call("nothing", {"x": 1}), say("done", chunks=["do", "ne"])]))
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         run = runtime.stream("a", "go")
         live = [event_to_json(event) async for event in run]
@@ -140,7 +147,7 @@ asyncio.run(main())
 """
 
 
-async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Path) -> None:
+async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Path, url: str) -> None:
     told = 0
     may_end = asyncio.Event()
 
@@ -154,7 +161,6 @@ async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Pa
         return spawn if told == 1 else say("it works on it")
 
     agent = HarnessAgent("orch", ScriptedModel(model), workspace=tmp_path)
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         run = runtime.stream("orch", "go", thread_id="t1")
         await run.result()
@@ -232,10 +238,11 @@ async def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://app.db", "sqlite:///", "mysql://x", "app.db"])
+@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://app.db", "sqlite:///", "mysql://u:secret@x", "app.db"])
 def test_a_url_that_names_no_store_lists_those_there_are(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:///app.db"):
-        Runtime.open(url)
+    with pytest.raises(ConfigurationError, match="sqlite:///app.db") as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
 
 
 async def test_an_interrupted_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeVar
 
 from ..core.errors import StoreError
@@ -44,19 +44,26 @@ class Link(Protocol):
 
     locking: str
     """What a SELECT says at its end so that nobody changes its rows before this is committed."""
+    lost: bool
+    """Whether the connection is gone, so that another is worth a try."""
 
 
 Work = Callable[[Link], Any]
-"""Something done in one transaction. It may be done again from the beginning, so it changes nothing else."""
+"""Something done in one transaction. It changes nothing else, and done again, even after it was committed, it changes
+nothing more: where a connection breaks, nobody knows how far it came."""
 Session = Callable[[], AbstractContextManager[Link]]
 """Lends a connection, which is given back, or thrown away where it failed."""
 
-_Job = tuple[Work, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Job = tuple[str, Work, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 _Outcome = tuple[Any, Exception | None]
 
 
 class Lane:
-    """Does work in the order in which it came, in a thread of its own that begins with the first piece."""
+    """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
+
+    In one transaction it is in the order of what it is about, so that two lanes hardly ever wait for each other. Where
+    they do, the database fails one of the transactions, and each piece of it is done alone.
+    """
 
     def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
         self._place, self._session, self._problem = place, session, problem
@@ -64,13 +71,13 @@ class Lane:
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    async def do(self, work: Callable[[Link], T]) -> T:
+    async def do(self, work: Callable[[Link], T], about: str = "") -> T:
         """Have work done and committed; whoever waits here is told then."""
         if self._closed:
             raise StoreError(self._place, "it was closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((work, loop, done))
+        self._jobs.put((about, work, loop, done))
         if self._worker is None:
             self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
             self._worker.start()
@@ -90,35 +97,45 @@ class Lane:
             batch = [self._jobs.get()]
             while len(batch) < MOST and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = [job for job in batch if job is not None]
+            jobs = sorted([job for job in batch if job is not None], key=_about)
             if jobs:
-                _tell(jobs, self._together([work for work, _, _ in jobs]))
+                _tell(jobs, self._together([work for _, work, _, _ in jobs]))
             if len(jobs) < len(batch):
                 return
 
     def _together(self, works: list[Work]) -> list[_Outcome]:
         """Do several things in one transaction; where one fails, each in its own."""
+        outcomes: list[_Outcome] = []
         try:
-            with self._session() as link:
-                if len(works) > 1:
-                    try:
-                        return _in_one(link, works)
-                    except Exception:
-                        pass  # one by one it shows whose fault it was
-                return [self._alone(link, work) for work in works]
-        except Exception as exc:
-            return [(None, self._problem(exc))] * len(works)
+            if len(works) > 1:
+                with self._session() as link, suppress(Exception):  # one by one it shows whose fault it was
+                    return _in_one(link, works)
+            for work in works:
+                outcomes.append(self._alone(work))
+        except Exception as exc:  # no connection is to be had: what is left need not be tried
+            outcomes += [(None, self._problem(exc))] * (len(works) - len(outcomes))
+        return outcomes
 
-    def _alone(self, link: Link, work: Work) -> _Outcome:
-        try:
-            return _in_one(link, [work])[0]
-        except Exception as exc:
-            return None, self._problem(exc)
+    def _alone(self, work: Work) -> _Outcome:
+        """Do one thing, and once again where the connection turned out to be gone."""
+        outcome, lost = self._try(work)
+        return self._try(work)[0] if lost else outcome
+
+    def _try(self, work: Work) -> tuple[_Outcome, bool]:
+        with self._session() as link:
+            try:
+                return _in_one(link, [work])[0], False
+            except Exception as exc:
+                return (None, self._problem(exc)), link.lost
+
+
+def _about(job: _Job) -> str:
+    return job[0]
 
 
 def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
-    link.begin()
     try:
+        link.begin()
         outcomes: list[_Outcome] = [(work(link), None) for work in works]
         link.commit()
     except BaseException:
@@ -130,7 +147,7 @@ def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
 def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
     """Tell those who wait, with one word to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
-    for (_, loop, done), outcome in zip(jobs, outcomes, strict=True):
+    for (_, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
         by_loop.setdefault(loop, []).append((done, outcome))
     for loop, told in by_loop.items():
         try:

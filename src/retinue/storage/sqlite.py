@@ -133,11 +133,12 @@ class _Session:
 class SqliteLink:
     """A connection to a file."""
 
-    __slots__ = ("_begin", "connection", "locking")
+    __slots__ = ("_begin", "connection", "locking", "lost")
 
     def __init__(self, connection: sqlite3.Connection, begin: str) -> None:
         self.connection, self._begin = connection, begin
         self.locking = ""  # whoever writes has the file for himself
+        self.lost = False
 
     def begin(self) -> None:
         self.connection.execute(self._begin)
