@@ -19,7 +19,6 @@ from retinue import (
     OwnershipLost,
     ResumeMode,
     RunElsewhere,
-    RunFinished,
     RunStatus,
     Runtime,
     SuspendTicket,
@@ -28,6 +27,7 @@ from retinue import (
     UnknownRun,
     tool,
 )
+from retinue.core.events import RunFinished
 from retinue.testing import ScriptedModel, call, say
 
 Build = Callable[[], list[Agent]]
@@ -64,9 +64,9 @@ def yes(**more: Any) -> Decision:
     return Decision.resume({"ok": True, **more})
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/app.db"
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 async def suspended(url: str, build: Build, *, expect: set[str]) -> str:

@@ -41,13 +41,12 @@ class Gate:
 
 
 @asynccontextmanager
-async def two_nodes(kind: str, tmp_path: Path, gate: Gate) -> AsyncIterator[tuple[Runtime, Runtime]]:
+async def two_nodes(url: str, gate: Gate) -> AsyncIterator[tuple[Runtime, Runtime]]:
     """Two runtimes on one store, or one twice where there is no store to share."""
-    if kind == "memory":
+    if url == "memory:":
         async with Runtime([gate.agent()]) as runtime:
             yield runtime, runtime
         return
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [gate.agent()]) as first, Runtime.open(url, [gate.agent()]) as second:
         yield first, second
 
@@ -58,14 +57,25 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return _url(request, tmp_path)
 
 
-async def test_a_second_run_is_refused(kind: str, tmp_path: Path) -> None:
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return _url(request, tmp_path)
+
+
+def _url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_url")
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/app.db"
+
+
+async def test_a_second_run_is_refused(anywhere: str) -> None:
     gate = Gate()
-    async with two_nodes(kind, tmp_path, gate) as (first, second):
+    async with two_nodes(anywhere, gate) as (first, second):
         run = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
         with pytest.raises(ThreadBusy, match=run.run_id):
@@ -77,9 +87,9 @@ async def test_a_second_run_is_refused(kind: str, tmp_path: Path) -> None:
             second.stream("a", "x", when_busy="shove")  # pyright: ignore[reportArgumentType]
 
 
-async def test_runs_wait_their_turn_in_order(kind: str, tmp_path: Path) -> None:
+async def test_runs_wait_their_turn_in_order(anywhere: str) -> None:
     gate = Gate()
-    async with two_nodes(kind, tmp_path, gate) as (first, second):
+    async with two_nodes(anywhere, gate) as (first, second):
         runs = [first.stream("a", "one", thread_id="t")]
         await until(lambda: gate.entered)
         for place, name in enumerate(["two", "three", "four"]):
@@ -96,9 +106,9 @@ async def test_runs_wait_their_turn_in_order(kind: str, tmp_path: Path) -> None:
         assert [m.text for m in thread.messages if m.role == "user"] == gate.entered
 
 
-async def test_a_newer_run_ends_the_one_before(kind: str, tmp_path: Path) -> None:
+async def test_a_newer_run_ends_the_one_before(anywhere: str) -> None:
     gate = Gate()
-    async with two_nodes(kind, tmp_path, gate) as (first, second):
+    async with two_nodes(anywhere, gate) as (first, second):
         old = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
         new = second.stream("a", "two", thread_id="t", when_busy="interrupt")
@@ -108,9 +118,9 @@ async def test_a_newer_run_ends_the_one_before(kind: str, tmp_path: Path) -> Non
         assert (await new.result()).response == "two went through"
 
 
-async def test_a_run_that_waits_for_its_turn_can_be_cancelled(kind: str, tmp_path: Path) -> None:
+async def test_a_run_that_waits_for_its_turn_can_be_cancelled(anywhere: str) -> None:
     gate = Gate()
-    async with two_nodes(kind, tmp_path, gate) as (first, second):
+    async with two_nodes(anywhere, gate) as (first, second):
         run = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
         queued = second.stream("a", "two", thread_id="t", when_busy="enqueue")
@@ -122,9 +132,9 @@ async def test_a_run_that_waits_for_its_turn_can_be_cancelled(kind: str, tmp_pat
         assert (await second.run("a", "three", thread_id="t")).status is RunStatus.COMPLETED
 
 
-async def test_a_run_is_cancelled_by_another_runtime(tmp_path: Path) -> None:
+async def test_a_run_is_cancelled_by_another_runtime(stored: str) -> None:
     gate = Gate()
-    async with two_nodes("sqlite", tmp_path, gate) as (first, second):
+    async with two_nodes(stored, gate) as (first, second):
         run = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
         result = await second.cancel(run.run_id, reason="enough")
@@ -155,9 +165,9 @@ asyncio.run(main())
 """
 
 
-async def test_an_owner_that_wakes_up_late_cannot_write(tmp_path: Path) -> None:
+async def test_an_owner_that_wakes_up_late_cannot_write(stored: str) -> None:
     """A process is stopped for longer than its lease; another takes its run over; the first wakes up and is too late."""
-    url = f"sqlite:///{tmp_path}/app.db"
+    url = stored
     process = subprocess.Popen([sys.executable, "-c", LATE, url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     run_id = (await asyncio.to_thread(process.stdout.readline)).strip()

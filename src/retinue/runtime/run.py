@@ -29,6 +29,8 @@ class Past(Struct):
     record: RunRecord
     legs: Sequence[Sequence[Answer]] = ()
     """The decisions it went on with, each time."""
+    held: bool = False
+    """Whether it stays this process's where it waits: somebody is about to answer."""
 
     @property
     def result(self) -> RunResult | None:
@@ -199,18 +201,35 @@ class Run:
             if result is None:
                 self._close()
                 return
+            if result.status is RunStatus.SUSPENDED and self._past is not None and self._past.held:
+                self._end.set_result(result)
+                return
             try:
                 await self._settle(result)
             except asyncio.CancelledError:  # too late to cancel: what there is must be kept
                 await self._settle(result)
         except asyncio.CancelledError:
             if not self._end.done():
-                self._end.cancel()  # the event loop is going down, or the run was given up on and has its end
-                self._close()
+                await self._stop_before_it_went_on()
         except Exception as exc:
             if not self._end.done():
                 self._end.set_exception(exc)
                 self._end.exception()  # nobody need be waiting
+            self._close()
+
+    async def _stop_before_it_went_on(self) -> None:
+        """End a leg that was told to stop before it had begun; or the event loop is going down."""
+        stopped = self._leg is not None and self._local.request.cancellation.is_set()
+        if stopped and (result := self._local.abandon()) is not None:
+            await self._settle(result)
+            return
+        self._end.cancel()
+        self._close()
+
+    def let_go(self) -> None:
+        """Leave a run that was held for an answer to whoever answers it."""
+        if self._past is not None and self._past.held and self.waits:
+            self._past.held = False
             self._close()
 
     async def _work(self) -> RunResult | None:

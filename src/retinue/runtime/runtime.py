@@ -213,8 +213,14 @@ class Runtime:
         if run_id not in self._runs and (answered := await self._background.answer(run_id, decisions)) is not None:
             return answered
         run = await self.load(run_id)
-        if self._stored is None or run is not None:
-            return await _result_or_cancel(self.stream_resume(run_id, decisions))
+        if run is not None:
+            try:
+                next_leg = self.stream_resume(run_id, decisions)
+            finally:
+                if self._runs[run_id] is run:
+                    run.let_go()
+            return await _result_or_cancel(next_leg)
+        assert self._stored is not None
         record = await self._stored.record(run_id)
         assert record.result is not None
         if all((target, decision.id) in record.decided for target, decision in decisions.items()):
@@ -224,7 +230,8 @@ class Runtime:
     async def load(self, run_id: str) -> Run | None:
         """Bring a run that waits, or whose process has ended, into this process; None where it has ended.
 
-        Raises RunElsewhere where another process is at work on it.
+        It stays here until it is answered or cancelled, or this runtime is closed. Raises RunElsewhere where another
+        process is at work on it.
         """
         if self._stored is None:
             return self._find(run_id)

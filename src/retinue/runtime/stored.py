@@ -134,9 +134,9 @@ class StoredRuns:
             epoch = await self.store.claim(run_id, self.node.owner, self.node.lease, after=owner)
         if epoch is None:
             raise RunElsewhere(run_id, await self.store.owner_of(run_id) or "another process")
-        return await self._open(run_id, epoch)
+        return await self._open(run_id, epoch, held=True)
 
-    async def _open(self, run_id: str, epoch: int) -> Run:
+    async def _open(self, run_id: str, epoch: int, *, held: bool = False) -> Run:
         """Set up a run from what its store holds, and let it go on; one that cannot is ended, with the reason."""
         record = await self.record(run_id)
         events = await self._events(run_id)
@@ -153,7 +153,7 @@ class StoredRuns:
         except (RetinueError, ValueError) as exc:
             await self._fail(record, log, writer, str(exc))
             raise
-        past = Past(record, [leg for leg in legs if leg])
+        past = Past(record, [leg for leg in legs if leg], held)
         keeping = self._keeping(writer, legs=len(legs))
         run = Run(local, self._backend, keeping, self._home.run_ended, past=past)
         self.node.take(run)
@@ -239,6 +239,8 @@ class StoredRuns:
 
     async def close(self, runs: list[Run], grace: float) -> None:
         """Write what is left, and let go of the store."""
+        for run in runs:
+            run.let_go()
         if ends := [asyncio.create_task(run.keeping.finish()) for run in runs]:
             await asyncio.wait([*ends, *self._ends], timeout=grace)
         await self.node.close()
