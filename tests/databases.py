@@ -60,6 +60,10 @@ class TestServer:
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url("public").partition("?")[0], autocommit=True)
 
+    def log(self) -> str:
+        """What the server has to say."""
+        return (self.folder / "data" / "log").read_text()
+
     def stop(self) -> None:
         self._server.stop()
 

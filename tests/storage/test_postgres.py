@@ -264,3 +264,39 @@ async def test_schemas_do_not_see_each_other(postgres_server: TestServer) -> Non
     assert await two.load_thread("t1") is None
     await one.close()
     await two.close()
+
+
+async def test_runs_that_share_threads_do_not_wait_for_each_other(
+    postgres_server: TestServer, postgres_url: str
+) -> None:
+    stores = [PostgresStore(postgres_url) for _ in range(2)]
+
+    async def live(number: int) -> None:
+        store, thread_id, run_id = stores[number % 2], f"t{number % 3}", f"r{number}"
+        record = stored_run(run_id, float(number), thread_id=thread_id, queued=True)
+        holder = await begin(store, record, f"p{number % 2}")
+        while holder is not None:
+            await asyncio.sleep(0.05)
+            holder = await store.take_thread(record)
+        for seq in range(1, 4):
+            thread = stored_thread(thread_id, run_id) if seq == 2 else None
+            await store.write(LogBatch(log_id=run_id, epoch=1, events=text_events(seq, seq), thread=thread))
+        await stores[0].ask_cancel(run_id, "why")
+        ended = stored_run(run_id, float(number), RunStatus.COMPLETED, thread_id=thread_id)
+        await store.write(LogBatch(log_id=run_id, epoch=1, run=ended, ended=True, released=True, done=True))
+
+    async def renew(number: int) -> None:
+        while True:
+            await stores[number].renew(f"p{number}", LONG)
+            await asyncio.sleep(0.01)
+
+    renewing = [asyncio.create_task(renew(number)) for number in range(2)]
+    await asyncio.gather(*[live(number) for number in range(30)])
+    for task in renewing:
+        task.cancel()
+    await asyncio.gather(*renewing, return_exceptions=True)
+    assert await stores[0].owned_logs() == []
+    assert len(await stores[0].list_runs(status="completed")) == 30
+    for store in stores:
+        await store.close()
+    assert "deadlock" not in postgres_server.log()

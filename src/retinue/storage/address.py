@@ -34,8 +34,10 @@ _LASTING = (
     ": invalid ",
 )
 """What a server that cannot be connected to says of trouble that does not pass by itself."""
-_PASSING = ("08", "23505", "25006", "40", "53", "55P03", "57", "58")
-"""States of SQL that may be others a moment later: connections, resources, rivals, a server that stops or changes."""
+_PASSING = ("08", "25006", "53", "57", "58")
+"""States of SQL that may be others a moment later: connections, resources, a server that stops or changes."""
+_RIVALS = ("23505", "40", "55P03")
+"""States of SQL that come of others who change the same at the same moment."""
 
 
 class PostgresAddress:
@@ -66,6 +68,8 @@ class PostgresAddress:
         if not isinstance(error, psycopg.Error):
             return error
         said, state = self._shown(error), error.sqlstate or ""
+        if state.startswith(_RIVALS):
+            return StoreError(self.place, f"{said}: somebody else was faster, try again", passes=True)
         if state.startswith(_PASSING) or (not state and _is_of_connection(error, said)):
             return StoreError(self.place, f"{said}: is the server up, and can it take more?", passes=True)
         if isinstance(error, psycopg.OperationalError) and not state:

@@ -54,15 +54,15 @@ nothing more: where a connection breaks, nobody knows how far it came."""
 Session = Callable[[], AbstractContextManager[Link]]
 """Lends a connection, which is given back, or thrown away where it failed."""
 
-_Job = tuple[str, Work, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Job = tuple[str, Work, bool, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 _Outcome = tuple[Any, Exception | None]
 
 
 class Lane:
     """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
 
-    In one transaction it is in the order of what it is about, so that two lanes hardly ever wait for each other. Where
-    they do, the database fails one of the transactions, and each piece of it is done alone.
+    In one transaction it is in the order of what it is about. Work that also touches something else has one for itself:
+    so two lanes, which keep what they have touched until they commit, never wait for each other.
     """
 
     def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
@@ -71,13 +71,13 @@ class Lane:
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    async def do(self, work: Callable[[Link], T], about: str = "") -> T:
+    async def do(self, work: Callable[[Link], T], about: str = "", alone: bool = False) -> T:
         """Have work done and committed; whoever waits here is told then."""
         if self._closed:
             raise StoreError(self._place, "it was closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((about, work, loop, done))
+        self._jobs.put((about, work, alone, loop, done))
         if self._worker is None:
             self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
             self._worker.start()
@@ -97,9 +97,9 @@ class Lane:
             batch = [self._jobs.get()]
             while len(batch) < MOST and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = sorted([job for job in batch if job is not None], key=_about)
-            if jobs:
-                _tell(jobs, self._together([work for _, work, _, _ in jobs]))
+            jobs = [job for job in batch if job is not None]
+            for some in _parted(jobs):
+                _tell(some, self._together([work for _, work, _, _, _ in some]))
             if len(jobs) < len(batch):
                 return
 
@@ -129,8 +129,18 @@ class Lane:
                 return (None, self._problem(exc)), link.lost
 
 
-def _about(job: _Job) -> str:
-    return job[0]
+def _parted(jobs: Sequence[_Job]) -> list[list[_Job]]:
+    """Work in the order of what it is about, parted by transaction."""
+    parts: list[list[_Job]] = []
+    may_join = False
+    for job in sorted(jobs, key=lambda job: job[0]):
+        alone = job[2]
+        if may_join and not alone:
+            parts[-1].append(job)
+        else:
+            parts.append([job])
+        may_join = not alone
+    return parts
 
 
 def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
@@ -147,7 +157,7 @@ def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
 def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
     """Tell those who wait, with one word to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
-    for (_, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
+    for (_, _, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
         by_loop.setdefault(loop, []).append((done, outcome))
     for loop, told in by_loop.items():
         try:

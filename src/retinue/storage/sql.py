@@ -42,8 +42,8 @@ class Database(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, work: Callable[[Link], T], about: str = "") -> T:
-        """Do work about one thing, a run or a thread, or about everything."""
+    async def write(self, work: Callable[[Link], T], about: str = "", *, alone: bool = False) -> T:
+        """Do work about one log or about everything; `alone` where it locks anything else, a thread above all."""
         ...
 
     async def read(self, work: Callable[[Link], T]) -> T: ...
@@ -87,14 +87,14 @@ class SqlStore:
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        await self.database.write(_saving_thread(record, 0), record.thread_id)
+        await self.database.write(_saving_thread(record, 0), record.thread_id, alone=True)
 
     async def load_run(self, run_id: str) -> RunRecord | None:
         found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
         return self._run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
-        await self.database.write(_saving_run(record), record.identity.run_id)
+        await self.database.write(_saving_run(record), record.identity.run_id, alone=True)
 
     async def list_runs(
         self,
@@ -137,7 +137,7 @@ class SqlStore:
                 link.run(_RUNS_NOW, identity.run_id)
             return holder
 
-        return await self.database.write(begin, identity.run_id)
+        return await self.database.write(begin, identity.run_id, alone=True)
 
     async def take_thread(self, record: RunRecord) -> str | None:
         def take(link: Link) -> str | None:
@@ -147,7 +147,7 @@ class SqlStore:
                 link.run(_RUNS_NOW, record.identity.run_id)
             return holder
 
-        return await self.database.write(take, record.identity.run_id)
+        return await self.database.write(take, record.identity.run_id, alone=True)
 
     async def write(self, batch: LogBatch) -> None:
         log_id, place = batch.log_id, batch.first_entry
@@ -182,7 +182,7 @@ class SqlStore:
                 link.run("DELETE FROM journal WHERE log_id = ?", log_id)
             link.note(log_id)
 
-        await self.database.write(write, log_id)
+        await self.database.write(write, log_id, alone=save_thread is not None or save_run is not None)
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
         def read(link: Link) -> tuple[list[Any], bool] | None:

@@ -49,7 +49,7 @@ class SqliteDatabase:
     async def open(self) -> None:
         await self._writing.do(lambda link: None)
 
-    async def write(self, work: Callable[[Link], T], about: str = "") -> T:
+    async def write(self, work: Callable[[Link], T], about: str = "", *, alone: bool = False) -> T:
         return await self._writing.do(work)
 
     async def read(self, work: Callable[[Link], T]) -> T:
