@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..core.errors import ConfigurationError
 from ..core.stores import Durability, Store
 from .memory import MemoryStore
+from .sql import Database, SqlStore
 
 _FORMS = "'memory:', 'sqlite:///app.db' (relative) or 'sqlite:////data/app.db' (absolute)"
 
@@ -22,3 +23,11 @@ def open_store(url: str, durability: Durability = "process") -> Store:
 
         return SqliteStore(path, durability)
     raise ConfigurationError(f"not a place to keep things: {url!r}; use {_FORMS}")
+
+
+def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
+    """The database that a URL names or a store has, and whether it was made here and is to be closed here."""
+    store = open_store(given) if isinstance(given, str) else given
+    if not isinstance(store, SqlStore):
+        raise ConfigurationError(f"{what} needs a database, not {given!r}: use such as 'sqlite:///app.db'")
+    return store.database, store is not given
