@@ -84,7 +84,9 @@ class RunElsewhere(RetinueError):
         self.run_id, self.owner = run_id, owner
 
     def __str__(self) -> str:
-        return f"run {self.run_id!r} is being worked on by {self.owner}: follow it with events(run_id), or ask again later"
+        return (
+            f"run {self.run_id!r} is being worked on by {self.owner}: follow it with events(run_id), or ask again later"
+        )
 
 
 class ThreadBusy(RetinueError):

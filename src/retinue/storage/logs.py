@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-
 from ..core.errors import StoreError, UnknownRun
 from ..core.events import Event
 from ..core.stores import DurableStore, EventStore, JournalEntry, LogBatch, RunRecord, ThreadRecord
@@ -79,9 +78,7 @@ class LogWriter:
     async def settle(self, run: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
         """Write everything that is there, with how the run stands and, where given, its thread."""
         self.done = run.result is not None and run.result.status.is_terminal
-        self._last = LogBatch(
-            log_id=self._log_id, epoch=self.epoch, run=run, thread=thread, thread_from=thread_from
-        )
+        self._last = LogBatch(log_id=self._log_id, epoch=self.epoch, run=run, thread=thread, thread_from=thread_from)
         await self._all_written()
 
     async def finish(self) -> None:
