@@ -306,4 +306,4 @@ def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -
     assert len(lines) == 2 * UPDATES
     stamp = files.stamp("notes/log.txt")
     assert isinstance(stamp, tuple)
-    assert stamp[1] == 2 * UPDATES
+    assert stamp[0] == 2 * UPDATES

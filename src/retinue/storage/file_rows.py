@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ..core.errors import FileMissing, PathError
+from ..core.errors import PathError
 from ..core.filesystem import FileEntry
 from ..workspace.paths import join_path
 from .lanes import Link
@@ -19,15 +19,15 @@ IS_FILE = "it is a file, not a folder"
 IS_FOLDER = "it is a folder, not a file"
 MISSING = "there is no such file or folder"
 
-_COLUMNS = "is_folder, born, version, size"
+_COLUMNS = "is_folder, version, mark, size"
 _AT = "space = ? AND folder = ? AND name = ?"
 
 
 class Version(NamedTuple):
-    """Which writing of which file this is. A file that is deleted and made again is another."""
+    """Which writing of a file this is. Numbers begin anew where a file is made again, marks never come back."""
 
-    born: str
     number: int
+    mark: str
 
 
 class Row(NamedTuple):
@@ -94,21 +94,24 @@ def entries(spot: Spot, found: dict[str, Row]) -> list[FileEntry]:
     return [FileEntry(join_path((*spot.names, name)), row.is_folder, row.size) for name, row in sorted(found.items())]
 
 
-def put(link: Link, spot: Spot, data: bytes) -> Version:
+def put(link: Link, spot: Spot, data: bytes, mark: str) -> Version:
     """Replace a file, or make it with the folders above it."""
     while True:
         found = find(link, spot, hold=True)
-        written = _create(link, spot, data) if found is None else _replace(link, spot, found, data)
+        written = _create(link, spot, data, mark) if found is None else _replace(link, spot, found, data, mark)
         if written is not None:
             return written
 
 
-def put_if(link: Link, spot: Spot, expected: Version | None, data: bytes) -> Version | None:
+def put_if(link: Link, spot: Spot, expected: Version | None, data: bytes, mark: str) -> Version | None:
     """As `put`, where the file is still as expected (None: not there); None where it is not."""
     found = find(link, spot, hold=True)
-    if (None if found is None else found.version) != expected:
+    version = None if found is None else found.version
+    if version is not None and version.mark == mark:
+        return version  # it was written, and the connection lost before that could be told
+    if version != expected:
         return None
-    return _create(link, spot, data) if found is None else _replace(link, spot, found, data)
+    return _create(link, spot, data, mark) if found is None else _replace(link, spot, found, data, mark)
 
 
 def make_folders(link: Link, spot: Spot, depth: int) -> None:
@@ -122,20 +125,21 @@ def make_folders(link: Link, spot: Spot, depth: int) -> None:
         _make_folder(link, spot, making)
 
 
-def remove(link: Link, spot: Spot) -> None:
-    """Remove a file, or a folder with nothing in it."""
+def remove(link: Link, spot: Spot) -> bool:
+    """Remove a file, or a folder with nothing in it; whether there was one."""
     found = find(link, spot, hold=True)
     if found is None:
-        raise FileMissing(spot.shown(), MISSING)
+        return False
     inside = "SELECT name FROM files WHERE space = ? AND folder = ? LIMIT 1"
     if found.is_folder and link.run(inside, spot.space, join_path(spot.whole)):
         raise PathError(spot.shown(), "the folder is not empty")
     link.run(f"DELETE FROM files WHERE {_AT}", *spot.key())
+    return True
 
 
 def _row(found: Sequence[Any]) -> Row:
-    is_folder, born, version, size = found[:4]
-    return Row(bool(is_folder), Version(born, version), size)
+    is_folder, version, mark, size = found[:4]
+    return Row(bool(is_folder), Version(version, mark), size)
 
 
 def _refuse_file(found: Row | None, spot: Spot, depth: int) -> None:
@@ -143,35 +147,34 @@ def _refuse_file(found: Row | None, spot: Spot, depth: int) -> None:
         raise PathError(spot.shown(depth), IS_FILE)
 
 
-def _create(link: Link, spot: Spot, data: bytes) -> Version | None:
+def _create(link: Link, spot: Spot, data: bytes, mark: str) -> Version | None:
     """Make a file that was not there; None where somebody has made one since."""
     make_folders(link, spot, len(spot.whole) - 1)
-    born = token_hex(8)
     made = link.run(
-        "INSERT INTO files (space, folder, name, is_folder, born, version, size, changed_at, body) "
-        "VALUES (?, ?, ?, 0, ?, 1, ?, ?, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
+        "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
+        "VALUES (?, ?, ?, 0, 1, ?, ?, ?, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
         *spot.key(),
-        born,
+        mark,
         len(data),
         link.clock(),
         data,
     )
-    return Version(born, 1) if made else None
+    return Version(1, mark) if made else None
 
 
-def _replace(link: Link, spot: Spot, found: Row, data: bytes) -> Version:
+def _replace(link: Link, spot: Spot, found: Row, data: bytes, mark: str) -> Version:
     if found.is_folder:
         raise PathError(spot.shown(), IS_FOLDER)
-    version = Version(found.version.born, found.version.number + 1)
-    update = f"UPDATE files SET version = ?, size = ?, changed_at = ?, body = ? WHERE {_AT}"
-    link.run(update, version.number, len(data), link.clock(), data, *spot.key())
+    version = Version(found.version.number + 1, mark)
+    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = ?, body = ? WHERE {_AT}"
+    link.run(update, *version, len(data), link.clock(), data, *spot.key())
     return version
 
 
 def _make_folder(link: Link, spot: Spot, depth: int) -> None:
     insert = (
-        "INSERT INTO files (space, folder, name, is_folder, born, version, size, changed_at) "
-        "VALUES (?, ?, ?, 1, ?, 1, 0, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
+        "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at) "
+        "VALUES (?, ?, ?, 1, 1, ?, 0, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
     )
     while not link.run(insert, *spot.key(depth), token_hex(8), link.clock()):
         found = find(link, spot, depth, hold=True)

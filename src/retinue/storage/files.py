@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from copy import copy
 from io import BytesIO
+from secrets import token_hex
 from threading import Lock
 from typing import BinaryIO, Self, TypeVar
 
@@ -101,7 +102,8 @@ class StoreFilesystem:
 
     def write(self, path: str, data: bytes) -> None:
         spot = self._file_to_write(path, data)
-        self._write(path, lambda link: rows.put(link, spot, data))
+        mark = token_hex(8)
+        self._write(path, lambda link: rows.put(link, spot, data, mark))
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
         spot = self._file(path)
@@ -158,7 +160,10 @@ class StoreFilesystem:
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with nothing in it."""
         spot = self._file(path)
-        self._write(path, lambda link: rows.remove(link, spot))
+        removed: list[bool] = []  # once is enough: it may be done again
+        self._write(path, lambda link: removed.append(rows.remove(link, spot)))
+        if not any(removed):
+            raise FileMissing(path, rows.MISSING)
 
     @property
     def _root(self) -> tuple[int, str, tuple[str, ...]]:
@@ -209,7 +214,8 @@ class StoreFilesystem:
 
     def _put_if(self, path: str, version: rows.Version | None, data: bytes) -> Stamp | None:
         spot = self._file_to_write(path, data)
-        return self._write(path, lambda link: rows.put_if(link, spot, version, data))
+        mark = token_hex(8)
+        return self._write(path, lambda link: rows.put_if(link, spot, version, data, mark))
 
     def _read(self, path: str, work: Callable[[Link], T]) -> T:
         try:

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..core.errors import StoreError
@@ -45,40 +45,49 @@ class Link(Protocol):
 
     locking: str
     """What a SELECT says at its end so that nobody changes its rows before this is committed."""
+    lost: bool
+    """Whether the connection is gone, so that another is worth a try."""
 
 
 Work = Callable[[Link], Any]
-"""Something done in one transaction. It may be done again from the beginning, so it changes nothing else."""
+"""Something done in one transaction. It changes nothing else, and done again, even after it was committed, it changes
+nothing more: where a connection breaks, nobody knows how far it came."""
 Session = Callable[[], AbstractContextManager[Link]]
 """Lends a connection, which is given back, or thrown away where it failed."""
 
 _Done: TypeAlias = "asyncio.Future[Any] | Future[Any]"
-_Job = tuple[Work, asyncio.AbstractEventLoop | None, _Done]
+_Job = tuple[str, Work, asyncio.AbstractEventLoop | None, _Done]
 """What to do and whom to tell; without an event loop, a thread waits for it."""
 _Outcome = tuple[Any, Exception | None]
 
 
 class Lane:
-    """Does work in the order in which it came, in a thread of its own that begins with the first piece."""
+    """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
 
-    def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
-        self._place, self._session, self._problem = place, session, problem
+    In one transaction it is in the order of what it is about, so that two lanes do not wait for each other.
+    Work that holds more than what it is about is done on a lane that does not join any: `most` is 1.
+    """
+
+    def __init__(
+        self, place: str, session: Session, problem: Callable[[Exception], Exception], most: int = MOST
+    ) -> None:
+        self._place, self._session, self._problem, self._most = place, session, problem, most
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
         self._taking = threading.Lock()
 
-    async def do(self, work: Callable[[Link], T]) -> T:
+    async def do(self, work: Callable[[Link], T], about: str = "") -> T:
         """Have work done and committed; whoever waits here is told then."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._take((work, loop, done))
+        self._take((about, work, loop, done))
         return await done
 
-    def do_now(self, work: Callable[[Link], T]) -> T:
+    def do_now(self, work: Callable[[Link], T], about: str = "") -> T:
         """As `do`, for a thread without an event loop. Blocking."""
         done: Future[T] = Future()
-        self._take((work, None, done))
+        self._take((about, work, None, done))
         return done.result()
 
     async def close(self) -> None:
@@ -106,37 +115,47 @@ class Lane:
     def _serve(self) -> None:
         while True:
             batch = [self._jobs.get()]
-            while len(batch) < MOST and not self._jobs.empty():
+            while len(batch) < self._most and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = [job for job in batch if job is not None]
+            jobs = sorted([job for job in batch if job is not None], key=_about)
             if jobs:
-                _tell(jobs, self._together([work for work, _, _ in jobs]))
+                _tell(jobs, self._together([work for _, work, _, _ in jobs]))
             if len(jobs) < len(batch):
                 return
 
     def _together(self, works: list[Work]) -> list[_Outcome]:
         """Do several things in one transaction; where one fails, each in its own."""
+        outcomes: list[_Outcome] = []
         try:
-            with self._session() as link:
-                if len(works) > 1:
-                    try:
-                        return _in_one(link, works)
-                    except Exception:
-                        pass  # one by one it shows whose fault it was
-                return [self._alone(link, work) for work in works]
-        except Exception as exc:
-            return [(None, self._problem(exc))] * len(works)
+            if len(works) > 1:
+                with self._session() as link, suppress(Exception):  # one by one it shows whose fault it was
+                    return _in_one(link, works)
+            for work in works:
+                outcomes.append(self._alone(work))
+        except Exception as exc:  # no connection is to be had: what is left need not be tried
+            outcomes += [(None, self._problem(exc))] * (len(works) - len(outcomes))
+        return outcomes
 
-    def _alone(self, link: Link, work: Work) -> _Outcome:
-        try:
-            return _in_one(link, [work])[0]
-        except Exception as exc:
-            return None, self._problem(exc)
+    def _alone(self, work: Work) -> _Outcome:
+        """Do one thing, and once again where the connection turned out to be gone."""
+        outcome, lost = self._try(work)
+        return self._try(work)[0] if lost else outcome
+
+    def _try(self, work: Work) -> tuple[_Outcome, bool]:
+        with self._session() as link:
+            try:
+                return _in_one(link, [work])[0], False
+            except Exception as exc:
+                return (None, self._problem(exc)), link.lost
+
+
+def _about(job: _Job) -> str:
+    return job[0]
 
 
 def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
-    link.begin()
     try:
+        link.begin()
         outcomes: list[_Outcome] = [(work(link), None) for work in works]
         link.commit()
     except BaseException:
@@ -148,7 +167,7 @@ def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
 def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
     """Tell those who wait, with one word to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[tuple[_Done, _Outcome]]] = {}
-    for (_, loop, done), outcome in zip(jobs, outcomes, strict=True):
+    for (_, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
         by_loop.setdefault(loop, []).append((done, outcome))
     for loop, told in by_loop.items():
         if loop is None:

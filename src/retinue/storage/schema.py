@@ -40,8 +40,8 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         "ALTER TABLE threads ADD COLUMN state BLOB",
         "ALTER TABLE threads ADD COLUMN holder TEXT",
-        "CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL, "
-        "PRIMARY KEY (thread_id, place))",
+        """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread_id, place))""",
         _split_threads,
         "ALTER TABLE threads DROP COLUMN body",
         "ALTER TABLE runs ADD COLUMN decided BLOB",
@@ -59,7 +59,7 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         # The bytes come last: what stands before them is read without them.
         """CREATE TABLE files (space TEXT NOT NULL, folder TEXT NOT NULL, name TEXT NOT NULL, is_folder INTEGER NOT NULL,
-        born TEXT NOT NULL, version INTEGER NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
+        version INTEGER NOT NULL, mark TEXT NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
         PRIMARY KEY (space, folder, name))""",
         """CREATE TABLE tasks (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL, user_id TEXT,
         place INTEGER NOT NULL, is_open INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (agent, session_id, task_id))""",

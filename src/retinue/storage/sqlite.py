@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -97,7 +97,7 @@ class _Session:
         self._link: SqliteLink | None = None
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
+    def lend(self) -> Generator[Link]:
         link = self._link = self._link or self._connect()
         try:
             yield link
@@ -142,12 +142,12 @@ class _Session:
 class SqliteLink:
     """A connection to a file."""
 
-    __slots__ = ("_begin", "connection", "locking", "run_many")
+    __slots__ = ("_begin", "connection", "locking", "lost")
 
     def __init__(self, connection: sqlite3.Connection, begin: str) -> None:
         self.connection, self._begin = connection, begin
         self.locking = ""  # whoever writes has the file for himself
-        self.run_many: Callable[[str, Sequence[Sequence[Any]]], object] = connection.executemany
+        self.lost = False
 
     def begin(self) -> None:
         self.connection.execute(self._begin)
@@ -161,6 +161,9 @@ class SqliteLink:
 
     def run(self, sql: str, *values: Any) -> list[Any]:
         return self.connection.execute(sql, values).fetchall()
+
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.connection.executemany(sql, rows)
 
     def note(self, topic: str) -> None:
         return  # others look from time to time

@@ -50,8 +50,9 @@ class SqlTaskRepository:
     async def add(self, record: TaskRecord) -> None:
         if not _can_be_kept(record.scope, record.task_id):
             raise TaskStoreError(self.place, f"the ids of task {record.task_id!r} have characters that are not text")
-        made = await self._write(record.scope, lambda link: _insert(link, record))
-        if not made:
+        made: list[bool] = []  # once is enough: it may be done again
+        await self._write(record.scope, record.task_id, lambda link: made.append(_insert(link, record)))
+        if not any(made):
             raise TaskStoreError(self.place, f"task {record.task_id} is there already")
 
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
@@ -70,7 +71,24 @@ class SqlTaskRepository:
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
         if not _can_be_kept(scope, task_id):
             return None
-        after = await self._write(scope, lambda link: self._change(link, scope, task_id, change))
+        written: TaskRecord | None = None
+
+        def work(link: Link) -> TaskRecord | Exception | None:
+            """Change a record that nobody else changes meanwhile; one that has ended stays as it is."""
+            nonlocal written
+            record = self._find(link, scope, task_id, link.locking)
+            if record is None or record.status.is_terminal or record == written:
+                return record
+            try:
+                changed = change(record)
+            except Exception as exc:
+                return exc  # nothing was written: what else is in this transaction need not be taken back
+            if changed is None or changed == record:
+                return record
+            written = _replace(link, changed)
+            return written
+
+        after = await self._write(scope, task_id, work)
         if isinstance(after, Exception):
             raise after
         return after
@@ -81,7 +99,8 @@ class SqlTaskRepository:
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):
             return None
-        await self._write(record.scope, lambda link: _keep(link, record, text.encode(errors="replace")))
+        data = text.encode(errors="replace")
+        await self._write(record.scope, record.task_id, lambda link: _keep(link, record, data))
         return f"task_results/{record.task_id}"
 
     async def read_result(self, record: TaskRecord) -> str | None:
@@ -104,22 +123,6 @@ class SqlTaskRepository:
             return record if record.user_id == scope.user_id else None
         return None
 
-    def _change(self, link: Link, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | Exception | None:
-        """Change a record that nobody else changes meanwhile; one that has ended stays as it is."""
-        record = self._find(link, scope, task_id, link.locking)
-        if record is None or record.status.is_terminal:
-            return record
-        try:
-            changed = change(record)
-        except Exception as exc:
-            return exc  # nothing was written: what else is in this transaction need not be taken back
-        if changed is None or changed == record:
-            return record
-        changed, body = encoded(changed)
-        update = f"UPDATE tasks SET is_open = ?, body = ? WHERE {_AT}"
-        link.run(update, _is_open(changed), body, *_key(scope, task_id))
-        return changed
-
     def _decoded(self, body: bytes, scope: TaskScope) -> TaskRecord:
         try:
             return _decode(body)
@@ -130,8 +133,8 @@ class SqlTaskRepository:
     async def _read(self, work: Callable[[Link], T]) -> T:
         return await _told(self._database.read(work))
 
-    async def _write(self, scope: TaskScope, work: Callable[[Link], T]) -> T:
-        return await _told(self._database.write(work, scope.session_id))
+    async def _write(self, scope: TaskScope, task_id: str, work: Callable[[Link], T]) -> T:
+        return await _told(self._database.write(work, f"{scope.session_id}/{task_id}"))
 
 
 async def _told(work: Coroutine[Any, Any, T]) -> T:
@@ -160,6 +163,14 @@ def _insert(link: Link, record: TaskRecord) -> bool:
         body,
     )
     return bool(made)
+
+
+def _replace(link: Link, record: TaskRecord) -> TaskRecord:
+    """Write a record over the one that is there; as it was written."""
+    record, body = encoded(record)
+    update = f"UPDATE tasks SET is_open = ?, body = ? WHERE {_AT}"
+    link.run(update, _is_open(record), body, *_key(record.scope, record.task_id))
+    return record
 
 
 def _keep(link: Link, record: TaskRecord, data: bytes) -> None:

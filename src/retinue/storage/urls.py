@@ -7,11 +7,18 @@ from ..core.stores import Durability, Store
 from .memory import MemoryStore
 from .sql import Database, SqlStore
 
-_FORMS = "'memory:', 'sqlite:///app.db' (relative) or 'sqlite:////data/app.db' (absolute)"
+_FORMS = (
+    "'memory:', 'sqlite:///app.db' (relative), 'sqlite:////data/app.db' (absolute) or "
+    "'postgresql://user:password@host/database'"
+)
 
 
 def open_store(url: str, durability: Durability = "process") -> Store:
-    """The store a URL names. No file is touched before it is used."""
+    """The store a URL names. No file and no server is touched before it is used.
+
+    What is written survives `kill -9`; with `durability="full"` a file also survives the loss of power. A PostgreSQL
+    server has its own setting for that, which is left as it is.
+    """
     if url == "memory:":
         return MemoryStore()
     if durability not in ("process", "full"):
@@ -22,7 +29,14 @@ def open_store(url: str, durability: Durability = "process") -> Store:
         from .sqlite import SqliteStore
 
         return SqliteStore(path, durability)
-    raise ConfigurationError(f"not a place to keep things: {url!r}; use {_FORMS}")
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from .postgres import PostgresStore
+        except ImportError as exc:
+            raise ConfigurationError("PostgreSQL storage needs: pip install 'retinue[postgres]'") from exc
+        return PostgresStore(url, durability)
+    shown = f"{scheme}://…" if "@" in url else url  # there may be a password before it
+    raise ConfigurationError(f"not a place to keep things: {shown!r}; use {_FORMS}")
 
 
 def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
