@@ -26,7 +26,7 @@ _state = msgspec.json.Decoder(PersistedState).decode
 _result = msgspec.json.Decoder(RunResult).decode
 _identity = msgspec.json.Decoder(RunIdentity).decode
 _decided = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
-_any = msgspec.json.Decoder().decode
+_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _RUN = "identity, started_at, result, status, decided, run_id"
 _RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ?"
@@ -281,7 +281,7 @@ class SqlStore:
 
 
 def _event(body: bytes) -> Event:
-    return event_from_json(_any(body))
+    return event_from_json(_object(body))
 
 
 def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:
