@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -307,3 +308,25 @@ def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -
     stamp = files.stamp("notes/log.txt")
     assert isinstance(stamp, tuple)
     assert stamp[0] == 2 * UPDATES
+
+
+def test_work_that_is_done_twice_is_done_once(files: StoreFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a connection that broke when all was written: it is tried again."""
+    database: Any = files._database
+    write_now = database.write_now
+
+    def twice(work: Callable[[Any], Any], about: str = "") -> Any:
+        write_now(work, about)
+        return write_now(work, about)
+
+    monkeypatch.setattr(database, "write_now", twice)
+    for _ in range(3):
+        files.update("a/log.txt", lambda before: (before or b"") + b"x")
+    assert files.read("a/log.txt") == b"xxx"
+    files.write("a/other.txt", b"1")
+    files.make_folder("a/b")
+    for path in ("a/log.txt", "a/other.txt", "a/b", "a"):
+        files.delete(path)
+    assert files.list() == []
+    with pytest.raises(FileMissing):
+        files.delete("a")
