@@ -125,7 +125,7 @@ from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
 from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
 from .telemetry.sink import Telemetry
-from .workspace import LocalFilesystem, file_tools
+from .workspace import LocalFilesystem, SandboxFilesystem, file_tools
 
 __version__ = "0.1.0"
 
@@ -245,6 +245,7 @@ __all__ = [
     "RunStatus",
     "RunawayActions",
     "Runtime",
+    "SandboxFilesystem",
     "SetResult",
     "Sink",
     "Snapshot",
