@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
 from msgspec.structs import replace
 
-from ..core.agents import Agent, Toolbox
+from ..core.agents import Agent
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken
 from ..core.decisions import Decision
@@ -18,182 +19,16 @@ from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildStarted, Namespace, Sink
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
-from ..core.plugins import Registrar
-from ..core.runs import RunResult
-from ..core.state import UnknownKeyPolicy
-from ..core.statestore import StateStore
+from ..core.runs import RunIdentity, RunResult
 from ..core.stores import Store, ThreadRecord
-from ..core.tools import Tool
 from ..loop import children
 from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
-from ..loop.decide import match_decisions
-from ..loop.handoff import Equipment
-from ..loop.limits import Budget, child_refusal
+from ..loop.limits import child_refusal
 from ..loop.log import EventLog
-from ..loop.phases import HookTable
-from ..loop.run import abandon_run, execute_run, resume_run
 from ..loop.scope import RunScope
+from .local_run import Blueprint, LocalRun
 
 Work = Callable[[], Coroutine[Any, Any, RunResult]]
-
-
-class Blueprint:
-    """What an agent needs for every run of it, asked of its plugins once."""
-
-    __slots__ = ("hooks", "state", "toolbox")
-
-    def __init__(self, agent: Agent, resolver: Resolver) -> None:
-        self.state = StateStore()
-        registrars = [self.state.install(plugin) for plugin in agent.plugins]
-        self.hooks = HookTable(registrars)
-        self.toolbox = _toolbox(agent, registrars, resolver)
-
-
-def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
-    """An agent's tools, those of its plugins, and the one for its sub-agents."""
-    tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
-    return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
-
-
-class LocalRun:
-    """A run that is set up: whatever is wrong with the request has been found by now, and no event exists yet."""
-
-    __slots__ = (
-        "_blueprint",
-        "_hooks",
-        "_model",
-        "_ns",
-        "_parent_budget",
-        "_resolver",
-        "_state",
-        "_thread",
-        "identity",
-        "journal",
-        "log",
-        "request",
-        "scope",
-    )
-
-    def __init__(
-        self,
-        request: RunRequest,
-        journal: Journal,
-        resolver: Resolver,
-        blueprint: Blueprint,
-        sinks: Iterable[Sink] = (),
-        parent: RunScope | None = None,
-        ns: Namespace = (),
-    ) -> None:
-        self.request, self.identity = request, request.identity
-        self.journal, self._resolver, self._ns = journal, resolver, ns
-        if parent is None:
-            self.log, self._parent_budget, self._hooks = EventLog(sinks), None, blueprint.hooks
-        else:
-            self.log, self._parent_budget = parent.log, parent.budget
-            self._hooks = blueprint.hooks.below(parent.hooks)
-        self._state = blueprint.state.empty_copy()
-        # An agent without a model of its own runs, as a child, on its parent's.
-        inherits = parent is not None and request.agent.model is None and request.model is None
-        self._model = parent.model if parent and inherits else resolver.model_of(request.agent, request.model)
-        self._blueprint = blueprint
-        if request.seed.extensions:
-            self._state.apply_seed(request.seed)
-        self.scope: RunScope | None = None
-        self._thread: ThreadRecord | None = None
-
-    def begin(self, thread: ThreadRecord | None = None) -> RunScope:
-        """Make the scope of the run, continuing the thread where there is one."""
-        request, history = self.request, ()
-        self._thread = thread
-        if thread is not None:
-            history = thread.messages
-            self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
-            self._state.apply_seed(request.seed)
-        started_at, above = self.journal.now(), self._parent_budget
-        self.scope = scope = RunScope(
-            request,
-            self._model,
-            self._blueprint.toolbox,
-            self._state,
-            self.journal,
-            self.log,
-            Budget(request.limits, started_at)
-            if above is None
-            else above.below(request.limits, started_at, self.identity.depth),
-            started_at,
-            self._hooks,
-            partial(_equip, request.agent, self._hooks),  # not of this object: a cycle would keep every run for a while
-            self._resolver,
-            history,
-            self._ns,
-        )
-        return scope
-
-    @property
-    def result(self) -> RunResult | None:
-        """How it ended, or where it waits."""
-        return None if self.scope is None else self.scope.result
-
-    def execute(self) -> Coroutine[Any, Any, RunResult]:
-        """Run to the end."""
-        return execute_run(self.scope or self.begin(), self.request.messages)
-
-    def match(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-        """The decisions that are new, by call id; raises where one does not fit."""
-        assert self.scope is not None
-        return match_decisions(self.scope, decisions)
-
-    def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
-        """Go on with decisions that `match` has passed."""
-        assert self.scope is not None
-        return resume_run(self.scope, decisions)
-
-    def abandon(self) -> RunResult | None:
-        """Give up on a run that waits or does not stop, and on its children; None where it had not begun."""
-        scope = self.scope
-        if scope is not None and scope.status in (RunStatus.RUNNING, RunStatus.SUSPENDED):
-            abandon_run(scope)
-        return self.result
-
-    @property
-    def asked_for(self) -> Any:
-        return children.asked_for(self.request)
-
-    def abandoned(self) -> RunResult:
-        """As `abandon`, of a run that had begun."""
-        result = self.abandon()
-        assert result is not None
-        return result
-
-    def thread_after(self) -> ThreadRecord:
-        """The thread as this run leaves it."""
-        identity, before = self.request.identity, self._thread
-        history = before.messages if before else ()
-        kept = dict(before.state.extensions) if before else {}
-        state = self._state.export_scope("thread")
-        state.extensions = {**kept, **state.extensions}
-        said = self.scope.own_messages() if self.scope else ()
-        return ThreadRecord(
-            thread_id=identity.thread_id, user_id=identity.user_id, messages=(*history, *said), state=state
-        )
-
-
-def _equip(first: Agent, hooks: HookTable, run: RunScope, name: str) -> Equipment:
-    """What another agent brings to a run; plugins that are already in it keep their state."""
-    agent = _agent_for_handoff(first, run, name)
-    agent.check_thread(run.identity.thread_id)
-    registrars = [run.state.install_once(plugin) for plugin in agent.plugins]
-    toolbox = _toolbox(agent, registrars, run.resolver)
-    made = HookTable(registrars).below(hooks)  # what was handed down stays, whoever goes on
-    return Equipment(agent, run.resolver.model_of(agent), toolbox, made)
-
-
-def _agent_for_handoff(first: Agent, run: RunScope, name: str) -> Agent:
-    """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
-    for agent in (*run.agent.linked(), first):
-        if agent.name == name:
-            return agent
-    return run.resolver.agent(name)
 
 
 class LocalBackend:
@@ -203,7 +38,7 @@ class LocalBackend:
         self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store, sinks: Iterable[Sink] = ()
     ) -> None:
         self._resolver, self._make_journal, self._store = resolver, make_journal, store
-        self._sinks = tuple(sinks)
+        self.sinks = tuple(sinks)
         """Hear also of runs without lineage, which have logs of their own."""
         self._scopes: dict[str, RunScope] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
@@ -224,9 +59,9 @@ class LocalBackend:
     def profile(self) -> BackendProfile:
         return BackendProfile.full_local()
 
-    def open(self, request: RunRequest, journal: Journal, sinks: Iterable[Sink] = ()) -> LocalRun:
+    def open(self, request: RunRequest, journal: Journal, log: EventLog) -> LocalRun:
         """Set a root run up without starting it; raises where it cannot be."""
-        return LocalRun(request, journal, self._resolver, self._blueprint(request.agent), sinks)
+        return LocalRun(request, journal, self._resolver, self._blueprint(request.agent), log)
 
     def begin(self, run: LocalRun, thread: ThreadRecord | None = None) -> None:
         """Make a run known, so that it can have children."""
@@ -289,6 +124,8 @@ class LocalBackend:
         call_id = request.identity.parent_tool_call_id or ""
         number = next_number(parent, call_id)
         ns = child_ns(parent, call_id, number)
+        if parent.journal.keeps:
+            request.identity = _same_ids(parent.journal, ns[-1], request.identity)
         child = self._open_child(request, parent, ns)
         self.begin(child, thread)
         enter_child(parent, call_id, number, child)
@@ -311,7 +148,7 @@ class LocalBackend:
         self._kept[run_id] = child
         result = await work()
         if result.status is not RunStatus.SUSPENDED:
-            await self._store.save_thread(child.thread_after())
+            await self._save_thread(child)
         if result.status is not RunStatus.SUSPENDED or not child.request.detached:
             self._kept.pop(run_id, None)
         return result
@@ -321,7 +158,11 @@ class LocalBackend:
         assert child.scope is not None
         used, before = child.scope.usage, child.result
         try:
-            return await self._conduct(child, work, given)
+            if parent is None:
+                return await self._conduct(child, work, given)
+            key, name = f"child:{child.scope.ns[-1]}:{child.scope.step}", child.identity.agent
+            result = await parent.journal.record("child", key, name, self._conduct, child, work, given)
+            return result if child.result is not None else child.take_result(result)
         finally:
             if parent is not None and child.result is not None and child.result is not before:
                 parent.usage += child.result.usage - used
@@ -369,8 +210,13 @@ class LocalBackend:
         result = child.abandoned()
         if (parent := self._scopes.get(child.identity.parent_run_id or "")) is not None:
             tell_child_finished(parent, child.identity, result)
-        await self._store.save_thread(child.thread_after())
+        await self._save_thread(child)
         return result
+
+    def _save_thread(self, child: LocalRun) -> Coroutine[Any, Any, None]:
+        """Store a child's conversation, as the owner of its log where that is asked for."""
+        writer = child.log.writer
+        return (self._store if writer is None else writer).save_thread(child.thread_after())
 
     def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
         """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
@@ -385,7 +231,10 @@ class LocalBackend:
         try:
             request.agent.check_thread(request.identity.thread_id)
             blueprint = self._blueprint(request.agent)
-            return LocalRun(request, self._make_journal(), self._resolver, blueprint, self._sinks, parent, ns)
+            if parent is None:
+                return LocalRun(request, self._make_journal(), self._resolver, blueprint, EventLog(self.sinks))
+            journal = parent.journal.child(request.identity.run_id)
+            return LocalRun(request, journal, self._resolver, blueprint, parent.log, parent, ns)
         except RetinueError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 
@@ -417,12 +266,15 @@ class LocalBackend:
         host = asyncio.current_task()
         try:
             if host is None or given is not parent.cancellation or child.request.timeout is not None:
-                return await parent.journal.record("child", key, name, self._conduct, child, work, given)
+                result = await parent.journal.record("child", key, name, self._conduct, child, work, given)
+                return result if scope.result is not None else child.take_result(result)
             # In the task of its call: it lives and is cancelled with it, and costs no task of its own.
             run_id, pass_on = scope.run_id, given.pass_on_to(scope.cancellation)
             self._hosts[run_id] = host
             try:
                 result = await parent.journal.record("child", key, name, work)
+                if scope.result is None:
+                    result = child.take_result(result)
             finally:
                 given.forget(pass_on)
                 del self._hosts[run_id]
@@ -461,6 +313,16 @@ class LocalBackend:
         if _is_cancelled():
             raise asyncio.CancelledError
         return result
+
+
+def _same_ids(journal: Journal, place: str, made: RunIdentity) -> RunIdentity:
+    """A child's identity, or the one it had before its process ended."""
+    noted = journal.recall(f"child_ids:{place}")
+    if noted is None:
+        journal.note(f"child_ids:{place}", msgspec.json.encode((made.run_id, made.thread_id)))
+        return made
+    run_id, thread_id = msgspec.json.decode(noted, type=tuple[str, str])
+    return replace(made, run_id=run_id, thread_id=thread_id)
 
 
 def _is_cancelled() -> bool:

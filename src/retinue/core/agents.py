@@ -20,6 +20,9 @@ from .tools import Tool, ToolDescriptor
 
 if TYPE_CHECKING:
     from .backend import Resolver
+    from .context import ToolContext
+    from .messages import ToolCall
+    from .runs import RunIdentity
 
 Conflicts = Literal["error", "last_wins"]
 
@@ -106,6 +109,9 @@ class Agent:
 
     def check_thread(self, thread_id: str) -> None:
         """Whether runs on that thread are possible; raises ConfigurationError."""
+
+    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+        """Go on with the background tasks that a run of this agent had when its process ended."""
 
     def linked(self) -> Iterable[Agent]:
         """The agents this one names as objects."""

@@ -170,6 +170,11 @@ def to_json_value(value: Any) -> Any:
     return _read(_write(value))
 
 
+def to_json_bytes(value: Any) -> bytes:
+    """Compact JSON text in UTF-8; TypeError as above."""
+    return _write(value)
+
+
 def to_json_text(value: Any) -> str:
     """Compact JSON text; TypeError as above."""
     return _write(value).decode()

@@ -30,6 +30,8 @@
     ├── DecisionRefused           a decision does not fit what the run waits for
     ├── StoreError                what is kept of runs cannot be read or written
     │   └── TaskStoreError        the records of background tasks cannot be read or written
+    ├── RecordUnwritable          something a run learned cannot be recorded, so that it could be recovered
+    ├── RecordUnreadable          something recorded cannot be read by the code there is now
     ├── ModelError                the model could not answer; its kinds are in `failures.py`
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
@@ -390,6 +392,31 @@ class OwnershipLost(StoreError):
 
 class TaskStoreError(StoreError):
     """The records of background tasks cannot be read or written; nothing of them was changed."""
+
+
+class RecordUnwritable(RetinueError):
+    """Something a run learned cannot be recorded as JSON that is read back as it was; nothing was committed."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be recorded: {self.reason}; use values of a type that JSON can be read back into"
+
+
+class RecordUnreadable(RetinueError):
+    """Something that was recorded of a run does not fit the code there is now."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was recorded and cannot be read any more: {self.reason}; "
+            "recover the run with the code that recorded it, or start it anew"
+        )
 
 
 class ModelError(RetinueError):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
 
-Kind = Literal["model", "tool", "child"]
+Kind = Literal["model", "tool", "child", "effect"]
 
 
 class Journal(Protocol):
@@ -40,4 +40,22 @@ class Journal(Protocol):
 
     def child(self, run_id: str) -> Journal:
         """The journal of a child of this run."""
+        ...
+
+    def bind(self, run: Any) -> None:
+        """Tell the journal which run it is of, once there is one."""
+        ...
+
+    keeps: bool
+    """Whether it outlives this process. One that does not is never asked for what follows."""
+
+    def recall(self, key: str) -> bytes | None:
+        """What was noted under a key."""
+        ...
+
+    def note(self, key: str, body: bytes, *, with_next: bool = False) -> None:
+        """Note something that nobody waits for: it is kept before anything that is told or recorded after it.
+
+        With `with_next` only together with the next thing recorded of this run, for what may as well be done again.
+        """
         ...

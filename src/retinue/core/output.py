@@ -48,3 +48,7 @@ class OutputFormat:
 
     def encode(self, value: Any) -> Any:
         return None if value is None else self._codec.encode(value)
+
+    def decode(self, value: Any) -> Any:
+        """What `encode` gave, typed again; ValueError or TypeError says why it does not fit."""
+        return None if value is None else self._codec.decode(value)

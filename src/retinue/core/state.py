@@ -57,6 +57,7 @@ class StateKey(Generic[V, U]):
         "sure",
         "scope",
         "type",
+        "update_codec",
         "update_type",
     )
 
@@ -83,6 +84,7 @@ class StateKey(Generic[V, U]):
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
         self._default, self.sure = default, sure
         self._codec = codec_for(type)
+        self.update_codec = self._codec if update is None else codec_for(update)
         self._class = class_of(type)
         self.plain: Any = type if reduce is None and type in _PLAIN else None
         """The type of updates that are the value as they are: nothing to copy, check or encode."""

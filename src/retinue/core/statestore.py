@@ -107,6 +107,10 @@ class StateStore:
         self._notify(commit)
         return commit.revision
 
+    def key(self, name: str) -> StateKey[Any, Any] | None:
+        """The registered key of that name."""
+        return self._keys.get(name)
+
     def commit(self, batch: MutationBatch | StateCommand) -> int:
         """Apply a batch whole or not at all; returns the new revision."""
         return self.apply(batch).revision

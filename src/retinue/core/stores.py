@@ -174,8 +174,14 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def owner_of(self, log_id: str) -> str | None: ...
 
-    async def renew(self, owner: str, lease: float) -> dict[str, str | None]:
-        """Prolong every lease of an owner; its logs, each with the reason for which somebody wants it cancelled."""
+    async def epoch_of(self, log_id: str) -> int | None: ...
+
+    async def renew(self, owner: str, lease: float) -> set[str]:
+        """Prolong every lease of an owner; the logs it still has."""
+        ...
+
+    async def cancels(self, owner: str) -> dict[str, str]:
+        """The logs of an owner that somebody wants cancelled, and why."""
         ...
 
     async def owned_logs(self) -> list[OwnedLog]: ...

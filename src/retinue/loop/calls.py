@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping
+from functools import partial
 from typing import Any, cast
 
 from ..core.agents import BoundTool
@@ -21,8 +22,9 @@ from ..core.together import run_together
 from ..core.tools import Tool
 from .children import give_up_children
 from .execute import execute, internal_error
-from .outcomes import CallOutcome, cancelled, cut, failed, outcome_of
+from .outcomes import CallOutcome, cancelled, cut, failed, interrupted, outcome_of
 from .phases import HookRound, apply, carry_out, commit
+from .recovery import close_runs
 from .scope import OpenCall, RunScope
 
 _log = logging.getLogger(__name__)
@@ -216,7 +218,16 @@ def _work(
     key = f"tool:{call.id}" if not open_call.resumes else f"tool:{call.id}#{open_call.resumes}"
     resume_input = None if decision is None else decision.payload
     about = (call.name, call.args)
-    return run.journal.record("tool", key, about, execute, run, bound, call, group.snapshot, resume_input)
+    instead = None if bound.tool.idempotent or not run.journal.keeps else partial(_interrupted, run, call)
+    return run.journal.record(
+        "tool", key, about, execute, run, bound, call, group.snapshot, resume_input, instead=instead
+    )
+
+
+def _interrupted(run: RunScope, call: ToolCall) -> CallOutcome:
+    """The outcome of a call that may have done its work, or half of it, when its process ended."""
+    close_runs(run.log, (*run.ns, f"tools:{call.id}"), "the call that started it was interrupted")
+    return interrupted(call)
 
 
 def _stop_if_given_up(run: RunScope) -> None:
@@ -280,7 +291,7 @@ async def _before_tool(
     if "before_tool" not in run.hooks.by_phase:
         return None, None
     context = run.hook_context("before_tool", group.snapshot, call=call, decision=decision)
-    at_work = HookRound(run, "before_tool", context)
+    at_work = HookRound(run, "before_tool", context, f"#{open_call.resumes}")
     said = await at_work.run_hooks()
     if at_work.deferred:  # they must see what the others wrote, so that is committed now
         committed, at_work.command = at_work.command, None
@@ -313,7 +324,7 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
         await _carry_out(run, _finalize(group, open_call, outcome))
         return
     context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
-    at_work = HookRound(run, "after_tool", context)
+    at_work = HookRound(run, "after_tool", context, f"#{open_call.resumes}")
     if outcome.command is not None:
         at_work.merge(outcome.command)
     if group.writers:

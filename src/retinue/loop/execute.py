@@ -78,6 +78,11 @@ def _context(
     )
 
 
+def context_for(run: RunScope, call: ToolCall) -> ToolContext:
+    """The context of a call that has ended, for what it has left to do."""
+    return _context(run, call, run.state.snapshot(), None, run.cancellation, run.budget.deadline)
+
+
 async def _within(
     timeout: float, run: RunScope, tool: Tool, call: ToolCall, snapshot: Snapshot, resume_input: Any
 ) -> Any:

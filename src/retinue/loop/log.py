@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from ..core.events import Event, RunFinished, Sink
 from ..core.runs import RunResult
 from ..core.sinks import deliver
+from ..core.stores import ThreadRecord
+
+
+class ThreadWriter(Protocol):
+    """Stores threads for the owner of a log."""
+
+    async def save_thread(self, record: ThreadRecord) -> None: ...
 
 
 class EventLog:
@@ -20,10 +27,14 @@ class EventLog:
     Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
     """
 
-    __slots__ = ("_sinks", "_waiting", "ended", "events", "holders", "results", "watched")
+    __slots__ = ("_sinks", "_waiting", "ended", "events", "holders", "results", "told", "watched", "writer")
 
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
-        self.events: list[Event] = []
+    def __init__(self, sinks: Iterable[Sink] = (), events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = list(events)
+        self.told: Any = None
+        """What was told by a process that has ended, where this one goes on; see `recovery.Told`."""
+        self.writer: ThreadWriter | None = None
+        """Who may store what comes of the runs in it; without one, everybody."""
         self.results: dict[str, RunResult] = {}
         """How the runs in this log ended, or where they wait."""
         self.ended = False

@@ -71,6 +71,16 @@ def cancelled(call: ToolCall, reason: str) -> CallOutcome:
     return CallOutcome(ToolCallStatus.CANCELLED, ToolResult(call.name, ToolStatus.ERROR, data, str(error)))
 
 
+def interrupted(call: ToolCall) -> CallOutcome:
+    """The outcome of a call whose process ended while it ran, and which may not be run twice."""
+    message = (
+        "interrupted, outcome unknown: the process ended while this call ran. It may have done its work, a part of it "
+        "or nothing: find out before you make it again"
+    )
+    data = {"error": {"kind": "interrupted", "message": message}}
+    return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, message))
+
+
 def cut(text: str, limit: int, kept: str = "") -> str:
     """Text within the limit: the beginning and the end, with a line between that says what is missing, and where it is."""
     head = limit * 3 // 4

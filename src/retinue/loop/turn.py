@@ -248,8 +248,26 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
+def _begin_anew(draft: _Draft) -> None:
+    """Take back what was told of a message whose process ended before it did; the model is asked again."""
+    run, first = draft.run, draft.message_id
+    cut = run.log.told.cut_off(run.run_id, first)
+    if cut is None:
+        return
+    draft.first_id, draft.restarts, draft.message_id = first, cut.drops, cut.message_id
+    if cut.dropped:
+        draft.message_id = f"{first}r{cut.drops}"
+        return
+    draft.calls = {place: _CallDraft(call_id, name) for place, (call_id, name) in enumerate(cut.calls.items())}
+    reason = "the process ended while the model answered: it is asked again"
+    draft.take_retry(Retrying(message=reason, code="interrupted", model=run.model.name, delay=0.0, restarts=True))
+
+
 async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:
     draft = _Draft(run, message_id)
+    if run.log.told is not None:
+        _begin_anew(draft)
+        message_id = draft.message_id
     run.partial_id, said = message_id, run.partial_text
     chunks: Any = run.model.stream(request)
     try:

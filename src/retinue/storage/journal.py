@@ -25,7 +25,27 @@ class Entry(Struct, frozen=True, gc=False):
     kind: str = ""
 
 
-class MemoryJournal:
+class _Passing:
+    """What a journal need not do that ends with its process."""
+
+    __slots__ = ()
+
+    keeps = False
+
+    def bind(self, run: Any) -> None:
+        return
+
+    def child(self, run_id: str) -> MemoryJournal:
+        return MemoryJournal()
+
+    def recall(self, key: str) -> bytes | None:
+        return None
+
+    def note(self, key: str, body: bytes, *, with_next: bool = False) -> None:
+        return
+
+
+class MemoryJournal(_Passing):
     """Does the work and keeps an entry of each, in the order in which they finished."""
 
     __slots__ = ("entries",)
@@ -56,15 +76,12 @@ class MemoryJournal:
         self.entries.append(Entry(key, about, value, kind))
         return value
 
-    def child(self, run_id: str) -> MemoryJournal:
-        return MemoryJournal()
-
     def replay(self) -> ReplayJournal:
         """A journal that tells this run again, without doing any of its work."""
         return ReplayJournal(self.entries)
 
 
-class ReplayJournal:
+class ReplayJournal(_Passing):
     """Gives a run what it was given before, in the order in which things finished then.
 
     A run that asks for anything else, or asks it differently, gets JournalMismatch.
@@ -84,9 +101,6 @@ class ReplayJournal:
 
     def new_id(self, prefix: str) -> str:
         return _next(self._ids, "id", prefix).value
-
-    def child(self, run_id: str) -> MemoryJournal:
-        return MemoryJournal()
 
     async def record(
         self,

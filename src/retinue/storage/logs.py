@@ -44,7 +44,7 @@ class LogWriter:
     def __init__(
         self, log_id: str, log: GrowingLog, store: DurableStore, epoch: int = 1, *, written: int = 0, entries: int = 1
     ) -> None:
-        self._log_id, self._log, self._store, self.epoch = log_id, log, store, epoch
+        self.log_id, self._log, self._store, self.epoch = log_id, log, store, epoch
         self._written, self._recorded = written, entries
         self._entries: list[JournalEntry] = []
         self._last: LogBatch | None = None
@@ -59,7 +59,7 @@ class LogWriter:
     def start(self) -> None:
         """Begin, or go on with a log that was closed and has been opened again."""
         if self._job is None or self._job.done():
-            self._job = asyncio.create_task(self._write(), name=f"log-{self._log_id}")
+            self._job = asyncio.create_task(self._write(), name=f"log-{self.log_id}")
 
     @property
     def problem(self) -> Exception | None:
@@ -78,13 +78,21 @@ class LogWriter:
     async def settle(self, run: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
         """Write everything that is there, with how the run stands and, where given, its thread."""
         self.done = run.result is not None and run.result.status.is_terminal
-        self._last = LogBatch(log_id=self._log_id, epoch=self.epoch, run=run, thread=thread, thread_from=thread_from)
+        self._last = LogBatch(log_id=self.log_id, epoch=self.epoch, run=run, thread=thread, thread_from=thread_from)
         await self._all_written()
+
+    async def save_thread(self, record: ThreadRecord) -> None:
+        """Store the thread of a run in this log, as its owner."""
+        await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, thread=record))
 
     async def finish(self) -> None:
         """Return when the log has been closed and everything is written."""
         if self._job is not None:
             await asyncio.shield(self._job)
+
+    async def give_back(self) -> None:
+        """Let go of a log that is not written to."""
+        await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True))
 
     async def _all_written(self) -> None:
         if self._problem is not None:
@@ -105,12 +113,12 @@ class LogWriter:
                     await self._write_once()
                 if log.closed:
                     break
-            await self._put(LogBatch(log_id=self._log_id, epoch=self.epoch, ended=True, released=True, done=self.done))
+            await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True, done=self.done))
         except asyncio.CancelledError:
             raise
         except Exception as exc:
             self._problem = exc
-            _log.error("the events of run %s can no longer be stored: %s", self._log_id, exc)
+            _log.error("the events of run %s can no longer be stored: %s", self.log_id, exc)
             _fail(self._waiting, exc)
 
     async def _until_needed(self) -> None:
@@ -130,7 +138,7 @@ class LogWriter:
         waiting, self._waiting = self._waiting, []
         entries, self._entries = self._entries, []
         last, self._last = self._last, None
-        batch = last or LogBatch(log_id=self._log_id, epoch=self.epoch)
+        batch = last or LogBatch(log_id=self.log_id, epoch=self.epoch)
         batch.events = self._log.events[self._written :]
         batch.entries, batch.first_entry = entries, self._recorded
         try:
@@ -153,13 +161,13 @@ class LogWriter:
                 if not exc.passes:
                     raise
                 if not told:
-                    _log.error("run %s waits for its store: %s", self._log_id, exc)
+                    _log.error("run %s waits for its store: %s", self.log_id, exc)
                     told = True
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue
             if told:
-                _log.warning("run %s goes on: its store can be written again", self._log_id)
+                _log.warning("run %s goes on: its store can be written again", self.log_id)
             return
 
 

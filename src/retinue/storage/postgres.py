@@ -36,6 +36,8 @@ class PostgresStore(SqlStore):
     `durability` changes nothing: a commit survives what the server's `synchronous_commit` says, which unless somebody
     turned it off is the end of any process, of the server and of its machine. Were it turned off for us, a server that
     crashed could forget who owns a run after two processes were told.
+
+    Each connection needs a session of its own on the server: a pooler between them must not share sessions.
     """
 
     def __init__(self, url: str, durability: Durability = "process") -> None:

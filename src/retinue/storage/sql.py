@@ -237,14 +237,18 @@ class SqlStore:
         found = await self.database.read(lambda link: link.run("SELECT owner FROM logs WHERE log_id = ?", log_id))
         return found[0][0] if found else None
 
-    async def renew(self, owner: str, lease: float) -> dict[str, str | None]:
+    async def epoch_of(self, log_id: str) -> int | None:
+        found = await self.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
+        return found[0][0] if found else None
+
+    async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> list[Any]:
             if link.locking:  # in the order in which others lock them
                 link.run(f"SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}", owner)
             until = link.clock() + lease
-            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id, cancel", until, owner)
+            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id", until, owner)
 
-        return dict(await self.database.write(renew))
+        return {row[0] for row in await self.database.write(renew)}
 
     async def owned_logs(self) -> list[OwnedLog]:
         def read(link: Link) -> list[Any]:
@@ -254,6 +258,10 @@ class SqlStore:
             )
 
         return [OwnedLog(log_id, owner, bool(expired)) for log_id, owner, expired in await self.database.read(read)]
+
+    async def cancels(self, owner: str) -> dict[str, str]:
+        query = "SELECT log_id, cancel FROM logs WHERE owner = ? AND cancel IS NOT NULL"
+        return dict(await self.database.read(lambda link: link.run(query, owner)))
 
     async def ask_cancel(self, log_id: str, reason: str) -> None:
         def ask(link: Link) -> None:
@@ -370,6 +378,12 @@ def _saving_run(record: RunRecord) -> Callable[[Link], None]:
     )
 
     def save(link: Link) -> None:
+        if ended:  # first: whoever locks both a thread and a run begins with the thread
+            link.run(
+                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
+                identity.thread_id,
+                identity.run_id,
+            )
         link.run(
             "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result, decided, "
             "ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
@@ -378,11 +392,5 @@ def _saving_run(record: RunRecord) -> Callable[[Link], None]:
             *values,
             link.clock() if ended else None,
         )
-        if ended:
-            link.run(
-                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
-                identity.thread_id,
-                identity.run_id,
-            )
 
     return save

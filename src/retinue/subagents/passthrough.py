@@ -43,6 +43,10 @@ class StreamingPassthroughSink:
         elif isinstance(event, StepStarted):
             self._step_from = len(self._pieces)
 
+    def retell(self, text: str) -> None:
+        """Take in what the child had said, and this call had shown, before its process ended."""
+        self._pieces.append(text)
+
     def _take_error(self, event: ErrorRaised) -> None:
         if self._errors is ChildErrorForwarding.WRAP:
             code = f" {event.code}" if event.code else ""

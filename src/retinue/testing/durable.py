@@ -196,11 +196,13 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
     async def check_a_log_is_claimed_only_when_it_may_be(self) -> None:
         async with self._two() as (store, other):
             assert await store.claim("unknown", "p1", LONG) is None
+            assert await store.epoch_of("unknown") is None
             await begin(store, stored_run("r1"))
             assert await other.claim("r1", "p2", LONG) is None
             assert await other.claim("r1", "p2", LONG, after="p3") is None
             for epoch in (2, 3):  # again by the same: it was not heard that the first try went well
                 assert await other.claim("r1", "p2", LONG, after="p1") == epoch
+                assert await store.epoch_of("r1") == epoch
             assert await store.owner_of("r1") == "p2"
             await other.write(LogBatch(log_id="r1", epoch=3, released=True))
             assert await store.owner_of("r1") is None
@@ -212,11 +214,11 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             await begin(store, stored_run("r1"), "p1", -1.0)
             await begin(store, stored_run("r2", thread_id="t2"), "p1", -1.0)
             await begin(other, stored_run("r3", thread_id="t3"), "p2", -1.0)
-            assert await store.renew("p1", LONG) == {"r1": None, "r2": None}
+            assert await store.renew("p1", LONG) == {"r1", "r2"}
             expected = [OwnedLog("r1", "p1", False), OwnedLog("r2", "p1", False), OwnedLog("r3", "p2", True)]
             for reader in (store, other):
                 assert sorted(await reader.owned_logs(), key=lambda log: log.log_id) == expected
-            assert await store.renew("p3", LONG) == {}
+            assert await store.renew("p3", LONG) == set()
 
     async def check_an_owner_learns_who_is_to_be_cancelled(self) -> None:
         async with self._two() as (store, other):
@@ -224,11 +226,12 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             await begin(store, stored_run("r2", thread_id="t2"))
             await other.ask_cancel("r1", ODD)
             await other.ask_cancel("unknown", "why")
-            assert await store.renew("p1", LONG) == {"r1": ODD, "r2": None}
+            assert await store.cancels("p1") == {"r1": ODD}
+            assert await store.cancels("p2") == {}
             await store.write(LogBatch(log_id="r1", epoch=1, ended=True, released=True))
             await other.ask_cancel("r1", "too late")
             assert await other.claim("r1", "p1", LONG) == 2
-            assert (await store.renew("p1", LONG))["r1"] is None
+            assert await store.cancels("p1") == {}
 
     async def check_one_of_two_claims_wins(self) -> None:
         async with self._two() as (store, other):
@@ -296,7 +299,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
                 await other.ask_cancel("r1", "enough")
 
                 async def is_asked() -> bool:
-                    return (await store.renew("p1", LONG))["r1"] == "enough"
+                    return await store.cancels("p1") == {"r1": "enough"}
 
                 await _within(watch, is_asked)
 

@@ -1,0 +1,144 @@
+"""What is stored of one run: nothing but its end, or everything, in the log that this process owns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from ..core.decisions import Decision
+from ..core.errors import OwnershipLost, RunElsewhere, ThreadBusy
+from ..core.stores import DurableStore, JournalEntry, RunRecord, Store, ThreadRecord, WhenBusy
+from ..storage.logs import LogWriter
+
+_log = logging.getLogger(__name__)
+
+DECISIONS = "decisions"
+LEASE = 30.0
+"""Seconds for which the owner of a run is believed to be alive without a word."""
+_LOOK_AGAIN = 1.0
+
+Interrupt = Callable[[str], Awaitable[object]]
+"""Cancels the run of that id, wherever it is."""
+
+
+class Keeping(Protocol):
+    """How one run is stored."""
+
+    async def begin(self, record: RunRecord) -> ThreadRecord | None:
+        """Write down that it begins, when its thread is free; its thread as it is then."""
+        ...
+
+    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+        """Write down that it goes on with what was decided."""
+        ...
+
+    async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
+        """Write how it ended or where it waits, with its thread where that has changed."""
+        ...
+
+    async def finish(self) -> None:
+        """Return when everything is written that is there."""
+        ...
+
+
+class StoreKeeping:
+    """Keeps threads and results."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def begin(self, record: RunRecord) -> ThreadRecord | None:
+        thread = await self._store.load_thread(record.identity.thread_id)
+        await self._store.save_run(record)
+        return thread
+
+    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+        return
+
+    async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
+        if thread is not None:
+            await self._store.save_thread(thread)
+        await self._store.save_run(record)
+
+    async def finish(self) -> None:
+        return
+
+
+class LogKeeping:
+    """Keeps everything a run does, as the owner of its log."""
+
+    def __init__(
+        self,
+        store: DurableStore,
+        owner: str,
+        lease: float,
+        writer: LogWriter,
+        *,
+        request: bytes | None = None,
+        legs: int = 0,
+        when_busy: WhenBusy = "reject",
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        self._store, self._owner, self._lease, self.writer = store, owner, lease, writer
+        self._request = request
+        """What was asked, of a run that is not written down yet."""
+        self._legs = legs
+        self._when_busy, self._interrupt = when_busy, interrupt
+
+    async def begin(self, record: RunRecord) -> ThreadRecord | None:
+        identity, holder = record.identity, None
+        record.queued = record.queued or self._when_busy != "reject"
+        if self._request is not None:
+            entry = JournalEntry(identity.run_id, "request", "request", self._request)
+            holder = await self._store.begin_run(record, entry, self._owner, self._lease)
+            if holder is not None and self._when_busy == "reject":
+                raise ThreadBusy(identity.thread_id, holder)
+        if holder is not None or self._request is None:
+            await self._take_thread(record, holder)
+        record.queued = False
+        self.writer.start()
+        return await self._store.load_thread(identity.thread_id)
+
+    async def _take_thread(self, record: RunRecord, holder: str | None) -> None:
+        """Wait for the thread; with "interrupt", end what stands before."""
+        interrupted: set[str] = set()
+        while True:
+            if holder is not None and self._when_busy == "interrupt" and holder not in interrupted:
+                interrupted.add(holder)
+                if self._interrupt is not None:
+                    await self._interrupt(holder)
+            with self._store.watch(holder or record.identity.run_id) as watch:
+                holder = await self._store.take_thread(record)
+                if holder is None:
+                    return
+                await watch.wait(_LOOK_AGAIN)
+
+    async def go_on(self, decisions: Mapping[str, Decision]) -> None:
+        writer, run_id = self.writer, self.writer.log_id
+        await writer.finish()  # it lets go of the log when it has come to its end
+        epoch = await self._store.claim(run_id, self._owner, self._lease)
+        if epoch is None:
+            raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")
+        if epoch != writer.epoch + 1:  # somebody went on with it in between: what is here is old
+            writer.epoch = epoch
+            await writer.give_back()
+            raise OwnershipLost(self._store.place, run_id)
+        writer.epoch = epoch
+        writer.start()
+        self._legs += 1
+        body = msgspec.json.encode(dict(decisions))
+        await writer.record(JournalEntry(run_id, f"{DECISIONS}:{self._legs}", DECISIONS, body))
+
+    async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
+        try:
+            await self.writer.settle(record, thread, thread_from)
+        except OwnershipLost as exc:
+            _log.warning("%s: its end is not written", exc)
+
+    async def finish(self) -> None:
+        await self.writer.finish()
