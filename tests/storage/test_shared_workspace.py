@@ -143,7 +143,9 @@ async def test_records_of_tasks_are_kept_back(node: Node) -> None:
 
 
 def test_there_is_no_shell(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match=r"no command can be run on the files of StoreFilesystem.*disable_shell"):
+    with pytest.raises(
+        ConfigurationError, match=r"no command can be run on the files of StoreFilesystem.*disable_shell"
+    ):
         HarnessAgent("boss", ScriptedModel([]), filesystem=node(), disable_shell=False)
 
 
