@@ -25,7 +25,8 @@ from retinue import (
     StoreFilesystem,
 )
 from retinue.storage import files as module
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.schema import MIGRATIONS, migrate
+from retinue.storage.sqlite import SqliteLink, SqliteStore
 from retinue.testing import FilesystemSuite
 
 ROOT = Path(__file__).parents[2]
@@ -256,18 +257,16 @@ def test_a_database_that_cannot_be_used_is_a_refusal(tmp_path: Path) -> None:
         files.list()
 
 
-def test_a_file_of_the_version_before_gets_the_tables(tmp_path: Path) -> None:
-    path = tmp_path / "app.db"
-    with StoreFilesystem(f"sqlite:///{path}") as files:
-        files.write("a.txt", b"1")
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE files")
-        connection.execute("DROP TABLE tasks")
-        connection.execute("DROP TABLE task_results")
-        connection.execute("PRAGMA user_version = 2")
+def test_a_database_of_the_version_before_gets_the_tables(tmp_path: Path) -> None:
+    made = [number for number, steps in enumerate(MIGRATIONS) if any("TABLE files" in str(step) for step in steps)]
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        link: Any = SqliteLink(connection, "BEGIN")
+        migrate(link, 0, MIGRATIONS[: made[0]])
+        connection.execute(f"PRAGMA user_version = {made[0]}")
     connection.close()
-    with StoreFilesystem(f"sqlite:///{path}") as files:
+    with StoreFilesystem(f"sqlite:///{tmp_path}/app.db") as files:
         assert files.list() == []
+        files.write("a.txt", b"1")
 
 
 APPEND = """
