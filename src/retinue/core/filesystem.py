@@ -13,6 +13,9 @@ from .runs import RunIdentity
 Stamp = Hashable
 """Tells one state of a file from another."""
 
+KeptBack = Callable[[tuple[str, ...]], bool]
+"""Whether a folder, by the names that lead to it, is not to be entered."""
+
 
 class FileEntry(Struct, frozen=True):
     """One file or folder below the root."""
@@ -86,6 +89,15 @@ class Filesystem(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def delete(self, path: str) -> None: ...
+
+
+@runtime_checkable
+class GuardedFilesystem(Filesystem, Protocol):
+    """What a filesystem also is if folders of it can be kept back."""
+
+    def without(self, kept_back: KeptBack) -> Filesystem:
+        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        ...
 
 
 class Command(Struct, frozen=True):

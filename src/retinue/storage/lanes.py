@@ -6,8 +6,9 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..core.errors import StoreError
 
@@ -54,7 +55,9 @@ nothing more: where a connection breaks, nobody knows how far it came."""
 Session = Callable[[], AbstractContextManager[Link]]
 """Lends a connection, which is given back, or thrown away where it failed."""
 
-_Job = tuple[str, Work, bool, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Done: TypeAlias = "asyncio.Future[Any] | Future[Any]"
+_Job = tuple[str, Work, bool, asyncio.AbstractEventLoop | None, _Done]
+"""What to do, whether alone, and whom to tell; without an event loop, a thread waits for it."""
 _Outcome = tuple[Any, Exception | None]
 
 
@@ -62,40 +65,58 @@ class Lane:
     """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
 
     In one transaction it is in the order of what it is about. Work that also touches something else has one for itself:
-    so two lanes, which keep what they have touched until they commit, never wait for each other.
+    so two lanes, which keep what they have touched until they commit, never wait for each other. A lane whose work is
+    all of that kind joins none: `most` is 1.
     """
 
-    def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
-        self._place, self._session, self._problem = place, session, problem
+    def __init__(
+        self, place: str, session: Session, problem: Callable[[Exception], Exception], most: int = MOST
+    ) -> None:
+        self._place, self._session, self._problem, self._most = place, session, problem, most
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
+        self._taking = threading.Lock()
 
     async def do(self, work: Callable[[Link], T], about: str = "", alone: bool = False) -> T:
         """Have work done and committed; whoever waits here is told then."""
-        if self._closed:
-            raise StoreError(self._place, "it was closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((about, work, alone, loop, done))
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
-            self._worker.start()
+        self._take((about, work, alone, loop, done))
         return await done
+
+    def do_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        """As `do`, for a thread without an event loop. Blocking."""
+        done: Future[T] = Future()
+        self._take((about, work, False, None, done))
+        return done.result()
 
     async def close(self) -> None:
         """Do what waits, and end."""
-        if self._closed:
-            return
-        self._closed = True
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """As `close`. Blocking."""
+        with self._taking:
+            if not self._closed and self._worker is not None:
+                self._jobs.put(None)
+            self._closed = True
         if self._worker is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(self._worker.join)
+            self._worker.join()
+
+    def _take(self, job: _Job) -> None:
+        with self._taking:  # nothing is put behind the end, where nobody would find it
+            if self._closed:
+                raise StoreError(self._place, "it was closed")
+            self._jobs.put(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
+                self._worker.start()
 
     def _serve(self) -> None:
         while True:
             batch = [self._jobs.get()]
-            while len(batch) < MOST and not self._jobs.empty():
+            while len(batch) < self._most and not self._jobs.empty():
                 batch.append(self._jobs.get())
             jobs = [job for job in batch if job is not None]
             for some in _parted(jobs):
@@ -156,17 +177,20 @@ def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
 
 def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
     """Tell those who wait, with one word to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[tuple[_Done, _Outcome]]] = {}
     for (_, _, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
         by_loop.setdefault(loop, []).append((done, outcome))
     for loop, told in by_loop.items():
+        if loop is None:
+            _settle(told)
+            continue
         try:
             loop.call_soon_threadsafe(_settle, told)
         except RuntimeError:
             continue  # the event loop is closed: nobody waits any more
 
 
-def _settle(told: list[tuple[asyncio.Future[Any], _Outcome]]) -> None:
+def _settle(told: list[tuple[_Done, _Outcome]]) -> None:
     for done, (result, error) in told:
         if done.done():
             continue

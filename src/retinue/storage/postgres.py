@@ -22,7 +22,7 @@ from .sql import SqlStore
 
 T = TypeVar("T")
 
-WRITERS, READERS = 4, 2
+WRITERS, READERS, WRITERS_NOW = 4, 2, 2
 _TYPES = {"BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "INTEGER": "BIGINT", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
 _MIGRATING = 0x7265_7469_6E75_6500
@@ -57,6 +57,10 @@ class PostgresDatabase:
         readers = [_Session(address, _READING) for _ in range(READERS)]
         self._sessions = writers + readers
         lanes = [Lane(self.place, session.lend, address.problem) for session in self._sessions]
+        # Threads that wait ask for work that holds several things: each piece is a transaction of its own.
+        single = [_Session(address, _WRITING) for _ in range(WRITERS_NOW)]
+        self._writing_now = [Lane(self.place, session.lend, address.problem, most=1) for session in single]
+        self._sessions += single
         # What is about everything has a lane to itself: together with other work it could wait for who waits for it.
         self._about_all, self._writing, self._reading = lanes[0], lanes[1 : WRITERS + 1], lanes[WRITERS + 1 :]
         self._turn = itertools.count()
@@ -71,12 +75,22 @@ class PostgresDatabase:
     async def read(self, work: Callable[[Link], T]) -> T:
         return await self._reading[next(self._turn) % READERS].do(work)
 
+    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        return self._writing_now[zlib.crc32(about.encode(errors="replace")) % WRITERS_NOW].do_now(work, about)
+
+    def read_now(self, work: Callable[[Link], T]) -> T:
+        return self._reading[next(self._turn) % READERS].do_now(work)
+
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self._listener.watch(topic)
 
     async def close(self) -> None:
-        await asyncio.gather(*[lane.close() for lane in (self._about_all, *self._writing, *self._reading)])
-        await asyncio.to_thread(self._listener.close)
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        for lane in (self._about_all, *self._writing, *self._writing_now, *self._reading):
+            lane.close_now()
+        self._listener.close()
         for session in self._sessions:
             session.close()
 

@@ -55,12 +55,21 @@ class SqliteDatabase:
     async def read(self, work: Callable[[Link], T]) -> T:
         return await self._reading.do(work)
 
+    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        return self._writing.do_now(work)
+
+    def read_now(self, work: Callable[[Link], T]) -> T:
+        return self._reading.do_now(work)
+
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return nullcontext(_Glances())
 
     async def close(self) -> None:
-        await self._writing.close()
-        await self._reading.close()
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        self._writing.close_now()
+        self._reading.close_now()
         for session in self._sessions:
             session.close()
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..core.errors import ConfigurationError
 from ..core.stores import Durability, Store
 from .memory import MemoryStore
+
+if TYPE_CHECKING:
+    from .sql import Database
 
 _FORMS = (
     "'memory:', 'sqlite:///app.db' (relative), 'sqlite:////data/app.db' (absolute) or "
@@ -36,3 +41,13 @@ def open_store(url: str, durability: Durability = "process") -> Store:
         return PostgresStore(url, durability)
     shown = f"{scheme}://…" if "@" in url else url  # there may be a password before it
     raise ConfigurationError(f"not a place to keep things: {shown!r}; use {_FORMS}")
+
+
+def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
+    """The database that a URL names or a store has, and whether it was made here and is to be closed here."""
+    from .sql import SqlStore
+
+    store = open_store(given) if isinstance(given, str) else given
+    if not isinstance(store, SqlStore):
+        raise ConfigurationError(f"{what} needs a database, not {given!r}: use such as 'sqlite:///app.db'")
+    return store.database, store is not given

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
-from ..core.filesystem import ConfiningFilesystem, Filesystem, RunsCommands, is_divided
+from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.messages import ToolCall
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
@@ -322,7 +322,7 @@ class StateOf(Plugin):
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
     """The tools of the workspace an agent has."""
     # The records of tasks are the runtime's: what a model could write there would count as truth.
-    shown = filesystem.without(holds_tasks) if isinstance(filesystem, LocalFilesystem) else filesystem
+    shown = filesystem.without(holds_tasks) if isinstance(filesystem, GuardedFilesystem) else filesystem
     tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
         try:
