@@ -26,6 +26,14 @@ def _split_threads(link: Link) -> None:
         link.run("UPDATE threads SET state = ? WHERE thread_id = ?", state, thread_id)
 
 
+def _date_the_undated(link: Link) -> None:
+    """When things ended or were saved has not always been written down: they count as of now, so nothing goes early."""
+    now = link.clock()
+    link.run("UPDATE threads SET saved_at = ?", now)
+    ended = "('completed', 'failed', 'cancelled', 'timeout')"
+    link.run(f"UPDATE runs SET ended_at = ? WHERE ended_at IS NULL AND status IN {ended}", now)
+
+
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         "CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, body BLOB NOT NULL)",
@@ -40,8 +48,8 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         "ALTER TABLE threads ADD COLUMN state BLOB",
         "ALTER TABLE threads ADD COLUMN holder TEXT",
-        "CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL, "
-        "PRIMARY KEY (thread_id, place))",
+        """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread_id, place))""",
         _split_threads,
         "ALTER TABLE threads DROP COLUMN body",
         "ALTER TABLE runs ADD COLUMN decided BLOB",
@@ -55,6 +63,12 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX logs_by_owner ON logs (owner) WHERE owner IS NOT NULL",
         """CREATE TABLE journal (log_id TEXT NOT NULL, place INTEGER NOT NULL, run_id TEXT NOT NULL, key TEXT NOT NULL,
         kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (log_id, place))""",
+    ),
+    (
+        "ALTER TABLE logs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE threads ADD COLUMN saved_at REAL NOT NULL DEFAULT 0",
+        _date_the_undated,
+        "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
     ),
 )
 
