@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from operator import or_
 from typing import Any, ClassVar
 
 import msgspec
@@ -278,8 +277,8 @@ def event_to_json(event: Event) -> dict[str, Any]:
     return to_json_value(event)
 
 
-_known: Any = reduce(or_, EVENT_TYPES.values())
-_decode_known: Callable[[bytes], Event] = msgspec.json.Decoder(_known).decode
+_kinds: list[Any] = list(EVENT_TYPES.values())
+_decode_known: Callable[[bytes], Event] = msgspec.json.Decoder(reduce(lambda one, other: one | other, _kinds)).decode
 _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 

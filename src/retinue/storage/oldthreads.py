@@ -19,7 +19,7 @@ async def forget_threads(database: Database, before: float, *, dry_run: bool) ->
     A thread of a sub-agent has no runs of its own: it goes no earlier than the conversation that spawned it.
     """
     threads = messages = 0
-    old = await _forgettable(database, before)
+    old = await _forgettable(database, before, with_runs=dry_run)
     for start in range(0, len(old), _PAGE):
         work = partial(_count if dry_run else _drop, thread_ids=old[start : start + _PAGE], before=before)
         dropped, said = await (database.read(work) if dry_run else database.write(work))
@@ -27,12 +27,13 @@ async def forget_threads(database: Database, before: float, *, dry_run: bool) ->
     return threads, messages
 
 
-async def _forgettable(database: Database, before: float) -> list[str]:
+async def _forgettable(database: Database, before: float, *, with_runs: bool) -> list[str]:
+    """The threads that may go; where nothing is really dropped, also those whose runs would go before them."""
     spawned: dict[str, list[str]] = {}
     old: set[str] = set()
     last, kept = "", list[str]()
     while True:
-        rows = await database.read(partial(_look, last=last, before=before))
+        rows = await database.read(partial(_look, last=last, before=before, with_runs=with_runs))
         for thread_id, is_old, children in rows:
             if children:
                 spawned[thread_id] = children
@@ -50,13 +51,15 @@ async def _forgettable(database: Database, before: float) -> list[str]:
     return sorted(old)
 
 
-def _look(link: Link, last: str, before: float) -> list[tuple[str, bool, list[str]]]:
+def _look(link: Link, last: str, before: float, with_runs: bool) -> list[tuple[str, bool, list[str]]]:
     """The next threads: whether each is old, and the threads of its sub-agents."""
+    stays, values = (" AND (ended_at IS NULL OR ended_at >= ?)", [before]) if with_runs else ("", [])
     rows = link.run(
         "SELECT thread_id, state, CASE WHEN holder IS NULL AND saved_at < ? AND NOT EXISTS "
-        "(SELECT 1 FROM runs WHERE runs.thread_id = threads.thread_id) THEN 1 ELSE 0 END "
+        f"(SELECT 1 FROM runs WHERE runs.thread_id = threads.thread_id{stays}) THEN 1 ELSE 0 END "
         f"FROM threads WHERE thread_id > ? ORDER BY thread_id LIMIT {_PAGE}",
         before,
+        *values,
         last,
     )
     return [(thread_id, bool(is_old), _children(state)) for thread_id, state, is_old in rows]

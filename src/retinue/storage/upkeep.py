@@ -18,7 +18,7 @@ from .lanes import Link
 from .oldthreads import forget_threads
 from .schema import SCHEMA_VERSION, check_version
 from .sql import Database, SqlStore
-from .urls import open_store
+from .urls import open_store, without_secrets
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def sql_store(url: str, durability: Durability = "process") -> SqlStore:
     """The store a URL names, where that is a database; not opened yet."""
     store = open_store(url, durability)
     if not isinstance(store, SqlStore):
-        raise ConfigurationError(f"{url!r} is no database: name one, as in sqlite:///app.db")
+        raise ConfigurationError(f"{without_secrets(url)!r} is no database: name one, as in sqlite:///app.db")
     return store
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..core.errors import ConfigurationError
 from ..core.stores import Durability, Store
 from .memory import MemoryStore
@@ -21,4 +23,10 @@ def open_store(url: str, durability: Durability = "process") -> Store:
         from .sqlite import SqliteStore
 
         return SqliteStore(path, durability)
-    raise ConfigurationError(f"not a place to keep things: {url!r}; use {_FORMS}")
+    raise ConfigurationError(f"not a place to keep things: {without_secrets(url)!r}; use {_FORMS}")
+
+
+def without_secrets(url: str) -> str:
+    """A URL, or what was meant as one, as it may be shown: rather too much is hidden than too little."""
+    hidden = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)((?:password|passwd|pwd|secret|token|key)[^=&]*=)[^&]*", r"\1***", hidden)
