@@ -112,8 +112,10 @@ from .plugins import (
     StopOnTool,
 )
 from .runtime import Run, Runtime
+from .storage.files import StoreFilesystem
 from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
+from .storage.tasks import SqlTaskRepository
 from .subagents.child import run_child_agent, run_child_agent_checked
 from .subagents.declarations import SubagentDeclaration, WorkspaceMode
 from .subagents.harness import HarnessAgent
@@ -251,6 +253,7 @@ __all__ = [
     "SetResult",
     "Sink",
     "Snapshot",
+    "SqlTaskRepository",
     "StateCommand",
     "StateError",
     "StateKey",
@@ -263,6 +266,7 @@ __all__ = [
     "StopRun",
     "Store",
     "StoreError",
+    "StoreFilesystem",
     "StreamedChild",
     "StreamingPassthroughSink",
     "SubagentDeclaration",

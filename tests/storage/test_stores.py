@@ -1,4 +1,4 @@
-"""What every store must do, over memory and SQLite; and what a file can suffer."""
+"""What every store must do, over memory, SQLite and PostgreSQL; and what a file can suffer."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ from retinue import (
     UnknownRun,
     event_to_json,
 )
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.sql import SqlStore
+from retinue.storage.urls import open_store
 from retinue.testing import ScriptedModel, call, say
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
         return
-    made = SqliteStore(str(tmp_path / "app.db"))
+    url = f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    made = open_store(url)
+    assert isinstance(made, SqlStore)
     yield made
     await made.close()
 
@@ -232,10 +235,11 @@ async def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://app.db", "sqlite:///", "mysql://x", "app.db"])
+@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://app.db", "sqlite:///", "mysql://u:secret@x", "app.db"])
 def test_a_url_that_names_no_store_lists_those_there_are(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:///app.db"):
-        Runtime.open(url)
+    with pytest.raises(ConfigurationError, match="sqlite:///app.db") as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
 
 
 async def test_an_interrupted_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

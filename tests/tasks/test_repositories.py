@@ -11,8 +11,8 @@ import pytest
 
 from retinue import LocalFilesystem, MemoryTaskRepository, TaskRepository, TaskSettings, TaskStatus
 from retinue import WorkspaceTaskRepository as Workspace
-from retinue.tasks.files import LONGEST_RESULT
 from retinue.tasks.lifecycle import finish
+from retinue.tasks.repository import LONGEST_RESULT
 from retinue.testing import TaskRepositorySuite
 from retinue.testing.tasks import NOW, S1, task_record
 

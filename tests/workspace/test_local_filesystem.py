@@ -5,7 +5,7 @@ import pickle
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -15,20 +15,24 @@ from hypothesis import strategies as st
 
 from retinue.core.errors import ConfigurationError, FileMissing, FilesystemError, PathDenied, PathError
 from retinue.core.filesystem import Filesystem
+from retinue.testing import FilesystemSuite
 from retinue.workspace import LocalFilesystem
-
-from .filesystem_suite import CONTRACT, Factory
 
 
 @pytest.fixture
-def make(tmp_path: Path, kind: type[LocalFilesystem]) -> Factory:
+def suite(tmp_path: Path, kind: type[LocalFilesystem]) -> FilesystemSuite:
     numbers = count()
-    return lambda: kind(tmp_path / f"root{next(numbers)}")
+
+    def reopen(made: Filesystem) -> Filesystem:
+        assert isinstance(made, LocalFilesystem)
+        return kind(made.root)
+
+    return FilesystemSuite(lambda: kind(tmp_path / f"root{next(numbers)}"), reopen)
 
 
-@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_contract(check: Callable[[Factory], None], make: Factory) -> None:
-    check(make)
+@pytest.mark.parametrize("check", FilesystemSuite.names())
+def test_contract(check: str, suite: FilesystemSuite) -> None:
+    getattr(suite, check)()
 
 
 def test_making_one_looks_at_nothing(tmp_path: Path, kind: type[LocalFilesystem]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 Stamp = Hashable
 """Tells one state of a file from another."""
+
+KeptBack = Callable[[tuple[str, ...]], bool]
+"""Whether a folder, by the names that lead to it, is not to be entered."""
 
 
 class FileEntry(Struct, frozen=True):
@@ -84,3 +87,12 @@ class Filesystem(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def delete(self, path: str) -> None: ...
+
+
+@runtime_checkable
+class GuardedFilesystem(Filesystem, Protocol):
+    """What a filesystem also is if folders of it can be kept back."""
+
+    def without(self, kept_back: KeptBack) -> Filesystem:
+        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        ...

@@ -154,7 +154,8 @@ class DurableStore(Store, EventStore, Protocol):
     """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
 
     Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time.
-    A StoreError that `passes` has changed nothing and may be tried again.
+    What failed with a StoreError that `passes` may be tried again: nothing is then done twice, even where a connection
+    broke so that nobody knows whether the first try went well.
     """
 
     place: str

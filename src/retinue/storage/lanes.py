@@ -6,8 +6,9 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..core.errors import StoreError
 
@@ -44,81 +45,117 @@ class Link(Protocol):
 
     locking: str
     """What a SELECT says at its end so that nobody changes its rows before this is committed."""
+    lost: bool
+    """Whether the connection is gone, so that another is worth a try."""
 
 
 Work = Callable[[Link], Any]
-"""Something done in one transaction. It may be done again from the beginning, so it changes nothing else."""
+"""Something done in one transaction. It changes nothing else, and done again, even after it was committed, it changes
+nothing more: where a connection breaks, nobody knows how far it came."""
 Session = Callable[[], AbstractContextManager[Link]]
 """Lends a connection, which is given back, or thrown away where it failed."""
 
-_Job = tuple[Work, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Done: TypeAlias = "asyncio.Future[Any] | Future[Any]"
+_Job = tuple[str, Work, asyncio.AbstractEventLoop | None, _Done]
+"""What to do and whom to tell; without an event loop, a thread waits for it."""
 _Outcome = tuple[Any, Exception | None]
 
 
 class Lane:
-    """Does work in the order in which it came, in a thread of its own that begins with the first piece."""
+    """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
 
-    def __init__(self, place: str, session: Session, problem: Callable[[Exception], Exception]) -> None:
-        self._place, self._session, self._problem = place, session, problem
+    In one transaction it is in the order of what it is about, so that two lanes do not wait for each other.
+    Work that holds more than what it is about is done on a lane that does not join any: `most` is 1.
+    """
+
+    def __init__(
+        self, place: str, session: Session, problem: Callable[[Exception], Exception], most: int = MOST
+    ) -> None:
+        self._place, self._session, self._problem, self._most = place, session, problem, most
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
+        self._taking = threading.Lock()
 
-    async def do(self, work: Callable[[Link], T]) -> T:
+    async def do(self, work: Callable[[Link], T], about: str = "") -> T:
         """Have work done and committed; whoever waits here is told then."""
-        if self._closed:
-            raise StoreError(self._place, "it was closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((work, loop, done))
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
-            self._worker.start()
+        self._take((about, work, loop, done))
         return await done
+
+    def do_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        """As `do`, for a thread without an event loop. Blocking."""
+        done: Future[T] = Future()
+        self._take((about, work, None, done))
+        return done.result()
 
     async def close(self) -> None:
         """Do what waits, and end."""
-        if self._closed:
-            return
-        self._closed = True
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """As `close`. Blocking."""
+        with self._taking:
+            if not self._closed and self._worker is not None:
+                self._jobs.put(None)
+            self._closed = True
         if self._worker is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(self._worker.join)
+            self._worker.join()
+
+    def _take(self, job: _Job) -> None:
+        with self._taking:  # nothing is put behind the end, where nobody would find it
+            if self._closed:
+                raise StoreError(self._place, "it was closed")
+            self._jobs.put(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
+                self._worker.start()
 
     def _serve(self) -> None:
         while True:
             batch = [self._jobs.get()]
-            while len(batch) < MOST and not self._jobs.empty():
+            while len(batch) < self._most and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = [job for job in batch if job is not None]
+            jobs = sorted([job for job in batch if job is not None], key=_about)
             if jobs:
-                _tell(jobs, self._together([work for work, _, _ in jobs]))
+                _tell(jobs, self._together([work for _, work, _, _ in jobs]))
             if len(jobs) < len(batch):
                 return
 
     def _together(self, works: list[Work]) -> list[_Outcome]:
         """Do several things in one transaction; where one fails, each in its own."""
+        outcomes: list[_Outcome] = []
         try:
-            with self._session() as link:
-                if len(works) > 1:
-                    try:
-                        return _in_one(link, works)
-                    except Exception:
-                        pass  # one by one it shows whose fault it was
-                return [self._alone(link, work) for work in works]
-        except Exception as exc:
-            return [(None, self._problem(exc))] * len(works)
+            if len(works) > 1:
+                with self._session() as link, suppress(Exception):  # one by one it shows whose fault it was
+                    return _in_one(link, works)
+            for work in works:
+                outcomes.append(self._alone(work))
+        except Exception as exc:  # no connection is to be had: what is left need not be tried
+            outcomes += [(None, self._problem(exc))] * (len(works) - len(outcomes))
+        return outcomes
 
-    def _alone(self, link: Link, work: Work) -> _Outcome:
-        try:
-            return _in_one(link, [work])[0]
-        except Exception as exc:
-            return None, self._problem(exc)
+    def _alone(self, work: Work) -> _Outcome:
+        """Do one thing, and once again where the connection turned out to be gone."""
+        outcome, lost = self._try(work)
+        return self._try(work)[0] if lost else outcome
+
+    def _try(self, work: Work) -> tuple[_Outcome, bool]:
+        with self._session() as link:
+            try:
+                return _in_one(link, [work])[0], False
+            except Exception as exc:
+                return (None, self._problem(exc)), link.lost
+
+
+def _about(job: _Job) -> str:
+    return job[0]
 
 
 def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
-    link.begin()
     try:
+        link.begin()
         outcomes: list[_Outcome] = [(work(link), None) for work in works]
         link.commit()
     except BaseException:
@@ -129,17 +166,20 @@ def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
 
 def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
     """Tell those who wait, with one word to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
-    for (_, loop, done), outcome in zip(jobs, outcomes, strict=True):
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[tuple[_Done, _Outcome]]] = {}
+    for (_, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
         by_loop.setdefault(loop, []).append((done, outcome))
     for loop, told in by_loop.items():
+        if loop is None:
+            _settle(told)
+            continue
         try:
             loop.call_soon_threadsafe(_settle, told)
         except RuntimeError:
             continue  # the event loop is closed: nobody waits any more
 
 
-def _settle(told: list[tuple[asyncio.Future[Any], _Outcome]]) -> None:
+def _settle(told: list[tuple[_Done, _Outcome]]) -> None:
     for done, (result, error) in told:
         if done.done():
             continue

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-
 from ..core.errors import StoreError, UnknownRun
 from ..core.events import Event
 from ..core.stores import DurableStore, EventStore, JournalEntry, LogBatch, RunRecord, ThreadRecord

@@ -65,6 +65,17 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (log_id, place))""",
     ),
     (
+        # The bytes come last: what stands before them is read without them.
+        """CREATE TABLE files (space TEXT NOT NULL, folder TEXT NOT NULL, name TEXT NOT NULL, is_folder INTEGER NOT NULL,
+        version INTEGER NOT NULL, mark TEXT NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
+        PRIMARY KEY (space, folder, name))""",
+        """CREATE TABLE tasks (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL, user_id TEXT,
+        place INTEGER NOT NULL, is_open INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (agent, session_id, task_id))""",
+        "CREATE INDEX tasks_open ON tasks (agent, session_id) WHERE is_open = 1",
+        """CREATE TABLE task_results (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL,
+        body BLOB NOT NULL, PRIMARY KEY (agent, session_id, task_id))""",
+    ),
+    (
         "ALTER TABLE logs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE threads ADD COLUMN saved_at REAL NOT NULL DEFAULT 0",
         _date_the_undated,

@@ -18,6 +18,7 @@ from ..core.stores import CANCELS, JournalEntry, LogBatch, OwnedLog, RunRecord, 
 from .lanes import Link
 
 T = TypeVar("T")
+_Row = tuple[Any, ...]
 
 _encode = msgspec.json.Encoder().encode
 _message = msgspec.json.Decoder(Message).decode
@@ -39,6 +40,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """What decoders raise."""
 
 _RUN = "identity, started_at, result, status, decided, run_id"
+_RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ?"
 _INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -51,9 +53,19 @@ class Database(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, work: Callable[[Link], T], about: str = "") -> T: ...
+    async def write(self, work: Callable[[Link], T], about: str = "") -> T:
+        """Do work about one thing, a run or a thread, or about everything."""
+        ...
 
     async def read(self, work: Callable[[Link], T]) -> T: ...
+
+    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        """As `write`, for a thread without an event loop. Blocking, as the next two."""
+        ...
+
+    def read_now(self, work: Callable[[Link], T]) -> T: ...
+
+    def close_now(self) -> None: ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         """Watch for notes on a topic."""
@@ -144,16 +156,20 @@ class SqlStore:
             holder = _hold(link, record)
             if holder is not None and not record.queued:
                 return holder
-            save(link)
-            if holder is None and record.queued:
-                link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", identity.run_id)
-            link.run(
-                "INSERT INTO logs (log_id, ended, owner, epoch, lease_until) VALUES (?, 0, ?, 1, ?)",
+            made = link.run(
+                "INSERT INTO logs (log_id, ended, owner, epoch, lease_until) VALUES (?, 0, ?, 1, ?) "
+                "ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
                 identity.run_id,
                 owner,
                 link.clock() + lease,
             )
-            link.run(_INSERT_ENTRY, *entry)
+            if made:
+                link.run(_INSERT_ENTRY, *entry)
+            elif not _has_begun(link, owner, entry):
+                raise StoreError(self.place, f"there is a run {identity.run_id!r} already")
+            save(link)
+            if holder is None and record.queued:
+                link.run(_RUNS_NOW, identity.run_id)
             return holder
 
         return await self.database.write(begin, identity.run_id)
@@ -163,7 +179,7 @@ class SqlStore:
             _make_thread(link, record.identity.thread_id, record.identity.user_id)
             holder = _hold(link, record)
             if holder is None:
-                link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", record.identity.run_id)
+                link.run(_RUNS_NOW, record.identity.run_id)
             return holder
 
         return await self.database.write(take, record.identity.run_id)
@@ -176,12 +192,19 @@ class SqlStore:
         save_run = None if batch.run is None else _saving_run(batch.run)
 
         def write(link: Link) -> None:
-            found = link.run(f"SELECT epoch, ended FROM logs WHERE log_id = ?{link.locking}", log_id)
+            found = link.run(
+                "SELECT epoch, ended, EXISTS (SELECT 1 FROM events WHERE log_id = ? AND seq = ?) "
+                "OR EXISTS (SELECT 1 FROM journal WHERE log_id = ? AND place = ?) "
+                f"FROM logs WHERE log_id = ?{link.locking}",
+                *(log_id, events[0][1] if events else -1, log_id, place if entries else -1, log_id),
+            )
             if not found or found[0][0] != batch.epoch:
                 raise OwnershipLost(self.place, log_id)
-            if events:
+            if found[0][2]:  # a try of which nobody heard may have gone well
+                if not _are_there(link, batch, events, entries):
+                    raise StoreError(self.place, f"something else is stored of run {log_id!r} than was written here")
+            else:
                 link.run_many("INSERT INTO events (log_id, seq, kind, body) VALUES (?, ?, ?, ?)", events)
-            if entries:
                 link.run_many(_INSERT_ENTRY, entries)
             if save_thread is not None:
                 save_thread(link)
@@ -225,11 +248,12 @@ class SqlStore:
             now = link.clock()
             found = link.run(
                 "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE log_id = ? "
-                "AND (owner IS NULL OR lease_until < ? OR owner = ?) RETURNING epoch",
+                "AND (owner IS NULL OR lease_until < ? OR owner = ? OR owner = ?) RETURNING epoch",
                 owner,
                 now + lease,
                 log_id,
                 now,
+                owner,
                 after or owner,
             )
             return found[0][0] if found else None
@@ -246,10 +270,12 @@ class SqlStore:
 
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> list[Any]:
+            if link.locking:  # in the order in which others lock them
+                link.run(f"SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}", owner)
             until = link.clock() + lease
             return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id", until, owner)
 
-        return {row[0] for row in await self.database.write(renew, owner)}
+        return {row[0] for row in await self.database.write(renew)}
 
     async def owned_logs(self) -> list[OwnedLog]:
         def read(link: Link) -> list[Any]:
@@ -298,6 +324,7 @@ def _hold(link: Link, record: RunRecord) -> str | None:
     """Take the thread of a run, where it is free and nobody waits longer; else who is before it."""
     identity = record.identity
     thread_id, run_id = identity.thread_id, identity.run_id
+    holder = link.run(f"SELECT holder FROM threads WHERE thread_id = ?{link.locking}", thread_id)[0][0]
     earlier = link.run(
         "SELECT run_id FROM runs WHERE thread_id = ? AND status = 'queued' AND run_id <> ? AND started_at < ? "
         "ORDER BY started_at LIMIT 1",
@@ -307,15 +334,32 @@ def _hold(link: Link, record: RunRecord) -> str | None:
     )
     if earlier:
         return earlier[0][0]
-    taken = link.run(
-        "UPDATE threads SET holder = ? WHERE thread_id = ? AND (holder IS NULL OR holder = ?) RETURNING thread_id",
-        run_id,
-        thread_id,
-        run_id,
+    if holder is None:
+        link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
+    return None if holder == run_id else holder
+
+
+def _has_begun(link: Link, owner: str, entry: _Row) -> bool:
+    """Whether this very run was begun before, by a try of which nobody heard that it went well."""
+    log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", entry[0])
+    found = link.run(
+        "SELECT log_id, place, run_id, key, kind, body FROM journal WHERE log_id = ? AND place = 0", entry[0]
     )
-    if taken:
-        return None
-    return link.run("SELECT holder FROM threads WHERE thread_id = ?", thread_id)[0][0]
+    return log == [(owner, 1)] and found == [entry]
+
+
+def _are_there(link: Link, batch: LogBatch, events: list[_Row], entries: list[_Row]) -> bool:
+    """Whether exactly this is stored of a log already; of one that has ended for good, without its journal."""
+    found = link.run(
+        "SELECT log_id, seq, kind, body FROM events WHERE log_id = ? AND seq >= ? AND seq <= ? ORDER BY seq",
+        *(batch.log_id, events[0][1] if events else 0, events[-1][1] if events else -1),
+    )
+    recorded = link.run(
+        "SELECT log_id, place, run_id, key, kind, body FROM journal WHERE log_id = ? AND place >= ? AND place < ? "
+        "ORDER BY place",
+        *(batch.log_id, batch.first_entry, batch.first_entry + len(entries)),
+    )
+    return found == events and (recorded == entries or (batch.done and not recorded))
 
 
 def _saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:

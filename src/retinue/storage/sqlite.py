@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -56,6 +56,12 @@ class SqliteDatabase:
     async def read(self, work: Callable[[Link], T]) -> T:
         return await self._reading.do(work)
 
+    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
+        return self._writing.do_now(work)
+
+    def read_now(self, work: Callable[[Link], T]) -> T:
+        return self._reading.do_now(work)
+
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return nullcontext(_Glances())
 
@@ -67,8 +73,11 @@ class SqliteDatabase:
         return [row[0] for row in found if row[0] != "ok"]
 
     async def close(self) -> None:
-        await self._writing.close()
-        await self._reading.close()
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        self._writing.close_now()
+        self._reading.close_now()
         for session in self._sessions:
             session.close()
 
@@ -107,7 +116,7 @@ class _Session:
         self._link: SqliteLink | None = None
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
+    def lend(self) -> Generator[Link]:
         link = self._link = self._link or self._connect()
         try:
             yield link
@@ -152,12 +161,12 @@ class _Session:
 class SqliteLink:
     """A connection to a file."""
 
-    __slots__ = ("_begin", "connection", "locking", "run_many")
+    __slots__ = ("_begin", "connection", "locking", "lost")
 
     def __init__(self, connection: sqlite3.Connection, begin: str) -> None:
         self.connection, self._begin = connection, begin
         self.locking = ""  # whoever writes has the file for himself
-        self.run_many: Callable[[str, Sequence[Sequence[Any]]], object] = connection.executemany
+        self.lost = False
 
     def begin(self) -> None:
         self.connection.execute(self._begin)
@@ -171,6 +180,9 @@ class SqliteLink:
 
     def run(self, sql: str, *values: Any) -> list[Any]:
         return self.connection.execute(sql, values).fetchall()
+
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.connection.executemany(sql, rows)
 
     def note(self, topic: str) -> None:
         return  # others look from time to time

@@ -140,7 +140,7 @@ async def _ended_runs(database: Database, before: float, *, deltas: bool) -> Asy
     while True:
         found = await database.read(lambda link, last=last: link.run(query, before, *last))
         if found:
-            yield [run_id for _, run_id in found]
+            yield sorted(run_id for _, run_id in found)  # logs are locked in one order by all
         if len(found) < _PAGE:
             return
         last = (found[-1][0], found[-1][1])
@@ -208,6 +208,9 @@ def _count(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> t
 
 def _is_free(link: Link, run_id: str, before: float, *, locking: bool = True) -> bool:
     """Whether nobody works on the log of a run that has ended: background tasks go on in it."""
-    query = f"SELECT owner, lease_until FROM logs WHERE log_id = ?{link.locking if locking else ''}"
-    found = link.run(query, run_id)
-    return not found or found[0][0] is None or found[0][1] < before
+    looks = ("", link.locking) if locking and link.locking else ("",)  # what somebody has is not locked
+    for lock in looks:
+        found = link.run(f"SELECT owner, lease_until FROM logs WHERE log_id = ?{lock}", run_id)
+        if found and found[0][0] is not None and found[0][1] >= before:
+            return False
+    return True

@@ -7,12 +7,20 @@ import re
 from ..core.errors import ConfigurationError
 from ..core.stores import Durability, Store
 from .memory import MemoryStore
+from .sql import Database, SqlStore
 
-_FORMS = "'memory:', 'sqlite:///app.db' (relative) or 'sqlite:////data/app.db' (absolute)"
+_FORMS = (
+    "'memory:', 'sqlite:///app.db' (relative), 'sqlite:////data/app.db' (absolute) or "
+    "'postgresql://user:password@host/database'"
+)
 
 
 def open_store(url: str, durability: Durability = "process") -> Store:
-    """The store a URL names. No file is touched before it is used."""
+    """The store a URL names. No file and no server is touched before it is used.
+
+    What is written survives `kill -9`; with `durability="full"` a file also survives the loss of power. A PostgreSQL
+    server has its own setting for that, which is left as it is.
+    """
     if url == "memory:":
         return MemoryStore()
     if durability not in ("process", "full"):
@@ -23,7 +31,21 @@ def open_store(url: str, durability: Durability = "process") -> Store:
         from .sqlite import SqliteStore
 
         return SqliteStore(path, durability)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from .postgres import PostgresStore
+        except ImportError as exc:
+            raise ConfigurationError("PostgreSQL storage needs: pip install 'retinue[postgres]'") from exc
+        return PostgresStore(url, durability)
     raise ConfigurationError(f"not a place to keep things: {without_secrets(url)!r}; use {_FORMS}")
+
+
+def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
+    """The database that a URL names or a store has, and whether it was made here and is to be closed here."""
+    store = open_store(given) if isinstance(given, str) else given
+    if not isinstance(store, SqlStore):
+        raise ConfigurationError(f"{what} needs a database, not {given!r}: use such as 'sqlite:///app.db'")
+    return store.database, store is not given
 
 
 def without_secrets(url: str) -> str:

@@ -310,7 +310,7 @@ def name_of(given: SubagentDeclaration | Agent | str) -> str:
 def same_place(one: Filesystem, other: Filesystem) -> bool:
     if isinstance(one, LocalFilesystem) and isinstance(other, LocalFilesystem):
         return one.root == other.root
-    return one is other
+    return one == other
 
 
 def _factory_entry(name: str, given: Any) -> Entry:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
-from ..core.filesystem import Filesystem
+from ..core.filesystem import Filesystem, GuardedFilesystem
 from ..core.functions import as_tool
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
@@ -289,11 +289,14 @@ class StateOf(Plugin):
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
     """The tools of the workspace an agent has."""
     # The records of tasks are the runtime's: what a model could write there would count as truth.
-    shown = filesystem.without(holds_tasks) if isinstance(filesystem, LocalFilesystem) else filesystem
+    shown = filesystem.without(holds_tasks) if isinstance(filesystem, GuardedFilesystem) else filesystem
     tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
         if not isinstance(filesystem, LocalFilesystem):
-            raise ConfigurationError(f"{owner}: there is a shell only for a LocalFilesystem: leave disable_shell on")
+            raise ConfigurationError(
+                f"{owner}: there is a shell only for a LocalFilesystem, and no folder that a command could work in "
+                f"for {filesystem!r}: leave disable_shell on"
+            )
         tools.append(shell_tool(filesystem.root))
     if agent.builtin_tools is None:
         return tuple(tools)

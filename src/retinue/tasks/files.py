@@ -8,16 +8,12 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
-from .repository import Change, TaskSettings
-from .task import TaskRecord, TaskScope
-
-LONGEST_RESULT = 4096
-"""Bytes of a result that stay in the record."""
+from .repository import Change, TaskSettings, is_long
+from .task import TaskRecord, TaskScope, encoded
 
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
 _encode = msgspec.json.Encoder().encode
@@ -102,7 +98,7 @@ class WorkspaceTaskRepository:
         await asyncio.gather(*[self.update(scope, task_id, change) for scope, task_id, change in changes])
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
-        if len(text) <= LONGEST_RESULT // 4 or len(text.encode(errors="replace")) <= LONGEST_RESULT:
+        if not is_long(text):
             return None
         path = f"{self._folder}/{record.parent_session_id}/{record.task_id}.txt"
         await in_thread(self._filesystem.write, {"path": path, "data": text.encode(errors="replace")})
@@ -253,14 +249,5 @@ def _outcome(change: Callable[[dict[str, TaskRecord]], Any], records: dict[str, 
 
 def _stored(record: TaskRecord) -> tuple[TaskRecord, bytes]:
     """A record as it can be kept, and its line."""
-    try:
-        return record, _line(record)
-    except UnicodeEncodeError:  # half a character, from a model or a tool: the rest must not be lost with it
-        fields = [(name, getattr(record, name)) for name in record.__struct_fields__]
-        whole = {name: text.encode(errors="replace").decode() for name, text in fields if type(text) is str}
-        record = replace(record, **whole)
-        return record, _line(record)
-
-
-def _line(record: TaskRecord) -> bytes:
-    return _encode(record.task_id) + b": " + _encode(record)
+    record, body = encoded(record)
+    return record, _encode(record.task_id) + b": " + body

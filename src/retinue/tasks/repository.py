@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from .task import TaskRecord, TaskScope
 
+LONGEST_RESULT = 4096
+"""Bytes of a result that stay in the record."""
+
 Change = Callable[[TaskRecord], TaskRecord | None]
 """The next record, or None to leave it. It may be called more than once and must do nothing else."""
 
@@ -67,3 +70,8 @@ class TaskRepository(Protocol):
     async def open_scopes(self) -> Sequence[TaskScope]:
         """The sessions that may have tasks which have not ended, of every user."""
         ...
+
+
+def is_long(text: str) -> bool:
+    """Whether a result is too long for its record."""
+    return len(text) > LONGEST_RESULT // 4 and len(text.encode(errors="replace")) > LONGEST_RESULT

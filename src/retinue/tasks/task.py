@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
+
+_encode = msgspec.json.Encoder().encode
 
 
 class TaskStatus(StrEnum):
@@ -51,7 +54,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     """The run that does the work, once there is one."""
     result: str | None = None
     result_file: str | None = None
-    """Where the whole result is, in the workspace, where it is too long for the record."""
+    """Where the whole result is, in the workspace or the database, where it is too long for the record."""
     error_message: str | None = None
     cancel_requested: bool = False
     awaiting: str | None = None
@@ -76,3 +79,14 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 def at(seconds: float) -> datetime:
     """A clock reading as a record keeps it."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def encoded(record: TaskRecord) -> tuple[TaskRecord, bytes]:
+    """A record as it can be kept, and as JSON."""
+    try:
+        return record, _encode(record)
+    except UnicodeEncodeError:  # half a character, from a model or a tool: the rest must not be lost with it
+        fields = [(name, getattr(record, name)) for name in record.__struct_fields__]
+        whole = {name: text.encode(errors="replace").decode() for name, text in fields if type(text) is str}
+        record = msgspec.structs.replace(record, **whole)
+        return record, _encode(record)

@@ -1,11 +1,13 @@
 """For your tests: a model that says what it is told, a sink that remembers, and what a port's implementation must do."""
 
+from .filesystems import FilesystemSuite
 from .model import ScriptedModel, ScriptError, call, fail, say, think
 from .models import MODEL_CHECKS, HeardTurn, KnownCall, KnownTurn, ModelCheck, ModelHarness, hear
 from .sinks import RecordingSink
 from .tasks import TaskRepositorySuite
 
 __all__ = [
+    "FilesystemSuite",
     "HeardTurn",
     "KnownCall",
     "KnownTurn",

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import BinaryIO, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
-from ..core.filesystem import FileEntry, Stamp
+from ..core.filesystem import FileEntry, KeptBack, Stamp
 from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
 from .locks import locked
 from .paths import TEMPORARY, join_path, name_problem, split_path
@@ -21,9 +21,6 @@ from .refusals import LINK, refusal_of
 from .tree import walk_files
 
 T = TypeVar("T")
-
-KeptBack = Callable[[tuple[str, ...]], bool]
-"""Whether a folder, by the names that lead to it, is not to be entered."""
 
 READ_LIMIT = 10_000_000
 

@@ -21,7 +21,7 @@ from ..core.errors import (
 from ..core.filesystem import FileEntry, Filesystem
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
-from .edits import nearly_at, replace_text
+from .edits import Edit, nearly_at, replace_text
 from .grep import grep
 from .paths import join_path, normal_path, split_path
 from .patterns import GlobPattern
@@ -110,20 +110,30 @@ class _FileTools:
         if not old:
             raise InvalidArguments("old must not be empty; use write_file to make a file or to replace all of it")
         old_data, new_data = _encoded("old", old), _encoded("new", new)
-        with self._refusing(path), self._filesystem.changing:
-            data = self._filesystem.read(path)
+        edit = Edit([], b"")
+
+        def change(data: bytes) -> bytes:
+            nonlocal edit
             edit = replace_text(data, old_data, new_data)
-            if not edit.lines:
-                raise ExecutionFailed(_not_found(normal_path(path), data, old_data))
-            if len(edit.lines) > 1 and not replace_all:
-                raise ExecutionFailed(
-                    f"{normal_path(path)}: the old text occurs {len(edit.lines)} times, at {_lines(edit.lines)}; "
-                    "add lines around it to say which one, or set replace_all"
-                )
-            if edit.data == data:
-                raise InvalidArguments("old and new are the same; nothing was changed")
-            self._filesystem.write(path, edit.data)
+            _check_edit(edit, normal_path(path), data, old_data, replace_all)
+            return edit.data
+
+        with self._refusing(path):
+            self._change(path, change)
         return f"replaced {_count(len(edit.lines), 'occurrence')} in {normal_path(path)}, at {_lines(edit.lines)}"
+
+    def _change(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Write back what is made of a file. A near one is changed by this process, a far one by others too."""
+        if self._filesystem.is_near:
+            with self._filesystem.changing:
+                return self._filesystem.write(path, change(self._filesystem.read(path)))
+
+        def change_if_there(data: bytes | None) -> bytes:
+            if data is None:
+                raise FileMissing(path, "there is no such file or folder")
+            return change(data)
+
+        self._filesystem.update(path, change_if_there)
 
     def list_files(self, path: str = "") -> str:
         """List what is in a folder, one entry a line: folders with "/" at the end, files with their size.
@@ -249,6 +259,19 @@ def _render(window: Window, path: str, offset: int) -> str:
         total = f"{window.total}" if window.counted else f"more than {window.total}"
         notes.append(f"[lines {offset + 1}-{window.next} of {total}; read on with offset={window.next}]")
     return "\n".join([*window.lines, *notes])
+
+
+def _check_edit(edit: Edit, path: str, data: bytes, old: bytes, replace_all: bool) -> None:
+    """Raises where an edit is not what was wanted."""
+    if not edit.lines:
+        raise ExecutionFailed(_not_found(path, data, old))
+    if len(edit.lines) > 1 and not replace_all:
+        raise ExecutionFailed(
+            f"{path}: the old text occurs {len(edit.lines)} times, at {_lines(edit.lines)}; "
+            "add lines around it to say which one, or set replace_all"
+        )
+    if edit.data == data:
+        raise InvalidArguments("old and new are the same; nothing was changed")
 
 
 def _not_found(path: str, data: bytes, old: bytes) -> str:

@@ -1,0 +1,202 @@
+"""Task records in a database: the same for every process that can reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from ..core.errors import StoreError, TaskStoreError
+from ..core.stores import Store
+from ..tasks.repository import Change, TaskSettings, is_long
+from ..tasks.task import TaskRecord, TaskScope, encoded
+from .lanes import Link
+from .urls import database_of
+
+T = TypeVar("T")
+
+_decode = msgspec.json.Decoder(TaskRecord).decode
+_AT = "agent = ? AND session_id = ? AND task_id = ?"
+
+
+class SqlTaskRepository:
+    """Task records as rows, for agents on as many machines as like; each sees those of its own name.
+
+    Give it a URL (`sqlite:///app.db`, `postgresql://…`), or a store that is open already and shares its connections.
+    Making one does no I/O; `close` lets go of what it opened itself.
+    """
+
+    def __init__(self, store: str | Store, settings: TaskSettings | None = None) -> None:
+        self.settings = settings or TaskSettings()
+        self._database, self._is_own = database_of(store, "a SqlTaskRepository")
+        self.place = self._database.place
+
+    def __repr__(self) -> str:
+        return f"SqlTaskRepository({self.place!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the database; not of a store that it was given."""
+        if self._is_own:
+            await self._database.close()
+
+    async def add(self, record: TaskRecord) -> None:
+        if not _can_be_kept(record.scope, record.task_id):
+            raise TaskStoreError(self.place, f"the ids of task {record.task_id!r} have characters that are not text")
+        made: list[bool] = []  # once is enough: it may be done again
+        await self._write(record.scope, record.task_id, lambda link: made.append(_insert(link, record)))
+        if not any(made):
+            raise TaskStoreError(self.place, f"task {record.task_id} is there already")
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        if not _can_be_kept(scope, task_id):
+            return None
+        return await self._read(lambda link: self._find(link, scope, task_id))
+
+    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
+        if not _can_be_kept(scope):
+            return []
+        whose, user = ("user_id IS NULL", ()) if scope.user_id is None else ("user_id = ?", (scope.user_id,))
+        query = f"SELECT body FROM tasks WHERE agent = ? AND session_id = ? AND {whose} ORDER BY place, task_id"
+        found = await self._read(lambda link: link.run(query, scope.agent, scope.session_id, *user))
+        return [self._decoded(row[0], scope) for row in found]
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        if not _can_be_kept(scope, task_id):
+            return None
+        written: TaskRecord | None = None
+
+        def work(link: Link) -> TaskRecord | Exception | None:
+            """Change a record that nobody else changes meanwhile; one that has ended stays as it is."""
+            nonlocal written
+            record = self._find(link, scope, task_id, link.locking)
+            if record is None or record.status.is_terminal or record == written:
+                return record
+            try:
+                changed = change(record)
+            except Exception as exc:
+                return exc  # nothing was written: what else is in this transaction need not be taken back
+            if changed is None or changed == record:
+                return record
+            written = _replace(link, changed)
+            return written
+
+        after = await self._write(scope, task_id, work)
+        if isinstance(after, Exception):
+            raise after
+        return after
+
+    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
+        await asyncio.gather(*[self.update(scope, task_id, change) for scope, task_id, change in changes])
+
+    async def keep_result(self, record: TaskRecord, text: str) -> str | None:
+        if not is_long(text):
+            return None
+        data = text.encode(errors="replace")
+        await self._write(record.scope, record.task_id, lambda link: _keep(link, record, data))
+        return f"task_results/{record.task_id}"
+
+    async def read_result(self, record: TaskRecord) -> str | None:
+        if record.result_file is None:
+            return record.result
+        query = f"SELECT body FROM task_results WHERE {_AT}"
+        found = await self._read(lambda link: link.run(query, *_key(record.scope, record.task_id)))
+        if not found:
+            return f"{record.result or ''}\n[the whole result is not in {self.place} any more]"
+        return bytes(found[0][0]).decode(errors="replace")
+
+    async def open_scopes(self) -> Sequence[TaskScope]:
+        query = "SELECT DISTINCT agent, session_id, user_id FROM tasks WHERE is_open = 1"
+        found = [TaskScope(*row) for row in await self._read(lambda link: link.run(query))]
+        return sorted(found, key=lambda scope: (scope.agent, scope.session_id, scope.user_id or ""))
+
+    def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:
+        for row in link.run(f"SELECT body FROM tasks WHERE {_AT} {locking}", *_key(scope, task_id)):
+            record = self._decoded(row[0], scope)
+            return record if record.user_id == scope.user_id else None
+        return None
+
+    def _decoded(self, body: bytes, scope: TaskScope) -> TaskRecord:
+        try:
+            return _decode(body)
+        except (msgspec.MsgspecError, ValueError) as exc:
+            what = f"a task of session {scope.session_id!r}"
+            raise TaskStoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
+
+    async def _read(self, work: Callable[[Link], T]) -> T:
+        return await _told(self._database.read(work))
+
+    async def _write(self, scope: TaskScope, task_id: str, work: Callable[[Link], T]) -> T:
+        return await _told(self._database.write(work, f"{scope.session_id}/{task_id}"))
+
+
+async def _told(work: Coroutine[Any, Any, T]) -> T:
+    """What goes wrong with a database, as what goes wrong with records."""
+    try:
+        return await work
+    except TaskStoreError:
+        raise
+    except StoreError as exc:
+        raise TaskStoreError(exc.place, exc.problem, passes=exc.passes) from exc
+
+
+def _insert(link: Link, record: TaskRecord) -> bool:
+    """Write a new record; whether there was none of its id."""
+    record, body = encoded(record)
+    scope = record.scope
+    last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
+    place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
+    made = link.run(
+        "INSERT INTO tasks (agent, session_id, task_id, user_id, place, is_open, body) VALUES (?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id",
+        *_key(scope, record.task_id),
+        scope.user_id,
+        place,
+        _is_open(record),
+        body,
+    )
+    return bool(made)
+
+
+def _replace(link: Link, record: TaskRecord) -> TaskRecord:
+    """Write a record over the one that is there; as it was written."""
+    record, body = encoded(record)
+    update = f"UPDATE tasks SET is_open = ?, body = ? WHERE {_AT}"
+    link.run(update, _is_open(record), body, *_key(record.scope, record.task_id))
+    return record
+
+
+def _keep(link: Link, record: TaskRecord, data: bytes) -> None:
+    """Write a long result, unless the task has ended and has one."""
+    key = _key(record.scope, record.task_id)
+    if link.run(f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0 {link.locking}", *key):
+        return
+    link.run(
+        "INSERT INTO task_results (agent, session_id, task_id, body) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (agent, session_id, task_id) DO UPDATE SET body = excluded.body",
+        *key,
+        data,
+    )
+
+
+def _key(scope: TaskScope, task_id: str) -> tuple[str, str, str]:
+    return scope.agent, scope.session_id, task_id
+
+
+def _is_open(record: TaskRecord) -> int:
+    return int(not record.status.is_terminal)
+
+
+def _can_be_kept(scope: TaskScope, task_id: str = "") -> bool:
+    """Whether a database takes these as text; nothing is stored under what is not."""
+    try:
+        return b"\0" not in "".join((scope.agent, scope.session_id, scope.user_id or "", task_id)).encode()
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,32 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .databases import TestServer
+
+
+@pytest.fixture(scope="session")
+def _the_postgres_server() -> Iterator[TestServer]:
+    from .databases import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_server(_the_postgres_server: TestServer) -> TestServer:
+    """The PostgreSQL server of this session, started with the first test that asks for it, and running."""
+    _the_postgres_server.start()
+    return _the_postgres_server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: TestServer) -> str:
+    """The URL of a schema that nobody else has."""
+    return postgres_server.url()

