@@ -25,7 +25,7 @@ from retinue.core.lifecycle import ToolCallStatus
 from retinue.core.results import ToolResult
 from retinue.core.runs import Usage
 from retinue.core.stores import JournalEntry, LogBatch
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.sql import SqlStore
 
 OWNER = "host:1"
 TICKET = SuspendTicket("ticket_1", "permission", "May I write a.md?", {"path": "a.md"}, path=("call_1",))
@@ -69,7 +69,7 @@ def _numbered(event: Event, number: int) -> Event:
 
 
 async def put_run(
-    store: SqliteStore,
+    store: SqlStore,
     run_id: str,
     status: RunStatus = RunStatus.COMPLETED,
     *,
@@ -116,6 +116,18 @@ async def put_run(
     )
 
 
+TABLES = ("runs", "logs", "events", "journal", "threads", "messages")
+
+
+async def tamper(store: SqlStore, statement: str, *values: Any) -> Sequence[Any]:
+    """Do something to a database that nobody should."""
+    return await store.database.write(lambda link: link.run(statement, *values))
+
+
+async def rows_in(store: SqlStore) -> dict[str, int]:
+    return {table: (await tamper(store, f"SELECT COUNT(*) FROM {table}"))[0][0] for table in TABLES}
+
+
 def sql(path: Path | str, statement: str, *values: Any) -> Sequence[Any]:
     """Do something to a file that nobody should."""
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -123,5 +135,4 @@ def sql(path: Path | str, statement: str, *values: Any) -> Sequence[Any]:
 
 
 def counts(path: Path | str) -> dict[str, int]:
-    tables = ("runs", "logs", "events", "journal", "threads", "messages")
-    return {table: sql(path, f"SELECT COUNT(*) FROM {table}")[0][0] for table in tables}
+    return {table: sql(path, f"SELECT COUNT(*) FROM {table}")[0][0] for table in TABLES}

@@ -12,10 +12,11 @@ from retinue import ConfigurationError, Message, PersistedState, Retention, RunS
 from retinue.storage import upkeep
 from retinue.storage.logs import stored_events
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
+from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import SqliteStore
-from retinue.storage.upkeep import Pruned, check, keep_pruning, migrate, prune
+from retinue.storage.upkeep import Pruned, check, keep_pruning, migrate, prune, sql_store
 
-from .stored import counts, put_run, sql
+from .stored import put_run, rows_in, sql, tamper
 
 HOUR, YEAR = 3600.0, 365 * 86_400.0
 
@@ -26,40 +27,39 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    made = SqliteStore(str(path))
+async def store(database_url: str) -> AsyncIterator[SqlStore]:
+    made = sql_store(database_url)
+    await made.open()
     yield made
     await made.close()
 
 
-def age(path: Path, seconds: float) -> None:
+async def age(store: SqlStore, seconds: float) -> None:
     """Make everything so much older."""
-    sql(path, "UPDATE runs SET ended_at = ended_at - ?", seconds)
-    sql(path, "UPDATE threads SET saved_at = saved_at - ?", seconds)
+    await tamper(store, "UPDATE runs SET ended_at = ended_at - ?", seconds)
+    await tamper(store, "UPDATE threads SET saved_at = saved_at - ?", seconds)
 
 
-async def test_only_what_ended_long_ago_goes(store: SqliteStore, path: Path) -> None:
+async def test_only_what_ended_long_ago_goes(store: SqlStore) -> None:
     await put_run(store, "old", thread_id="t1")
     await put_run(store, "failed", RunStatus.FAILED, thread_id="t2")
     await put_run(store, "waits", RunStatus.SUSPENDED, thread_id="t3")
     await put_run(store, "runs", RunStatus.RUNNING, thread_id="t4")
-    age(path, HOUR * 2)
+    await age(store, HOUR * 2)
     await put_run(store, "new", thread_id="t5")
-    before = counts(path)
+    before = await rows_in(store)
     would = await prune(store, HOUR, dry_run=True)
-    assert counts(path) == before
+    assert (await rows_in(store)) == before
     assert would == Pruned(runs=2, events=2 * 11 - 2 + 2, entries=4)
     assert await prune(store, HOUR) == would
     assert {record.identity.run_id for record in await store.list_runs()} == {"waits", "runs", "new"}
-    assert counts(path)["threads"] == 5
+    assert (await rows_in(store))["threads"] == 5
     assert await prune(store, HOUR) == Pruned()
     assert await prune(store, YEAR) == Pruned()
     assert await check(store) == []
 
 
-async def test_a_large_run_goes_in_many_small_transactions(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_run_goes_in_many_small_transactions(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_MOST_ROWS", 10)
     monkeypatch.setattr(upkeep, "_PAGE", 2)
     for number in range(5):
@@ -69,21 +69,19 @@ async def test_a_large_run_goes_in_many_small_transactions(
     assert (gone.runs, gone.events) == (5, 5 * 33)
     assert len(seen) > 10
     assert all(later.events - earlier.events <= 10 for earlier, later in zip(seen, seen[1:], strict=False))
-    assert counts(path)["events"] == counts(path)["logs"] == counts(path)["journal"] == 0
+    assert (await rows_in(store))["events"] == (await rows_in(store))["logs"] == (await rows_in(store))["journal"] == 0
 
 
-async def test_a_log_with_tasks_in_progress_stays(store: SqliteStore, path: Path) -> None:
+async def test_a_log_with_tasks_in_progress_stays(store: SqlStore) -> None:
     await put_run(store, "r1", owned=True)
-    age(path, HOUR)
+    await age(store, HOUR)
     assert await prune(store, 60) == Pruned()
     assert await prune(store, 60, deltas=True) == Pruned()
-    sql(path, "UPDATE logs SET lease_until = lease_until - ?", 2 * HOUR)
+    await tamper(store, "UPDATE logs SET lease_until = lease_until - ?", 2 * HOUR)
     assert (await prune(store, 60)).runs == 1
 
 
-async def test_without_deltas_the_rest_keeps_its_numbers(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
     await put_run(store, "waits", RunStatus.SUSPENDED, thread_id="t2", deltas=5)
@@ -99,9 +97,7 @@ async def test_without_deltas_the_rest_keeps_its_numbers(
     assert sum(event.kind == "text_delta" for event in found[0]) == 5
 
 
-async def test_what_was_interrupted_half_way_is_no_damage(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_interrupted_half_way_is_no_damage(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
 
@@ -115,27 +111,27 @@ async def test_what_was_interrupted_half_way_is_no_damage(
     assert (await prune(store, 0)).runs == 1
 
 
-async def test_threads_go_when_nothing_needs_them(store: SqliteStore, path: Path) -> None:
+async def test_threads_go_when_nothing_needs_them(store: SqlStore) -> None:
     spawned = {"k": {"agent_key": "k", "agent_id": "reader", "session_id": "child"}}
     state = PersistedState(1, {"retinue.subagents": spawned})
     await put_run(store, "r1", thread_id="root")
     await store.save_thread(ThreadRecord(thread_id="root", state=state, messages=(Message.user("hello"),)))
     await store.save_thread(ThreadRecord(thread_id="child", messages=(Message.user("read"), Message.assistant("ok"))))
     await put_run(store, "waits", RunStatus.SUSPENDED, thread_id="held")
-    age(path, HOUR)
+    await age(store, HOUR)
     await store.save_thread(ThreadRecord(thread_id="fresh"))
-    sql(path, "UPDATE runs SET ended_at = ended_at + ? WHERE run_id = 'r1'", HOUR)
+    await tamper(store, "UPDATE runs SET ended_at = ended_at + ? WHERE run_id = 'r1'", HOUR)
     assert await prune(store, 60, threads=True) == Pruned()
-    age(path, HOUR)
+    await age(store, HOUR)
     await store.save_thread(ThreadRecord(thread_id="fresh"))
     would = await prune(store, 60, threads=True, dry_run=True)
     gone = await prune(store, 60, threads=True)
     assert gone == would
     assert (gone.runs, gone.threads, gone.messages) == (1, 2, 3)
-    assert {row[0] for row in sql(path, "SELECT thread_id FROM threads")} == {"held", "fresh"}
+    assert {row[0] for row in await tamper(store, "SELECT thread_id FROM threads")} == {"held", "fresh"}
 
 
-async def test_what_cannot_be_meant_is_refused(store: SqliteStore) -> None:
+async def test_what_cannot_be_meant_is_refused(store: SqlStore) -> None:
     for seconds in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigurationError, match="older_than_seconds"):
             await prune(store, seconds)
@@ -148,12 +144,12 @@ async def test_what_cannot_be_meant_is_refused(store: SqliteStore) -> None:
 
 
 async def test_retention_prunes_at_once_and_goes_on_after_trouble(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "PRUNE_EVERY", 0.01)
     await put_run(store, "r1", deltas=5)
     await put_run(store, "r2", thread_id="t2", deltas=5)
-    sql(path, "UPDATE runs SET ended_at = ended_at - ? WHERE run_id = 'r1'", 3 * 86_400)
+    await tamper(store, "UPDATE runs SET ended_at = ended_at - ? WHERE run_id = 'r1'", 3 * 86_400)
     real, failed = upkeep.prune, False
 
     async def once_broken(*args: object, **options: object) -> Pruned:
@@ -167,15 +163,15 @@ async def test_retention_prunes_at_once_and_goes_on_after_trouble(
     job = asyncio.create_task(keep_pruning(store, Retention(days=2, deltas_days=0)))
     for _ in range(1_000):
         await asyncio.sleep(0.01)
-        if sql(path, "SELECT log_id, pruned FROM logs") == [("r2", 2)]:
+        if await tamper(store, "SELECT log_id, pruned FROM logs") == [("r2", 2)]:
             break
     job.cancel()
-    assert counts(path)["runs"] == 1
+    assert (await rows_in(store))["runs"] == 1
     assert failed
     await asyncio.wait_for(keep_pruning(store, Retention()), 1)
 
 
-async def test_check_names_what_is_wrong(store: SqliteStore, path: Path) -> None:
+async def test_check_names_what_is_wrong(store: SqlStore) -> None:
     for number in range(4):
         await put_run(store, f"r{number}", thread_id=f"t{number}")
     await put_run(store, "left", RunStatus.RUNNING, thread_id="t8")
@@ -194,7 +190,7 @@ async def test_check_names_what_is_wrong(store: SqliteStore, path: Path) -> None
         "UPDATE logs SET owner = NULL WHERE log_id = 'left'",
         "UPDATE logs SET lease_until = 5 WHERE log_id = 'gone'",
     ):
-        sql(path, statement)
+        await tamper(store, statement)
     told = list[tuple[str, int, int]]()
     found = await check(store, lambda *seen: told.append(seen))
     assert {(finding.code, finding.what) for finding in found} == {
@@ -216,15 +212,16 @@ async def test_check_names_what_is_wrong(store: SqliteStore, path: Path) -> None
     assert ("events", 62, 62) in told
 
 
-async def test_many_findings_of_a_kind_are_counted(store: SqliteStore, path: Path) -> None:
+async def test_many_findings_of_a_kind_are_counted(store: SqlStore) -> None:
     await put_run(store, "r1", deltas=200)
-    sql(path, "UPDATE events SET body = 'x'")
+    await tamper(store, "UPDATE events SET body = 'x'")
     found = await check(store)
     assert len(found) == 101
     assert found[-1].what == "108 more"
 
 
-async def test_a_damaged_file_is_told(store: SqliteStore, path: Path) -> None:
+async def test_a_damaged_file_is_told(path: Path) -> None:
+    store = SqliteStore(str(path))
     for number in range(50):
         await put_run(store, f"r{number}", thread_id=f"t{number}", deltas=50)
     await store.close()
