@@ -189,6 +189,7 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
         "DELETE FROM logs WHERE log_id = 'r2'",
         "UPDATE logs SET owner = NULL WHERE log_id = 'left'",
         "UPDATE logs SET lease_until = 5 WHERE log_id = 'gone'",
+        "INSERT INTO tasks (agent, session_id, task_id, place, is_open, body) VALUES ('a', 's', 'x', 1, 1, '{}')",
     ):
         await tamper(store, statement)
     told = list[tuple[str, int, int]]()
@@ -206,6 +207,7 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
         ("json", "run 'r2': entry 1 of its journal"),
         ("ownerless", "run 'left'"),
         ("expired", "run 'gone'"),
+        ("task", "agent 'a', session 's': task 'x'"),
     }
     assert "run 'r0': events 3 to 4 are missing" in [str(finding).partition(" ")[2] for finding in found]
     assert {finding.code for finding in found if finding.severity == "warning"} == {"ownerless", "expired"}

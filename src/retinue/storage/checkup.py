@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.errors import StoreError
+from ..tasks.task import TaskRecord
 from .lanes import Link
 from .schema import SCHEMA_VERSION, check_version
 from .sql import DECODERS, UNREADABLE, Database, SqlStore
@@ -17,7 +18,11 @@ from .sql import DECODERS, UNREADABLE, Database, SqlStore
 MOST_FINDINGS = 100
 """Findings of one kind that are told one by one."""
 _PAGE = 2_000
-_decode_json = msgspec.json.Decoder(msgspec.Raw).decode
+_DECODERS = {
+    **DECODERS,
+    "json": msgspec.json.Decoder(msgspec.Raw).decode,
+    "task": msgspec.json.Decoder(TaskRecord).decode,
+}
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -146,6 +151,7 @@ _BODIES = (
     ("threads", "thread_id", "state", "state", "thread {!r}: its state"),
     ("messages", "thread_id, place", "body", "message", "thread {!r}: message {}"),
     ("journal", "log_id, place", "body", "json", "run {!r}: entry {} of its journal"),
+    ("tasks", "agent, session_id, task_id", "body", "task", "agent {!r}, session {!r}: task {!r}"),
 )
 """Tables, their keys, what is decoded, as what, and what it is called."""
 
@@ -155,7 +161,7 @@ async def _bodies(database: Database, findings: _Findings, tell: Progress) -> No
     for table, keys, column, kind, name in _BODIES:
         query = f"SELECT COUNT(*) FROM {table}"
         total = await database.read(lambda link, query=query: link.run(query)[0][0])
-        done, last = 0, ("", -1)[: keys.count(",") + 1]
+        done, last = 0, tuple(-1 if key == "place" else "" for key in keys.split(", "))
         while True:
             look = partial(_look_at_bodies, table=table, keys=keys, column=column, kind=kind, name=name, last=last)
             found, last, seen = await database.read(look)
@@ -175,7 +181,7 @@ def _look_at_bodies(
         f"ORDER BY {keys} LIMIT {_PAGE}",
         *last,
     )
-    decode, findings = DECODERS.get(kind, _decode_json), list[Finding]()
+    decode, findings = _DECODERS[kind], list[Finding]()
     for *key, body in rows:
         try:
             if body:
