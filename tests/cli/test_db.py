@@ -12,8 +12,10 @@ from retinue import RunStatus
 from retinue.cli.db import seconds
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from retinue.storage.sqlite import SqliteStore
+from retinue.storage.upkeep import sql_store
 from retinue.storage.urls import without_secrets
 
+from ..databases import LOCKED, TestServer
 from ..storage.stored import counts, put_run, sql
 from .conftest import Cli, finished
 
@@ -146,3 +148,31 @@ def test_times_are_written_as_people_do(cli: Cli) -> None:
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
+
+
+def test_postgresql_is_looked_after_alike(cli: Cli, postgres_url: str) -> None:
+    missing = cli("runs", "list", "--db", postgres_url)
+    assert (missing.code, "there is no Retinue database at postgresql://" in missing.err) == (2, True)
+    assert "would be made" in cli("db", "migrate", "--db", postgres_url, "--dry-run").out
+    assert "was made" in cli("db", "migrate", "--db", postgres_url).out
+
+    async def put() -> None:
+        store = sql_store(postgres_url)
+        await put_run(store, "run_a", thread_id="t1")
+        await put_run(store, "run_b", RunStatus.SUSPENDED, thread_id="t2")
+        await store.close()
+
+    asyncio.run(put())
+    assert cli("db", "check", "--db", postgres_url)[:2] == (0, "no problems\n")
+    assert cli("db", "prune", "--db", postgres_url, "--older-than", "0s").out == "dropped 1 run, 11 events\n"
+    assert [run["run_id"] for run in json.loads(cli("runs", "list", "--db", postgres_url, "--json").out)] == ["run_b"]
+    assert "answer with: retinue runs resume run_b" in finished("runs", "show", "run_b", "--db", postgres_url).out
+
+
+def test_a_wrong_password_is_told_without_it(cli: Cli, postgres_server: TestServer) -> None:
+    url = postgres_server.url(user=f"{LOCKED}:wrong-secret")
+    for command in COMMANDS:
+        refused = cli(*command, "--db", url, "--verbose")
+        assert refused.code == 2
+        assert "password authentication failed" in refused.err
+        assert "wrong-secret" not in refused.err

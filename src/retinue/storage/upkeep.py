@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -28,7 +29,7 @@ PRUNE_EVERY = 3600.0
 DAY = 86_400.0
 
 _PAGE = 200
-_MOST_ROWS = 2_000
+_MOST_ROWS = 500
 """Rows dropped in one transaction, so that nobody waits long for his own."""
 _BEGUN, _THINNED = 1, 2
 """What a log says of itself: that some of its events are gone, that all of its deltas are."""
@@ -77,11 +78,13 @@ async def prune(
     gone, work = Pruned(), _count if dry_run else _thin if deltas else _remove
     async for page in _ended_runs(database, before, deltas=deltas):
         while page:
-            step = partial(work, run_ids=page, before=before, deltas=deltas)
+            step, began = partial(work, run_ids=page, before=before, deltas=deltas), time.monotonic()
             page, more = await (database.read(step) if dry_run else database.write(step))
             gone += more
             if progress is not None:
                 progress(gone)
+            if not dry_run:  # others, who may have to ask again and again for a file, get as much time as this took
+                await asyncio.sleep(time.monotonic() - began)
     if threads:
         forgotten, messages = await forget_threads(database, before, dry_run=dry_run)
         gone += Pruned(threads=forgotten, messages=messages)
