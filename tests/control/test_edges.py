@@ -363,7 +363,7 @@ async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
 
 
 async def test_a_run_that_waits_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.runtime.KEPT_RUNS", 3)
+    monkeypatch.setattr("retinue.runtime.runtime.KEPT_RUNS", 3)
 
     def answer(request: Any) -> Any:
         return say("ok") if request.messages[-1].role == "tool" or request.messages[-1].text == "x" else call("ask")

@@ -180,13 +180,13 @@ async def test_a_stream_of_tokens_does_not_wait_for_the_disk(tmp_path: Path) -> 
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [agent]) as runtime:
         store: Any = runtime._store
         writes: list[int] = []
-        append = store.append_events
+        write = store.write
 
-        async def counted(log_id: str, events: Any, **options: Any) -> None:
-            writes.append(len(events))
-            await append(log_id, events, **options)
+        async def counted(batch: Any) -> None:
+            writes.append(len(batch.events))
+            await write(batch)
 
-        store.append_events = counted
+        store.write = counted
         result = await runtime.run("a", "go")
         found = await store.read_events(result.run_id, 0, 10_000)
     assert len(found[0]) > 2000

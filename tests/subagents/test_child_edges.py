@@ -259,7 +259,7 @@ async def test_nothing_is_left_behind_by_a_run_that_raised() -> None:
     with pytest.raises(ScriptError):
         await runtime.run("a", "go")
     assert runtime._backend._scopes == {}
-    assert runtime._busy == {}
+    assert runtime._lines == {}
 
 
 async def test_a_sink_given_again_hears_the_rest() -> None:

@@ -11,6 +11,7 @@ from ..core.errors import ExecutionBackendError
 from ..core.events import TaskUpdated
 from ..core.runs import RunResult
 from ..loop.children import give_slot_back
+from ..loop.recovery import close_runs
 from ..loop.scope import RunScope
 from ..tasks.repository import TaskRepository
 from ..tasks.service import Silence, TaskService, Voice
@@ -35,6 +36,14 @@ class LocalBackground:
     def voice(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> Voice:
         scope = self._backend.hold(ctx.run.run_id)
         return Silence() if scope is None else LogVoice(self._backend, scope, ctx, record, service)
+
+    def is_recovered(self, ctx: ToolContext) -> bool:
+        scope = self._backend.scope_of(ctx.run.run_id)
+        return scope is not None and scope.log.told is not None
+
+    def close_children(self, ctx: ToolContext, reason: str) -> None:
+        if (scope := self._backend.scope_of(ctx.run.run_id)) is not None:
+            close_runs(scope.log, (*scope.ns, f"tools:{ctx.call_id}"), reason)
 
     def give_slot_back(self, ctx: ToolContext) -> None:
         if (scope := self._backend.scope_of(ctx.run.run_id)) is not None:

@@ -135,6 +135,8 @@ class LocalRun:
             history,
             self._ns,
         )
+        if self.log.told is not None:
+            scope.used_call_ids |= self.log.told.calls_of(scope.run_id)
         self.journal.bind(scope)
         return scope
 

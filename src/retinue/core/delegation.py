@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class HandOffTool(Tool):
     """Gives the run to another agent, after this step."""
 
+    idempotent = True
+
     def __init__(self, target: str) -> None:
         self.target = target
         name = f"transfer_to_{target}"
@@ -35,6 +37,8 @@ class HandOffTool(Tool):
 class AgentTool(Tool):
     """Delegation: the model gives one agent a prompt and reads its answer."""
 
+    idempotent = True  # the child is found again, and goes on where it was
+
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         name = f"agent_run_{agent.name}"
@@ -48,6 +52,8 @@ class AgentTool(Tool):
 
 class TaskTool(Tool):
     """The model picks one of an agent's sub-agents and describes the task; the description is all the child reads."""
+
+    idempotent = True
 
     def __init__(self, subagents: Mapping[str, Agent]) -> None:
         self._known = dict(subagents)

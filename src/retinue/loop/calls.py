@@ -291,7 +291,7 @@ async def _before_tool(
     if "before_tool" not in run.hooks.by_phase:
         return None, None
     context = run.hook_context("before_tool", group.snapshot, call=call, decision=decision)
-    at_work = HookRound(run, "before_tool", context)
+    at_work = HookRound(run, "before_tool", context, f"#{open_call.resumes}")
     said = await at_work.run_hooks()
     if at_work.deferred:  # they must see what the others wrote, so that is committed now
         committed, at_work.command = at_work.command, None
@@ -324,7 +324,7 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
         await _carry_out(run, _finalize(group, open_call, outcome))
         return
     context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
-    at_work = HookRound(run, "after_tool", context)
+    at_work = HookRound(run, "after_tool", context, f"#{open_call.resumes}")
     if outcome.command is not None:
         at_work.merge(outcome.command)
     if group.writers:

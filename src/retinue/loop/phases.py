@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ..core.errors import Escape, HookFailed, RunawayActions, UnknownAction
+from ..core.errors import Escape, HookFailed, RecordUnwritable, RunawayActions, UnknownAction
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     AddContextMessage,
@@ -37,6 +37,7 @@ from ..core.plugins import (
     Suspend,
 )
 from ..core.state import StateCommand
+from .commands import decode_said, encode_said
 
 if TYPE_CHECKING:
     from ..core.messages import Message
@@ -51,6 +52,8 @@ MAX_ACTION_ROUNDS = 16
 _STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
 _RUN_ACTIONS = (HandOff, StopRun, Compact, AddMessage)
 _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
+_BEFORE_THE_MODEL = ("run_start", "step_start", "before_inference")
+"""Phases whose records are kept with the model's answer: what was for that request alone has done its work."""
 
 
 class HookTable:
@@ -102,10 +105,12 @@ class HookTable:
 class HookRound:
     """One phase at work: it merges commands and sets aside the hooks whose writes clash."""
 
-    __slots__ = ("_written", "command", "context", "deferred", "phase", "run")
+    __slots__ = ("_written", "command", "context", "deferred", "phase", "run", "turn")
 
-    def __init__(self, run: RunScope, phase: Phase, context: HookContext) -> None:
+    def __init__(self, run: RunScope, phase: Phase, context: HookContext, turn: str = "") -> None:
         self.run, self.context = run, context
+        self.turn = turn
+        """Which of the call's turns it is, where a phase is about a call."""
         self.phase: Phase = phase
         # Most phases pass without a word: what is collected is made when there is something to collect.
         self.command: StateCommand | None = None
@@ -121,17 +126,22 @@ class HookRound:
     async def run_hooks(self) -> list[tuple[Hook, Any]]:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
         others: list[tuple[Hook, Any]] = []
-        context = self.context
-        for hook in self.run.hooks.by_phase.get(self.phase, ()):
+        context, hooks = self.context, self.run.hooks.by_phase.get(self.phase, ())
+        keeps = self.run.journal.keeps
+        recalled = self._recalled("hooks") if keeps else None
+        said: list[tuple[int, Any]] = []
+        for place, hook in enumerate(hooks):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
-                returned = hook.function(context)
+                returned = hook.function(context) if recalled is None else recalled.get(place)
                 if returned is None:
                     continue
                 returned = await self._checked(returned)
             except Exception as exc:
                 self._failed(hook, exc)
                 continue
+            if keeps and returned is not None:
+                said.append((place, returned))
             if isinstance(returned, StateCommand):
                 if self._written.isdisjoint(_exclusive(returned)):
                     self.merge(returned)
@@ -139,7 +149,26 @@ class HookRound:
                     self.deferred += (hook,)
             elif returned is not None:
                 others.append((hook, returned))
+        if keeps and recalled is None:
+            self._note("hooks", said)
         return others
+
+    def _recalled(self, what: str) -> dict[int, Any] | None:
+        """What the hooks of this phase returned before the process ended; None where they had not run."""
+        noted = self.run.journal.recall(self._key(what))
+        return None if noted is None else decode_said(noted, self.run.state, self.run.hooks)
+
+    def _note(self, what: str, said: list[tuple[int, Any]]) -> None:
+        try:
+            body = encode_said(said, asked=self.phase in _BEFORE_THE_MODEL)
+        except RecordUnwritable as exc:  # they are called again, where it comes to that
+            _log.warning("what hooks returned in %s cannot be recorded: %s", self.phase, exc)
+            return
+        self.run.journal.note(self._key(what), body, with_next=True)
+
+    def _key(self, what: str) -> str:
+        call = self.context.call
+        return f"{what}:{self.phase}:{self.run.step}" if call is None else f"{what}:{self.phase}:{call.id}{self.turn}"
 
     def keep_off(self, keys: Iterable[str]) -> None:
         """Hooks that write these keys are to run on fresh state."""
@@ -154,17 +183,25 @@ class HookRound:
     async def finish(self, call_id: str | None = None) -> list[tuple[Hook, Any]]:
         """Run the hooks that were set aside, each on fresh state with a commit of its own; returns the intercepts."""
         others: list[tuple[Hook, Any]] = []
-        for hook in self.deferred:
+        keeps = self.run.journal.keeps
+        recalled = self._recalled("deferred") if keeps else None
+        said: list[tuple[int, Any]] = []
+        for place, hook in enumerate(self.deferred):
             try:
                 context = replace(self.context, snapshot=self.run.state.snapshot())
-                returned = await self._checked(hook.function(context))
+                given = hook.function(context) if recalled is None else recalled.get(place)
+                returned = await self._checked(given)
             except Exception as exc:
                 self._failed(hook, exc)
                 continue
+            if keeps and returned is not None:
+                said.append((place, returned))
             if isinstance(returned, StateCommand):
                 await commit(self.run, returned, self.phase, call_id)
             elif returned is not None:
                 others.append((hook, returned))
+        if keeps and recalled is None:
+            self._note("deferred", said)
         self.deferred = ()
         return others
 
@@ -196,9 +233,6 @@ async def run_phase(
     if phase not in run.hooks.by_phase:
         return
     at_work = HookRound(run, phase, run.hook_context(phase, run.state.snapshot(), messages, request))
-    if run.journal.keeps:
-        await _recorded_phase(run, at_work, f"hooks:{phase}:{run.step}")
-        return
     if said := await at_work.run_hooks():
         at_work.refuse(said)
     if at_work.command is not None:
@@ -252,8 +286,11 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
     name = type(given).__name__
     context = run.hook_context(phase, run.state.snapshot())
     try:
-        returned = handler(given, context)
-        returned = await returned if inspect.isawaitable(returned) else returned
+        if run.journal.keeps:
+            returned = await _once(run, handler, given, context, what)
+        else:
+            returned = handler(given, context)
+            returned = await returned if inspect.isawaitable(returned) else returned
         if returned is not None:
             run.hooks.check(returned)
             apply(run, returned)
@@ -265,6 +302,19 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
         run.dead_letters = (*run.dead_letters, given)
         run.emit(ErrorRaised(message=f"{what} {name} failed: {exc}", code="dead_letter"))
         return None
+
+
+async def _once(run: RunScope, handler: Handler, given: Any, context: HookContext, what: str) -> StateCommand | None:
+    """As the handler says, or as it said before the process ended: what it did then is not done again."""
+
+    async def work() -> bytes:
+        returned = handler(given, context)
+        returned = await returned if inspect.isawaitable(returned) else returned
+        return encode_said([] if returned is None else [(0, returned)])
+
+    body = await run.journal.record("effect", run.next_effect(what, given), None, work)
+    command = decode_said(body, run.state, run.hooks).get(0)
+    return command if isinstance(command, StateCommand) else None
 
 
 def _exclusive(command: StateCommand) -> set[str]:

@@ -8,16 +8,15 @@ them: a tuple as a list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
-from ..core.codec import AnyCodec, Codec, ScalarCodec, codec_for, to_json_bytes, to_json_value
+from ..core.codec import to_json_bytes, to_json_value
 from ..core.errors import RecordUnreadable, RecordUnwritable
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message
@@ -25,8 +24,9 @@ from ..core.output import OutputFormat
 from ..core.plugins import RunAction, StepAction
 from ..core.results import ToolResult
 from ..core.runs import Limits, RunIdentity, RunResult
-from ..core.state import MutationBatch, PersistedState, StateCommand, StateKey
+from ..core.state import PersistedState
 from ..core.statestore import StateStore
+from .commands import PaperCommand, from_paper, on_paper, reason_of, shown
 from .outcomes import CallOutcome
 from .phases import HookTable
 from .turn import Turn
@@ -36,22 +36,12 @@ T = TypeVar("T")
 _BUILT_IN: tuple[type, ...] = (*get_args(StepAction), *get_args(RunAction))
 
 
-class _Command(Struct, omit_defaults=True):
-    """A StateCommand on paper: keys and types by name, values as JSON."""
-
-    base_revision: int | None = None
-    updates: list[tuple[str, Any]] = []
-    actions: list[tuple[str, Any]] = []
-    effects: list[tuple[str, Any]] = []
-    events: list[Any] = []
-
-
 class _Outcome(Struct):
     """A CallOutcome on paper. The fields are named as there, so one without a command is written as it is."""
 
     status: ToolCallStatus
     result: ToolResult
-    command: _Command | None = None
+    command: PaperCommand | None = None
 
 
 class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,13 +85,13 @@ def encode_outcome(outcome: CallOutcome) -> bytes:
     command, what = outcome.command, f"the result of tool {outcome.result.tool_name!r}"
     if command is None:
         return _written(outcome, _outcome, what)
-    return _written(_Outcome(outcome.status, outcome.result, _command_on_paper(command)), _outcome, what)
+    return _written(_Outcome(outcome.status, outcome.result, on_paper(command)), _outcome, what)
 
 
 def decode_outcome(data: bytes, state: StateStore, hooks: HookTable) -> CallOutcome:
     """The outcome, for a run with these keys and handlers; RecordUnreadable names what it misses or does not fit."""
     read = _read(data, _outcome, "the outcome of a call")
-    command = None if read.command is None else _command(read.command, state, hooks)
+    command = None if read.command is None else from_paper(read.command, state, hooks)
     return CallOutcome(read.status, read.result, command)
 
 
@@ -113,7 +103,7 @@ def encode_result(result: RunResult, output_format: OutputFormat | None) -> byte
         data = to_json_bytes(replace(result, output=output))
         decode_result(data, output_format)
     except Exception as exc:
-        raise RecordUnwritable(what, _reason(exc)) from exc
+        raise RecordUnwritable(what, reason_of(exc)) from exc
     return data
 
 
@@ -124,7 +114,7 @@ def decode_result(data: bytes, output_format: OutputFormat | None) -> RunResult:
     try:
         return replace(read, output=output_format.decode(read.output))
     except Exception as exc:
-        raise RecordUnreadable(f"the output of run {read.run_id!r}", _reason(exc)) from exc
+        raise RecordUnreadable(f"the output of run {read.run_id!r}", reason_of(exc)) from exc
 
 
 def encode_request(request: RunRequest, thread_messages: int, thread_state: PersistedState) -> bytes:
@@ -168,7 +158,7 @@ def _written(value: Any, read: Callable[[bytes], Any], what: str) -> bytes:
         data = to_json_bytes(value)
         read(data)
     except Exception as exc:
-        raise RecordUnwritable(what, _reason(exc)) from exc
+        raise RecordUnwritable(what, reason_of(exc)) from exc
     return data
 
 
@@ -176,83 +166,7 @@ def _read(data: bytes, read: Callable[[bytes], T], what: str) -> T:
     try:
         return read(data)
     except (ValueError, TypeError, RecursionError) as exc:
-        raise RecordUnreadable(what, _reason(exc)) from exc
-
-
-def _command_on_paper(command: StateCommand) -> _Command:
-    return _Command(
-        base_revision=command.patch.base_revision,
-        updates=[
-            (key.name, _faithful(key.update_codec, update, f"an update of state key {key.name!r}"))
-            for key, update in command.patch.updates
-        ],
-        actions=[_named(action, "action") for action in command.actions],
-        effects=[_named(effect, "effect") for effect in command.effects],
-        events=[_event(event) for event in command.events],
-    )
-
-
-def _named(asked: Any, what: str) -> tuple[str, Raw]:
-    """An action or effect with the name of its type."""
-    kind: type = asked.__class__
-    name = _name_of(kind)
-    if what == "action" and isinstance(asked, _BUILT_IN) and kind not in _BUILT_IN:
-        raise RecordUnwritable(f"{what} {name!r}", "it is a subclass of an action of the loop, schedule that instead")
-    return name, _faithful(_codec_of(kind), asked, f"{what} {name!r}")
-
-
-def _event(data: Any) -> Any:
-    try:
-        return to_json_value(data)
-    except Exception as exc:
-        raise RecordUnwritable("an event of a command", _reason(exc)) from exc
-
-
-def _faithful(codec: Codec, value: Any, what: str) -> Raw:
-    """The JSON of a value, once it is known to be read back as what it is."""
-    try:
-        data = to_json_bytes(codec.encode(value))
-        back = codec.decode(_json(data))
-        # Not every class can be compared; what is of the same class counts as the same, but for mere JSON.
-        loose = isinstance(codec, ScalarCodec | AnyCodec)
-        if (loose or back.__class__ is not value.__class__) and back != value:
-            raise TypeError(f"{_shown(value)} would be read back as {_shown(back)}")
-    except Exception as exc:
-        raise RecordUnwritable(what, _reason(exc)) from exc
-    return Raw(data)
-
-
-def _command(read: _Command, state: StateStore, hooks: HookTable) -> StateCommand:
-    patch = MutationBatch(read.base_revision, [_update(name, value, state) for name, value in read.updates])
-    return StateCommand(
-        patch,
-        [_asked(name, value, "action", (*_BUILT_IN, *hooks.actions)) for name, value in read.actions],
-        [_asked(name, value, "effect", hooks.effects) for name, value in read.effects],
-        read.events,
-    )
-
-
-def _update(name: str, value: Any, state: StateStore) -> tuple[StateKey[Any, Any], Any]:
-    key = state.key(name)
-    if key is None:
-        raise RecordUnreadable(f"an update of state key {name!r}", "no plugin of this agent registers that key now")
-    return key, _decoded(key.update_codec, value, f"an update of state key {name!r}")
-
-
-def _asked(name: str, value: Any, what: str, known: Iterable[type]) -> Any:
-    """The action or effect of that name, if exactly one type has it."""
-    found = [kind for kind in dict.fromkeys(known) if _name_of(kind) == name]
-    if len(found) != 1:
-        count = "several types have that name" if found else f"no plugin of this agent registers that {what} now"
-        raise RecordUnreadable(f"{what} {name!r}", count)
-    return _decoded(_codec_of(found[0]), value, f"{what} {name!r}")
-
-
-def _decoded(codec: Codec, value: Any, what: str) -> Any:
-    try:
-        return codec.decode(value)
-    except Exception as exc:
-        raise RecordUnreadable(what, _reason(exc)) from exc
+        raise RecordUnreadable(what, reason_of(exc)) from exc
 
 
 def _storable(context: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -265,31 +179,7 @@ def _storable(context: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if as_json == {name: value}:
                 kept.update(as_json)
             else:
-                lost.append(f"its context {name!r} would be read back as something else than {_shown(value)}")
+                lost.append(f"its context {name!r} would be read back as something else than {shown(value)}")
         except Exception:
             lost.append(f"its context {name!r} has no JSON form")
     return kept, lost
-
-
-@cache
-def _codec_of(kind: type) -> Codec:
-    return codec_for(kind)
-
-
-@cache
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _shown(value: Any) -> str:
-    """A value as it can stand in a message."""
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) <= 80 else f"{type(value).__name__} {text[:80]}…"
-
-
-def _reason(exc: Exception) -> str:
-    """What is wrong, in one line."""
-    if isinstance(exc, RecordUnreadable):
-        return exc.reason
-    text = " ".join(str(exc).split())
-    return text if isinstance(exc, ValueError | TypeError) and text else f"{type(exc).__name__}: {text}"

@@ -79,6 +79,7 @@ class Told:
     def __init__(self, events: Iterable[Event]) -> None:
         self._left: Counter[tuple[Any, ...]] = Counter()
         self._cut_off: dict[str, CutOff] = {}
+        self._calls: dict[str, set[str]] = {}
         for event in events:
             if (same := _same(event.run_id, event)) is not None:
                 self._left[same] += 1
@@ -91,6 +92,10 @@ class Told:
             return False
         self._left[same] -= 1
         return True
+
+    def calls_of(self, run_id: str) -> set[str]:
+        """The ids of the calls that a run's model has asked for, also of those that were taken back."""
+        return self._calls.get(run_id, set())
 
     def cut_off(self, run_id: str, message_id: str) -> CutOff | None:
         """What was told of a run's message that never came to its end."""
@@ -105,6 +110,7 @@ class Told:
                 drops = current.drops if current is not None else 0
                 current = self._cut_off[run_id] = CutOff(event.message_id, {}, drops)
             if isinstance(event, ToolCallStarted):
+                self._calls.setdefault(run_id, set()).add(event.call_id)
                 current.calls[event.call_id] = event.tool_name
         elif isinstance(event, InferenceFinished | RunFinished):
             self._cut_off.pop(run_id, None)

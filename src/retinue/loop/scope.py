@@ -26,6 +26,7 @@ from ..core.results import SuspendTicket, ToolResult
 from ..core.runs import NO_USAGE, RunResult
 from ..core.state import Snapshot
 from ..core.statestore import StateStore
+from .commands import digest_of
 from .limits import Budget
 from .log import EventLog
 from .phases import HookTable
@@ -110,6 +111,7 @@ class RunScope:
         "dead_letters",
         "decided",
         "descriptors",
+        "effects",
         "equip",
         "group",
         "handoffs",
@@ -192,6 +194,8 @@ class RunScope:
         """The calls of the step in progress."""
         self.decided: frozenset[tuple[str, str]] = frozenset()
         """The decisions that were taken in: what each was on, and its id."""
+        self.effects: Mapping[str, int] = _NOTHING
+        """How often each effect was asked for, where that is recorded."""
         self.blocked: str | None = None
         """Why a hook wants the run to end."""
         self.step_actions: tuple[StepAction, ...] = ()
@@ -325,10 +329,17 @@ class RunScope:
         self._message_count += 1
         return f"{self.run_id}-m{self._message_count}"
 
+    def next_effect(self, what: str, given: Any) -> str:
+        """What an effect or action is known by: what it asks for, and how often that was asked for before."""
+        name = f"{what}:{type(given).__name__}:{digest_of(given)}"
+        count = self.effects.get(name, 0)
+        self.effects = {**self.effects, name: count + 1}
+        return f"{name}:{count}"
+
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
         call_id, used = wanted or "", self.used_call_ids
-        if call_id in used or not _is_legal(call_id):
+        while call_id in used or not _is_legal(call_id):
             self._made_call_ids += 1
             call_id = f"call_{self.run_id}_{self._made_call_ids}"
         used.add(call_id)

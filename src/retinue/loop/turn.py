@@ -259,7 +259,6 @@ def _begin_anew(draft: _Draft) -> None:
         draft.message_id = f"{first}r{cut.drops}"
         return
     draft.calls = {place: _CallDraft(call_id, name) for place, (call_id, name) in enumerate(cut.calls.items())}
-    run.used_call_ids.update(cut.calls)
     reason = "the process ended while the model answered: it is asked again"
     draft.take_retry(Retrying(message=reason, code="interrupted", model=run.model.name, delay=0.0, restarts=True))
 

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from ..core.errors import RetinueError
 from ..core.ids import unique
@@ -60,10 +61,10 @@ class Node:
         if jobs:
             await asyncio.wait(jobs)
 
-    def _start(self, work: Awaitable[None]) -> None:
-        job = asyncio.ensure_future(work)
-        self._jobs.add(job)  # type: ignore[arg-type]
-        job.add_done_callback(self._jobs.discard)  # type: ignore[arg-type]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
 
     async def _keep_looking(self, take_up: Callable[[OwnedLog], Awaitable[Run | None]]) -> None:
         while True:

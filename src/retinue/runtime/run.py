@@ -104,6 +104,10 @@ class Run:
         """Wait for the end. Giving up waiting does not stop the run."""
         return await asyncio.shield(self._end)
 
+    async def settled(self) -> None:
+        """Wait until it has ended or waits, however that went."""
+        await asyncio.wait({self._end})
+
     def resumed(self, decisions: Mapping[str, Decision]) -> Run:
         """The next leg of a suspended run; itself where the decisions were taken in before."""
         fresh = self._local.match(decisions)

@@ -19,7 +19,7 @@ from ..core.messages import as_messages
 from ..core.model import Model
 from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.state import Seed, as_persisted
-from ..core.stores import Durability, DurableStore, RunRecord, Store, WhenBusy
+from ..core.stores import Durability, DurableStore, Store, WhenBusy
 from ..loop.log import EventLog
 from ..models.prices import Price
 from ..storage.journal import MemoryJournal
@@ -139,10 +139,10 @@ class Runtime:
             model=model,
         )
         log = EventLog((*self._sinks, *sinks))
-        before = None if not line else asyncio.ensure_future(self._turn(list(line), when_busy))
+        before = None if not line else asyncio.create_task(self._turn(list(line), when_busy))
         if self._stored is None:
             local = self._backend.open(request, journal, log)
-            run = Run(local, self._backend, StoreKeeping(self._store), self._run_ended, before=before)
+            run = Run(local, self._backend, StoreKeeping(self._store), self.run_ended, before=before)
         else:
             run = self._stored.start(request, log, when_busy, before)
         self.take(run)
@@ -232,8 +232,8 @@ class Runtime:
         if known is not None and not await self._stored.is_old(known):
             return known
         run = await self._stored.load(run_id)
-        if run is not None and not run.ended:
-            await asyncio.wait({asyncio.ensure_future(run.result())})
+        if run is not None:
+            await run.settled()
         return run
 
     async def recover(self) -> list[Run]:
@@ -289,7 +289,8 @@ class Runtime:
             raise UnknownRun(run_id)
         return self._runs[run_id]
 
-    def _run_ended(self, run: Run, waits: bool) -> None:
+    def run_ended(self, run: Run, waits: bool) -> None:
+        """A run, or a leg of it, has ended."""
         if self._stored is not None:
             self._stored.ended(run)
         if not waits:
@@ -305,8 +306,6 @@ class Runtime:
             if oldest is None:
                 return
             del self._runs[oldest]
-
-    run_ended = _run_ended
 
 
 async def _result_or_cancel(run: Run) -> RunResult:

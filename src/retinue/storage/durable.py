@@ -8,12 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from ..core.errors import RecordUnwritable
+from ..core.errors import ExecutionFailed, InternalError, RetinueError, StateError
 from ..core.ids import unique
 from ..core.journal import Kind
 from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.messages import ToolCall
 from ..core.stores import JournalEntry
-from ..loop.outcomes import CallOutcome
+from ..loop.outcomes import CallOutcome, failed
 from ..loop.records import decode_outcome, decode_result, decode_turn, encode_outcome, encode_result, encode_turn
 from ..loop.scope import RunScope
 from .logs import LogWriter
@@ -110,7 +111,7 @@ class DurableJournal:
         run = self._run
         assert run is not None
         if kind == "tool":
-            value, body = _outcome_on_paper(value)
+            value, body = _outcome_on_paper(run, key, value)
             waits = value.status is ToolCallStatus.SUSPENDED and _has_children(run, key)
             if waits and key in self._known:
                 return value
@@ -160,19 +161,24 @@ class DurableJournal:
         self._told.set()
 
 
-def _outcome_on_paper(outcome: CallOutcome) -> tuple[CallOutcome, bytes]:
-    from ..core.errors import InternalError
-    from ..core.messages import ToolCall
-    from ..loop.outcomes import failed
-
+def _outcome_on_paper(run: RunScope, key: str, outcome: CallOutcome) -> tuple[CallOutcome, bytes]:
+    """An outcome and its record. One that could not be read back, or not be committed, is a failed call's."""
     try:
+        if outcome.command is not None:
+            run.hooks.check(outcome.command)
+            run.state.check(outcome.command)
         return outcome, encode_outcome(outcome)
-    except RecordUnwritable as exc:
-        lost = failed(ToolCall("", outcome.result.tool_name, {}), InternalError(str(exc)))
+    except RetinueError as exc:
+        call = ToolCall(_call_id(key), outcome.result.tool_name, {})
+        reason = f"call {call.id!r} could not commit its state: {exc}"
+        lost = failed(call, ExecutionFailed(reason) if isinstance(exc, StateError) else InternalError(str(exc)))
         return lost, encode_outcome(lost)
 
 
+def _call_id(key: str) -> str:
+    return key.removeprefix("tool:").partition("#")[0]
+
+
 def _has_children(run: RunScope, key: str) -> bool:
-    call_id = key.removeprefix("tool:").partition("#")[0]
-    open_call = run.open_calls.get(call_id)
+    open_call = run.open_calls.get(_call_id(key))
     return open_call is not None and bool(open_call.children)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, GuardedFilesystem
 from ..core.functions import as_tool
+from ..core.messages import ToolCall
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
 from ..core.state import StateCommand
 from ..core.tools import Tool
@@ -32,6 +33,8 @@ from .work import OnTimeout, Workers
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver
+    from ..core.context import ToolContext
+    from ..core.runs import RunIdentity
 
 _SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 
@@ -152,6 +155,11 @@ class HarnessAgent(Agent):
             background.service(self._tasks()).watch()
         return ()
 
+    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+        for plugin in self.plugins:
+            if isinstance(plugin, Subagents):
+                await plugin.take_up_tasks(run, context_for)
+
     def check(self) -> None:
         if self.catalog is not None:
             self.catalog.check()
@@ -225,6 +233,7 @@ class Subagents(Plugin):
     def __init__(self, agent_name: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
         self._catalog, self._repository = catalog, repository
         workers = Workers(agent_name, catalog, repository, on_timeout)
+        self._workers = workers
         self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(agent_name, workers)
         self._agent_name, self._announcer = agent_name, Announcer(repository)
         self._section: tuple[object, str] = (None, "")
@@ -260,6 +269,14 @@ class Subagents(Plugin):
         if text:
             command = (command or StateCommand()).schedule(AddSystemText(text))
         return command
+
+    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+        """Go on with the tasks that a run had started when its process ended."""
+        for record in await self._repository.list(TaskScope(self._agent_name, run.thread_id, run.user_id)):
+            if record.parent_run_id == run.run_id and record.parent_tool_call_id is not None:
+                await self._workers.take_up(
+                    record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {}))
+                )
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.forget_run(ctx.run.run_id)

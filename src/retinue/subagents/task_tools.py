@@ -32,7 +32,9 @@ class TaskTools:
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.task_output, self.task_cancel, self.task_list)
-        return tuple([FunctionTool(_telling(function), category="subagents") for function in functions])
+        return tuple(
+            [FunctionTool(_telling(function), category="subagents", idempotent=True) for function in functions]
+        )
 
     async def task_output(
         self, task_id: str, ctx: ToolContext, block: bool = True, timeout: int = DEFAULT_MILLISECONDS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 from ..core.codec import to_json_text
 from ..core.context import ToolContext
@@ -22,7 +21,7 @@ from ..tasks.task import TaskRecord, TaskStatus
 from .announce import TOLD
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
-from .work import Commission, Workers
+from .work import Commission, Workers, made_for
 
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
@@ -40,7 +39,7 @@ class AgentTools:
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
-        return tuple([FunctionTool(function, category="subagents") for function in functions])
+        return tuple([FunctionTool(function, category="subagents", idempotent=True) for function in functions])
 
     def forget_run(self, run_id: str) -> None:
         self.labels.forget_run(run_id)
@@ -74,7 +73,7 @@ class AgentTools:
         label = (label or "").strip() or None
         if label is not None and (problem := self._label_refusal(label, ctx)):
             return _error(problem)
-        unique = str(uuid4())
+        unique = str(made_for(ctx, "agent"))  # the same when the call is made again after its process ended
         spawned = Spawned(
             f"agent:{entry.id}:{unique}", entry.id, f"sub-{unique}", label, ctx.run.depth + 1, ctx.run.user_id
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from os import urandom
+from hashlib import blake2b
 from typing import Any, Literal
-from uuid import uuid4
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ from ..core.state import PersistedState
 from ..tasks.background import Background
 from ..tasks.repository import TaskRepository
 from ..tasks.service import Voice, Waits, Work
-from ..tasks.task import TaskRecord, TaskStatus, at
+from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
 from .remote import RemoteSubagentStub
 from .spawned import Spawned, Turns
@@ -53,7 +53,12 @@ class Commission(Struct):
 
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> Commission:
-        return cls(entry, agent, spawned, text, ctx, f"run_{urandom(10).hex()}", CancellationToken())
+        return cls(entry, agent, spawned, text, ctx, f"run_{made_for(ctx, 'run').hex[:20]}", CancellationToken())
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that it is, or would become."""
+        return f"task_{made_for(self.ctx, 'task')}"
 
     def end_turn(self) -> None:
         """Let the next message in."""
@@ -62,6 +67,12 @@ class Commission(Struct):
             queued.cancel()
         elif queued is not None and not queued.cancelled() and self.turn is not None:
             self.turn.release()
+
+
+def made_for(ctx: ToolContext, what: str) -> UUID:
+    """An id that is a call's own: nobody can guess it, and the call has the same when it is made again."""
+    said = f"{what}/{ctx.run.run_id}/{ctx.call_id}".encode()
+    return UUID(bytes=blake2b(said, digest_size=16).digest(), version=4)
 
 
 class Workers:
@@ -76,6 +87,8 @@ class Workers:
 
         Remote work is a task from the beginning.
         """
+        if (taken_up := await self._taken_up(commission)) is not None:
+            return taken_up
         if commission.is_remote:
             return await self._wait_for_task(commission, seconds)
         token = commission.token
@@ -123,6 +136,8 @@ class Workers:
 
     async def start(self, commission: Commission) -> TaskRecord:
         """Let it run in the background."""
+        if (taken_up := await self._taken_up(commission)) is not None:
+            return taken_up
         commission.in_background = True
         self._queue_up(commission)
 
@@ -130,6 +145,41 @@ class Workers:
             return await self._to_the_end(commission, await self._run(commission), waits)
 
         return await self._begin(commission, TaskStatus.PENDING, work, commission.end_turn)
+
+    async def _taken_up(self, commission: Commission) -> TaskRecord | None:
+        """The task that a call had started before its process ended, which goes on by itself."""
+        background: Background = commission.ctx.resolver.background
+        if not background.is_recovered(commission.ctx):
+            return None
+        return await self.repository.get(self._scope(commission.ctx), commission.task_id)
+
+    async def take_up(self, record: TaskRecord, ctx: ToolContext) -> None:
+        """Go on with a task whose process ended, where it was."""
+        background: Background = ctx.resolver.background
+        service = background.service(self.repository)
+        if record.is_remote:
+            await self.look_after(record, ctx)
+            return
+        if record.status.is_terminal:
+            background.close_children(ctx, "its task was given up on when its process had ended")
+            return
+        entry = (await self._catalog.up_to_date()).get(record.sub_agent_id)
+        key, session_id, run_id = record.agent_key or "", record.sub_session_id or "", record.run_id or ""
+        spawned = Spawned(key, record.sub_agent_id, session_id, None, ctx.run.depth + 1, ctx.run.user_id)
+        token = CancellationToken()
+
+        async def work(token: CancellationToken, waits: Waits) -> RunResult:
+            if entry is None:
+                raise ExecutionBackendError(record.sub_agent_id, "it is not declared any more")
+            agent = await entry.agent(ctx)
+            commission = Commission(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
+            self._queue_up(commission)
+            return await self._to_the_end(commission, await self._run(commission), waits)
+
+        await service.take_up(record, work, background.voice(ctx, record, service), token)
+
+    def _scope(self, ctx: ToolContext) -> TaskScope:
+        return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
 
     async def _promote(self, commission: Commission, running: asyncio.Task[RunResult]) -> TaskRecord:
         commission.in_background = True
@@ -159,7 +209,7 @@ class Workers:
     def _record(self, commission: Commission, status: TaskStatus, node: str) -> TaskRecord:
         run, spawned, now = commission.ctx.run, commission.spawned, at(time.time())
         return TaskRecord(
-            task_id=f"task_{uuid4()}",
+            task_id=commission.task_id,
             sub_agent_id=spawned.agent_id,
             parent_agent_id=self._parent,
             parent_session_id=run.thread_id,

@@ -23,6 +23,14 @@ class Background(Protocol):
         """Tells of a task in the log of the run that started it, which stays open until the task has ended."""
         ...
 
+    def is_recovered(self, ctx: ToolContext) -> bool:
+        """Whether the call is one of a run that goes on after its process ended."""
+        ...
+
+    def close_children(self, ctx: ToolContext, reason: str) -> None:
+        """Tell the end of children of a call that nobody will go on with."""
+        ...
+
     def give_slot_back(self, ctx: ToolContext) -> None:
         """Let other calls run in place of this one, for good: it is going to wait for a child."""
         ...

@@ -70,6 +70,13 @@ def beat(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
     return _next(record, now)
 
 
+def take_over(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
+    """Another node goes on with it, as its executor is known to be gone."""
+    if record.status is not TaskStatus.RUNNING:
+        return None
+    return _next(record, now, node=node)
+
+
 def await_human(record: TaskRecord, now: float, question: str | None) -> TaskRecord | None:
     """It waits for a decision, or (None) goes on after one."""
     if record.status.is_terminal or record.awaiting == question:

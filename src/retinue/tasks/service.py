@@ -18,7 +18,7 @@ from ..core.context import GRACE, CancellationToken
 from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
-from .lifecycle import await_human, beat, begin, finish, request_cancel
+from .lifecycle import await_human, beat, begin, finish, request_cancel, take_over
 from .repository import TaskRepository
 from .sweeper import Sweeper
 from .task import TaskRecord, TaskScope, TaskStatus
@@ -98,6 +98,25 @@ class TaskService:
         task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
         self.watch()
         return record
+
+    async def take_up(self, record: TaskRecord, work: Work, voice: Voice, token: CancellationToken) -> None:
+        """Go on with a task whose process is known to be gone; nothing happens where it has ended, or is at work here."""
+        if record.task_id in self._local:
+            voice.close()
+            return
+
+        def mine(record: TaskRecord) -> TaskRecord | None:
+            return take_over(record, self._clock(), self.node)
+
+        now = await self.repository.update(record.scope, record.task_id, mine)
+        if now is None or now.status.is_terminal:
+            voice.close()
+            return
+        task = LocalTask(now, token, voice, asyncio.Event())
+        task.last_beat = time.monotonic()
+        self._local[now.task_id] = task
+        task.job = asyncio.create_task(self._execute(task, work), name=now.task_id)
+        self.watch()
 
     def attach(self, record: TaskRecord, work: Work) -> None:
         """Watch over a task that is executed elsewhere and that nobody here watches over yet."""
