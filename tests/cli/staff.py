@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 from retinue import (
@@ -45,13 +46,14 @@ class Clerk:
 
 
 class Slow:
-    """Begins to speak, and then takes a minute."""
+    """Begins to speak, and then takes a minute, unless it is told to hurry."""
 
     name = "test:slow"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         yield TextChunk("I begin. ")
-        await asyncio.sleep(60)
+        await asyncio.sleep(0 if "HURRY" in os.environ else 60)
+        yield TextChunk("I end.")
         yield TurnEnd()
 
 

@@ -228,17 +228,20 @@ def test_a_run_of_a_live_process_is_followed_and_cancelled(url: str) -> None:
     assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: enough\n")
     out, _ = follower.communicate(timeout=20)
     assert out.decode().splitlines()[-1].split()[3] == "run_finished"
-    assert process.wait(20) == 0
-    assert process.stdout is not None
-    process.stdout.close()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def left(url: str) -> str:
+    """A run whose process was killed."""
+    process, run_id = at_work(url)
+    process.kill()
+    process.communicate(timeout=20)
+    return run_id
 
 
 def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
-    process, run_id = at_work(url)
-    process.kill()
-    process.wait(20)
-    assert process.stdout is not None
-    process.stdout.close()
+    run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
     follower = started("runs", "events", run_id, "--follow")
@@ -246,6 +249,24 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     assert b"no process works on it now" in follower.stderr.readline()
     follower.kill()
     follower.communicate()
+
+
+def test_a_run_of_a_dead_process_is_gone_on_with(url: str) -> None:
+    run_id = left(url)
+    early = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", "--approve", "call_1")
+    assert (early.code, "waits for nothing yet" in early.err) == (2, True)
+    done = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", env={"HURRY": "1"})
+    assert (done.code, done.err) == (0, "")
+    assert "I begin. I end." in done.out
+    assert "status: completed" in finished("runs", "show", run_id).out
+
+
+def test_a_run_of_a_dead_process_is_cancelled(url: str) -> None:
+    run_id = left(url)
+    began = time.monotonic()
+    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:slow", "--reason", "not needed")
+    assert time.monotonic() - began < 15
+    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
 
 
 def test_run_keeps_what_it_is_told_to(cli: Cli, url: str, folder: Path) -> None:

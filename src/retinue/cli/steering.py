@@ -68,14 +68,17 @@ async def cancel(url: str, args: argparse.Namespace) -> int:
         if record.result is not None and record.result.status.is_terminal:
             complain(f"run {args.run_id} has ended already: {record.status}")
             return FAILED
-        if await is_at_work(store, args.run_id):
-            await store.ask_cancel(args.run_id, args.reason)
+        is_elsewhere = await is_at_work(store, args.run_id)
+        runtime = None if is_elsewhere else await _runtime(url, record, args)
+        await store.ask_cancel(args.run_id, args.reason)  # heard by its process, or by who takes it up after that died
+        if runtime is None:
             ended = await _until_ended(store, args.run_id)
             if ended is None:
                 complain(f"run {args.run_id} was asked to stop, and has not yet; see: retinue runs show {args.run_id}")
                 return FAILED
             return _tell(ended, RunStatus.CANCELLED, args)
-    async with await _runtime(url, record, args) as runtime:
+    async with runtime:
+        await runtime.load(args.run_id)
         await runtime.cancel(args.run_id, reason=args.reason)
     async with opened(url) as store:
         return _tell(await find_run(store, args.run_id), RunStatus.CANCELLED, args)
