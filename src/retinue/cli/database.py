@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, StoreError
@@ -53,15 +53,13 @@ async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore
         await store.close()
 
 
-class said_as_misuse:
+@contextmanager
+def said_as_misuse() -> Generator[None]:
     """Turns the error of a database that cannot be opened into one of whoever named it."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        if isinstance(exc, StoreError):
-            raise ConfigurationError(str(exc)) from exc
+    try:
+        yield
+    except StoreError as exc:
+        raise ConfigurationError(str(exc)) from exc
 
 
 async def find_run(store: SqlStore, run_id: str) -> RunRecord:

@@ -13,9 +13,20 @@ if TYPE_CHECKING:
     from ..core.events import Event
     from ..core.stores import RunRecord
     from ..storage.sql import SqlStore
+    from .tree import RunTree
 
 _MORE = "docs/operations.md says more."
-_STATUSES = "queued running completed failed cancelled timeout suspended waiting_input waiting_auth".split()
+_STATUSES = (
+    "queued",
+    "running",
+    "completed",
+    "failed",
+    "cancelled",
+    "timeout",
+    "suspended",
+    "waiting_input",
+    "waiting_auth",
+)
 _TARGET = "who is to go on with it: an agent, a list of agents, or a function that gives them or a Runtime"
 
 
@@ -152,7 +163,7 @@ async def _so_far(store: SqlStore, run_id: str, after: int) -> AsyncIterator[Eve
         after = found[-1].seq
 
 
-def _print_run(record: RunRecord, tree: Any, ended_at: float | None) -> None:
+def _print_run(record: RunRecord, tree: RunTree, ended_at: float | None) -> None:
     from .outline import tree_lines, waiting_lines
     from .text import clean, moment, one_line
 
