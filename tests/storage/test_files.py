@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ from retinue import (
     StoreFilesystem,
 )
 from retinue.storage import files as module
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.schema import MIGRATIONS, migrate
+from retinue.storage.sqlite import SqliteLink, SqliteStore
 from retinue.testing import FilesystemSuite
 
 ROOT = Path(__file__).parents[2]
@@ -255,18 +257,16 @@ def test_a_database_that_cannot_be_used_is_a_refusal(tmp_path: Path) -> None:
         files.list()
 
 
-def test_a_file_of_the_version_before_gets_the_tables(tmp_path: Path) -> None:
-    path = tmp_path / "app.db"
-    with StoreFilesystem(f"sqlite:///{path}") as files:
-        files.write("a.txt", b"1")
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE files")
-        connection.execute("DROP TABLE tasks")
-        connection.execute("DROP TABLE task_results")
-        connection.execute("PRAGMA user_version = 2")
+def test_a_database_of_the_version_before_gets_the_tables(tmp_path: Path) -> None:
+    made = [number for number, steps in enumerate(MIGRATIONS) if any("TABLE files" in str(step) for step in steps)]
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        link: Any = SqliteLink(connection, "BEGIN")
+        migrate(link, 0, MIGRATIONS[: made[0]])
+        connection.execute(f"PRAGMA user_version = {made[0]}")
     connection.close()
-    with StoreFilesystem(f"sqlite:///{path}") as files:
+    with StoreFilesystem(f"sqlite:///{tmp_path}/app.db") as files:
         assert files.list() == []
+        files.write("a.txt", b"1")
 
 
 APPEND = """
@@ -307,3 +307,25 @@ def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -
     stamp = files.stamp("notes/log.txt")
     assert isinstance(stamp, tuple)
     assert stamp[0] == 2 * UPDATES
+
+
+def test_work_that_is_done_twice_is_done_once(files: StoreFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a connection that broke when all was written: it is tried again."""
+    database: Any = files._database
+    write_now = database.write_now
+
+    def twice(work: Callable[[Any], Any], about: str = "") -> Any:
+        write_now(work, about)
+        return write_now(work, about)
+
+    monkeypatch.setattr(database, "write_now", twice)
+    for _ in range(3):
+        files.update("a/log.txt", lambda before: (before or b"") + b"x")
+    assert files.read("a/log.txt") == b"xxx"
+    files.write("a/other.txt", b"1")
+    files.make_folder("a/b")
+    for path in ("a/log.txt", "a/other.txt", "a/b", "a"):
+        files.delete(path)
+    assert files.list() == []
+    with pytest.raises(FileMissing):
+        files.delete("a")

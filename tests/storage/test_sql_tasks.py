@@ -24,7 +24,7 @@ from retinue import (
     TaskStoreError,
 )
 from retinue.storage.sqlite import SqliteStore
-from retinue.tasks.lifecycle import begin, finish
+from retinue.tasks.lifecycle import beat, begin, finish
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.sweeper import Sweeper
 from retinue.testing import TaskRepositorySuite
@@ -207,3 +207,23 @@ async def test_four_processes_lose_nothing(database_url: str, open_tasks: Open) 
     versions = {record.task_id: record.version for record in await tasks.list(S1)}
     assert versions.pop("shared") == 1 + WRITERS * UPDATES // 2
     assert versions == {f"own {number}": 1 + UPDATES // 2 for number in range(WRITERS)}
+
+
+async def test_work_that_is_done_twice_is_done_once(open_tasks: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a connection that broke when all was written: it is tried again."""
+    tasks = open_tasks()
+    database: Any = tasks._database
+    write = database.write
+
+    async def twice(work: Callable[[Any], Any], about: str = "") -> Any:
+        await write(work, about)
+        return await write(work, about)
+
+    monkeypatch.setattr(database, "write", twice)
+    await tasks.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
+    with pytest.raises(TaskStoreError, match="t1 is there already"):
+        await tasks.add(task_record("t1"))
+    after = await tasks.update(S1, "t1", lambda record: beat(record, NOW + 1, "n1"))
+    assert after is not None
+    assert after.version == 2
+    assert await tasks.get(S1, "t1") == after

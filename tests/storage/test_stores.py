@@ -48,6 +48,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await made.close()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a runtime keeps what another goes on with."""
+    return f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
 def thread(name: str, *said: str) -> ThreadRecord:
     messages = [Message.user(text, id=f"m{n}") for n, text in enumerate(said)]
     asked = Message.assistant("…", tool_calls=[ToolCall("c1", "look", {"path": "a", "deep": [1, {"x": None}]})])
@@ -102,10 +108,9 @@ async def test_writers_side_by_side_lose_nothing(store: Store) -> None:
 count = StateKey("count", int, update=int, reduce=lambda a, b: a + b, scope="thread")
 
 
-async def test_a_conversation_goes_on_in_another_runtime(tmp_path: Path) -> None:
+async def test_a_conversation_goes_on_in_another_runtime(url: str) -> None:
     model = ScriptedModel(lambda request: say(f"{len(request.messages)} messages"))
     agent = Agent("a", model)
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         assert (await runtime.run("a", "one", thread_id="t")).response == "1 messages"
         run = runtime.stream("a", "two", thread_id="t")
@@ -120,9 +125,8 @@ async def test_a_conversation_goes_on_in_another_runtime(tmp_path: Path) -> None
             await anext(runtime.events("run_of_nobody"))
 
 
-async def test_what_is_stored_of_a_log_is_the_log(tmp_path: Path) -> None:
+async def test_what_is_stored_of_a_log_is_the_log(url: str) -> None:
     agent = Agent("a", ScriptedModel([call("nothing", {"x": 1}), say("done", chunks=["do", "ne"])]))
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         run = runtime.stream("a", "go")
         live = [event_to_json(event) async for event in run]
@@ -143,7 +147,7 @@ asyncio.run(main())
 """
 
 
-async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Path) -> None:
+async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Path, url: str) -> None:
     told = 0
     may_end = asyncio.Event()
 
@@ -157,7 +161,6 @@ async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Pa
         return spawn if told == 1 else say("it works on it")
 
     agent = HarnessAgent("orch", ScriptedModel(model), workspace=tmp_path)
-    url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [agent]) as runtime:
         run = runtime.stream("orch", "go", thread_id="t1")
         await run.result()

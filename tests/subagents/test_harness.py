@@ -512,7 +512,7 @@ async def test_two_harnesses_hand_over_each_with_its_own_sub_agents(tmp_path: Pa
         ({"subagent_factories": {"c": "name"}}, "sub-agent 'c': a factory is a function of a ToolContext"),
         (
             {"filesystem": object(), "disable_shell": False, "disable_filesystem": True},
-            "there is a shell only for a LocalFilesystem",
+            "agent 'boss': no command can be run on the files of .*: leave disable_shell on",
         ),
         ({"tools": [tool(name="read_file")(lambda: "x")]}, "has two tools named 'read_file'"),
     ],

@@ -10,9 +10,10 @@ import pytest
 
 from retinue.core.agents import Agent
 from retinue.core.context import CancellationToken, ToolContext
+from retinue.core.errors import ConfigurationError
 from retinue.core.runs import RunIdentity
 from retinue.core.state import Snapshot
-from retinue.workspace import LocalFilesystem, file_tools
+from retinue.workspace import LocalFilesystem, SandboxFilesystem, file_tools
 from retinue.workspace.folders import ResolvedFolder
 from tests.workspace.capabilities import bound_by_permissions
 
@@ -33,9 +34,27 @@ class ResolvingFilesystem(LocalFilesystem):
     _folder_type = ResolvedFolder
 
 
-@pytest.fixture(params=[LocalFilesystem, ResolvingFilesystem], ids=["anchored", "resolved"])
+@pytest.fixture(
+    params=[LocalFilesystem, ResolvingFilesystem, SandboxFilesystem], ids=["anchored", "resolved", "sandbox"]
+)
 def kind(request: pytest.FixtureRequest) -> type[LocalFilesystem]:
     return request.param
+
+
+def why_not() -> str:
+    """Why there can be no sandbox on this machine; empty where there can."""
+    try:
+        SandboxFilesystem(".").check_commands()
+    except ConfigurationError as exc:
+        return str(exc)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def bwrap() -> None:
+    """There is a bwrap that works; where there is none, the reason is told."""
+    if reason := why_not():
+        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -53,9 +72,9 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def files(root: Path) -> LocalFilesystem:
-    return LocalFilesystem(root)
+@pytest.fixture(params=[LocalFilesystem, SandboxFilesystem], ids=["local", "sandbox"])
+def files(root: Path, request: pytest.FixtureRequest) -> LocalFilesystem:
+    return request.param(root)
 
 
 Call = Callable[..., Coroutine[Any, Any, Any]]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.errors import FilesystemError, PathDenied, ToolError
-from retinue.workspace import LocalFilesystem, file_tools
+from retinue.workspace import LocalFilesystem, SandboxFilesystem, file_tools
 from retinue.workspace.folders import ResolvedFolder
 from retinue.workspace.paths import normal_path
 
@@ -85,6 +85,13 @@ def snapshot(base: Path, root: Path) -> dict[str, str]:
     return found
 
 
+KINDS: dict[str, type[LocalFilesystem]] = {
+    "anchored": LocalFilesystem,
+    "resolved": type("Resolving", (LocalFilesystem,), {"_folder_type": ResolvedFolder}),
+    "sandbox": SandboxFilesystem,
+}
+
+
 def everything_said(root: Path, kind: type[LocalFilesystem], path: str, other: str) -> Iterator[object]:
     """The answers of every operation and tool to a path."""
     files = kind(root)
@@ -114,13 +121,13 @@ def everything_said(root: Path, kind: type[LocalFilesystem], path: str, other: s
             yield type(error)
 
 
-@pytest.mark.parametrize("resolving", [False, True], ids=["anchored", "resolved"])
+@pytest.mark.parametrize("name", ["anchored", "resolved", "sandbox"])
 @settings(max_examples=300, deadline=None)
 @given(tree=trees, path=paths, other=paths)
 def test_no_path_shows_or_changes_what_is_outside(
-    resolving: bool, tree: list[tuple[list[str], str]], path: str, other: str
+    name: str, tree: list[tuple[list[str], str]], path: str, other: str
 ) -> None:
-    kind = type("Resolving", (LocalFilesystem,), {"_folder_type": ResolvedFolder}) if resolving else LocalFilesystem
+    kind = KINDS[name]
     with TemporaryDirectory() as base:
         root, outside = plant(Path(base))
         grow(root, outside, tree)

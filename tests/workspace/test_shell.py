@@ -5,70 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retinue.core.agents import Agent
-from retinue.core.context import CancellationToken, ToolContext
 from retinue.core.errors import ExecutionFailed, InvalidArguments
-from retinue.core.events import Event
-from retinue.core.runs import RunIdentity
-from retinue.core.state import Snapshot
-from retinue.workspace import shell_tool
+from retinue.workspace import LocalFilesystem
 from retinue.workspace.shell import MOST_OUTPUT
 
+from .commands import Shell, is_alive, until
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="it is a POSIX shell")
-
-
-class Shell:
-    """Calls the tool as an agent would, and keeps what it shows meanwhile."""
-
-    def __init__(self, root: Path) -> None:
-        self._tool = Agent("a", tools=[shell_tool(str(root))]).toolbox["shell"]
-        self.events: list[Event] = []
-
-    async def __call__(self, command: str, **args: Any) -> str:
-        given = {"command": command, **args}
-        self._tool.check(given)
-        ctx = ToolContext(
-            call_id="c",
-            tool_name="shell",
-            run=RunIdentity(run_id="r", thread_id="t", agent="a"),
-            agent=Agent("a"),
-            snapshot=Snapshot({}, {}, 0),
-            emit=self.events.append,
-            cancellation=CancellationToken(),
-        )
-        answer: Any = await self._tool.tool.execute(given, ctx)
-        return answer
-
-    @property
-    def shown(self) -> str:
-        return "".join([getattr(event, "delta", "") for event in self.events])
 
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setattr("retinue.workspace.shell.PATIENCE", 0.2)
-    return Shell(tmp_path)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process does anything: one that has ended and is not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until(holds: Callable[[], bool], seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:  # noqa: ASYNC110 - nobody tells when a process has ended
-        await asyncio.sleep(0.01)
-    return holds()
+    return Shell(LocalFilesystem(tmp_path))
 
 
 def pid_in(path: Path) -> int:
@@ -185,8 +138,8 @@ async def test_a_timeout_below_a_second_is_refused(shell: Shell, seconds: int) -
 
 
 async def test_a_folder_that_is_not_there_is_an_answer(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionFailed, match="the shell could not be started in .*none"):
-        await Shell(tmp_path / "none")("true")
+    with pytest.raises(ExecutionFailed, match="the shell could not be started: .*none"):
+        await Shell(LocalFilesystem(tmp_path / "none"))("true")
 
 
 async def test_a_command_that_cannot_be_passed_on_is_an_answer(shell: Shell) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from msgspec import Struct
+
+from .runs import RunIdentity
 
 Stamp = Hashable
 """Tells one state of a file from another."""
@@ -96,3 +98,60 @@ class GuardedFilesystem(Filesystem, Protocol):
     def without(self, kept_back: KeptBack) -> Filesystem:
         """The same files but for the folders that `kept_back` names, which can then not be entered."""
         ...
+
+
+class Command(Struct, frozen=True):
+    """How to start a command: a program with its arguments, the folder to start it in, and all of its environment."""
+
+    argv: tuple[str, ...]
+    folder: str
+    environment: Mapping[str, str]
+    waits: bool = False
+    """Its input is a socket: it writes a line when it is ready, and begins when it reads one. What is ended before it
+    is ready may leave something behind; one that is never answered ends by itself."""
+
+
+@runtime_checkable
+class RunsCommands(Protocol):
+    """What a filesystem also is if commands can be run on its files. Others have no shell."""
+
+    def check_commands(self) -> None:
+        """Whether commands can be run; ConfigurationError says what is missing. Blocking."""
+        ...
+
+    def command(self, line: str) -> Command:
+        """How to run a command line in the root of these files. Blocking."""
+        ...
+
+
+@runtime_checkable
+class DividedFilesystem(Protocol):
+    """What a filesystem also is if it may give each run a part of it, by its user or session."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it does; else every run works in all of it."""
+        ...
+
+    def for_run(self, run: RunIdentity) -> Filesystem:
+        """The part for a run; ConfigurationError where it has none."""
+        ...
+
+
+@runtime_checkable
+class ConfiningFilesystem(Protocol):
+    """What a filesystem also is if the children of whoever works in it must stay in it."""
+
+    def confines(self, other: Filesystem) -> bool:
+        """Whether whoever works in `other` can reach nothing but what can be reached here."""
+        ...
+
+
+def is_divided(filesystem: Filesystem) -> bool:
+    """Whether each run works in a part of it."""
+    return isinstance(filesystem, DividedFilesystem) and filesystem.is_divided
+
+
+def files_of(filesystem: Filesystem, run: RunIdentity) -> Filesystem:
+    """The files a run works on."""
+    return filesystem.for_run(run) if isinstance(filesystem, DividedFilesystem) else filesystem

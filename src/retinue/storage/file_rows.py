@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import PathError
 from ..core.filesystem import FileEntry
 from ..workspace.paths import join_path
-from .lanes import Link
+
+if TYPE_CHECKING:
+    from .lanes import Link
 
 IS_FILE = "it is a file, not a folder"
 IS_FOLDER = "it is a folder, not a file"

@@ -10,7 +10,7 @@ from copy import copy
 from io import BytesIO
 from secrets import token_hex
 from threading import Lock
-from typing import BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, FilesystemError, PathDenied, PathError, StoreError
 from ..core.filesystem import FileEntry, KeptBack, Stamp
@@ -20,8 +20,10 @@ from ..workspace.paths import join_path, split_path
 from ..workspace.tree import walk_files
 from . import file_rows as rows
 from .file_rows import Row, Spot
-from .lanes import Link
 from .urls import database_of
+
+if TYPE_CHECKING:
+    from .lanes import Link
 
 T = TypeVar("T")
 

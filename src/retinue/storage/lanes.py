@@ -64,7 +64,8 @@ _Outcome = tuple[Any, Exception | None]
 class Lane:
     """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
 
-    In one transaction it is in the order of what it is about, so that two lanes do not wait for each other.
+    In one transaction it is in the order of what it is about, so that two lanes hardly ever wait for each other. Where
+    they do, the database fails one of the transactions, and each piece of it is done alone.
     Work that holds more than what it is about is done on a lane that does not join any: `most` is 1.
     """
 

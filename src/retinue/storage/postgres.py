@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from ..core.stores import Durability, Watch
 from .address import PostgresAddress
@@ -37,6 +36,8 @@ class PostgresStore(SqlStore):
     `durability` changes nothing: a commit survives what the server's `synchronous_commit` says, which unless somebody
     turned it off is the end of any process, of the server and of its machine. Were it turned off for us, a server that
     crashed could forget who owns a run after two processes were told.
+
+    Each connection needs a session of its own on the server: a pooler between them must not share sessions.
     """
 
     def __init__(self, url: str, durability: Durability = "process") -> None:
@@ -185,18 +186,13 @@ class PostgresLink:
                 self.lost = True  # what was asked is done, whatever becomes of the connection
 
     def rollback(self) -> None:
-        for _ in range(2):  # after a failure the first is not heeded
-            if not self._is_idle():
-                with suppress(psycopg.Error):
-                    self.connection.execute(b"ROLLBACK")
-                    self._pipeline.sync()
-        if self.connection.closed:
-            self.lost = True
-        elif not self._is_idle():
+        """Take back what was not committed. A connection that statements failed on is given up: it is cheap and sure."""
+        try:
+            self.connection.execute(b"ROLLBACK")
+            self._pipeline.sync()
+        except psycopg.Error:
+            self.lost = self.connection.closed
             self.connection.close()
-
-    def _is_idle(self) -> bool:
-        return self.connection.info.transaction_status == TransactionStatus.IDLE
 
     def run(self, sql: str, *values: Any) -> list[Any]:
         statement, has_rows = _translated(sql)

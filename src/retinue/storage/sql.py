@@ -402,6 +402,12 @@ def _saving_run(record: RunRecord) -> Callable[[Link], None]:
     )
 
     def save(link: Link) -> None:
+        if ended:  # first: whoever locks both a thread and a run begins with the thread
+            link.run(
+                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
+                identity.thread_id,
+                identity.run_id,
+            )
         link.run(
             "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result, decided, "
             "ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
@@ -410,11 +416,5 @@ def _saving_run(record: RunRecord) -> Callable[[Link], None]:
             *values,
             link.clock() if ended else None,
         )
-        if ended:
-            link.run(
-                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
-                identity.thread_id,
-                identity.run_id,
-            )
 
     return save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -12,8 +12,10 @@ from ..core.errors import StoreError, TaskStoreError
 from ..core.stores import Store
 from ..tasks.repository import Change, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded
-from .lanes import Link
 from .urls import database_of
+
+if TYPE_CHECKING:
+    from .lanes import Link
 
 T = TypeVar("T")
 

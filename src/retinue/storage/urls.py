@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError
 from ..core.stores import Durability, Store
 from .memory import MemoryStore
-from .sql import Database, SqlStore
+
+if TYPE_CHECKING:
+    from .sql import Database
 
 _FORMS = (
     "'memory:', 'sqlite:///app.db' (relative), 'sqlite:////data/app.db' (absolute) or "
@@ -42,6 +45,8 @@ def open_store(url: str, durability: Durability = "process") -> Store:
 
 def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
     """The database that a URL names or a store has, and whether it was made here and is to be closed here."""
+    from .sql import SqlStore
+
     store = open_store(given) if isinstance(given, str) else given
     if not isinstance(store, SqlStore):
         raise ConfigurationError(f"{what} needs a database, not {given!r}: use such as 'sqlite:///app.db'")

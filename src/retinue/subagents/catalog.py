@@ -25,6 +25,7 @@ from .prompt import with_context
 from .remote import RemoteSubagentStub
 
 if TYPE_CHECKING:
+    from ..core.backend import Resolver
     from .harness import HarnessAgent
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Entry(Struct, frozen=True):
     """`built in`, `code`, `factory`, or the path of a file."""
     make: Factory
     declaration: SubagentDeclaration | None = None
+    check: Callable[[Agent, Resolver], None] | None = None
+    """Raises ConfigurationError for an agent that may not be the child of this parent."""
 
     async def agent(self, ctx: ToolContext) -> Agent:
         """The agent to run now; raises ExecutionBackendError where there is none to be had."""
@@ -62,6 +65,11 @@ class Entry(Struct, frozen=True):
             raise ExecutionBackendError(self.id, f"{type(exc).__name__}: {exc}") from exc
         if not isinstance(made, Agent):
             raise ExecutionBackendError(self.id, f"its factory gave {made!r}, which is not an agent")
+        try:
+            if self.check is not None:
+                self.check(made, ctx.resolver)
+        except ConfigurationError as exc:
+            raise ExecutionBackendError(self.id, str(exc)) from exc
         return made
 
 
@@ -140,7 +148,10 @@ class Catalog:
         if self._parent.general_purpose:
             entries[GENERAL_PURPOSE] = self._nursery.general_purpose()
         in_code = [self._entry(given) for given in self._parent.subagents]
-        factories = [_factory_entry(name, given) for name, given in self._parent.subagent_factories.items()]
+        factories = [
+            _factory_entry(name, given, self._parent.check_confined)
+            for name, given in self._parent.subagent_factories.items()
+        ]
         taken = {entry.id: entry.source for entry in (*in_code, *factories)}
         from_files: list[Entry] = []
         for declaration in [found for folder in self._folders for found in folder.declarations]:
@@ -313,14 +324,14 @@ def same_place(one: Filesystem, other: Filesystem) -> bool:
     return one == other
 
 
-def _factory_entry(name: str, given: Any) -> Entry:
+def _factory_entry(name: str, given: Any, check: Callable[[Agent, Resolver], None]) -> Entry:
     pair = cast("tuple[Any, ...]", given if isinstance(given, tuple) else ("", given))
     if len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
         raise ConfigurationError(
             f"sub-agent {name!r}: a factory is a function of a ToolContext, or (what it is for, function), not {given!r}"
         )
     description, factory = cast("tuple[str, Factory]", pair)
-    return Entry(name, description or name, "factory", factory)
+    return Entry(name, description or name, "factory", factory, check=check)
 
 
 def listed(problems: Iterable[Problem]) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
-from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError
-from ..core.filesystem import Filesystem, GuardedFilesystem
+from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
+from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.messages import ToolCall
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
@@ -124,8 +125,8 @@ class HarnessAgent(Agent):
             yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
         if self.compaction is not None:
             yield self.compaction
-        if not self.disable_filesystem:
-            yield ResultFiles(self.files)
+        if not self.disable_filesystem and not is_divided(self.files):
+            yield ResultFiles(self.files)  # it does not know which run's files to keep a result with
 
     def _tasks(self) -> TaskRepository:
         if self.on_timeout not in ("promote", "cancel"):
@@ -148,6 +149,7 @@ class HarnessAgent(Agent):
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
         """None: the sub-agent plugin brings them. Sub-agents given by name are looked up, tasks looked after."""
+        self.check_confined(self, resolver)
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
             self.catalog.take_named({name: resolver.agent(name) for name in names})
@@ -163,6 +165,20 @@ class HarnessAgent(Agent):
     def check(self) -> None:
         if self.catalog is not None:
             self.catalog.check()
+        if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
+            self.files.check_commands()
+        self.check_confined(self)
+
+    def check_confined(self, agent: Agent, resolver: Resolver | None = None) -> None:
+        """Refuse an agent that works, itself or through those it names, outside of a sandbox that this one is in."""
+        if not isinstance(self.files, ConfiningFilesystem):
+            return
+        for one in _with_linked(agent, resolver):
+            if isinstance(one, HarnessAgent) and not self.files.confines(one.files):
+                raise ConfigurationError(
+                    f"agent {one.name!r} works in {one.files!r}, outside of the sandbox of {self.name!r}: give it "
+                    "filesystem= that of this agent (in a factory ctx.agent.files.for_run(ctx.run)), or a folder below it"
+                )
 
     def check_thread(self, thread_id: str) -> None:
         if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
@@ -309,12 +325,10 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
     shown = filesystem.without(holds_tasks) if isinstance(filesystem, GuardedFilesystem) else filesystem
     tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
-        if not isinstance(filesystem, LocalFilesystem):
-            raise ConfigurationError(
-                f"{owner}: there is a shell only for a LocalFilesystem, and no folder that a command could work in "
-                f"for {filesystem!r}: leave disable_shell on"
-            )
-        tools.append(shell_tool(filesystem.root))
+        try:
+            tools.append(shell_tool(shown))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{owner}: {exc}") from exc
     if agent.builtin_tools is None:
         return tuple(tools)
     kept = frozenset(agent.builtin_tools)
@@ -322,6 +336,26 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
         problem = f"builtin_tools is a list of some of {', '.join(BUILTIN_TOOLS)}"
         raise ConfigurationError(f"{owner}: {problem}, not {agent.builtin_tools!r}")
     return tuple([tool for tool in tools if tool.name in kept])
+
+
+def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
+    """An agent and all that it, and they, name: as objects, and by their names where they can be looked up."""
+    found = {id(agent): agent}
+    waiting = [agent]
+    while waiting:
+        one = waiting.pop()
+        for other in (*one.linked(), *_named_by(one, resolver)):
+            if id(other) not in found:
+                found[id(other)] = other
+                waiting.append(other)
+    return found.values()
+
+
+def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
+    for name in (*agent.subagents, *agent.handoffs):
+        if isinstance(name, str) and resolver is not None:
+            with suppress(UnknownAgent):  # nobody to reach
+                yield resolver.agent(name)
 
 
 def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:

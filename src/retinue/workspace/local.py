@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from secrets import token_hex
 from threading import Lock
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
-from ..core.filesystem import FileEntry, KeptBack, Stamp
+from ..core.filesystem import Command, FileEntry, KeptBack, Stamp
 from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
 from .locks import locked
 from .paths import TEMPORARY, join_path, name_problem, split_path
@@ -23,6 +23,8 @@ from .tree import walk_files
 T = TypeVar("T")
 
 READ_LIMIT = 10_000_000
+PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM")
+"""The environment a command sees: keys and tokens of this process are not its business."""
 
 
 class LocalFilesystem:
@@ -56,27 +58,35 @@ class LocalFilesystem:
     """The folders from there to the root, which are entered like any other: through no link."""
 
     def __repr__(self) -> str:
-        return f"LocalFilesystem({self.root!r})"
+        return f"{type(self).__name__}({self.root!r})"
 
-    def below(self, path: str) -> LocalFilesystem:
+    def below(self, path: str) -> Self:
         names = split_path(path)
         made = copy(self)
         made._base = (*self._base, *names)
         made.root = os.path.join(self.root, *names)
         return made
 
-    def at(self, root: str) -> LocalFilesystem:
+    def at(self, root: str) -> Self:
         """Another folder of this machine, under the same rules."""
         made = copy(self)
         made.root = made._anchor = os.path.abspath(root)
         made._base = ()
         return made
 
-    def without(self, kept_back: KeptBack) -> LocalFilesystem:
+    def without(self, kept_back: KeptBack) -> Self:
         """The same files but for the folders that `kept_back` names, which can then not be entered."""
         made = copy(self)
         made._kept_back = kept_back
         return made
+
+    def check_commands(self) -> None:
+        """A shell is there on every system that has one."""
+
+    def command(self, line: str) -> Command:
+        """A shell on this machine, in the root folder. It is not confined to that folder."""
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        return Command(("/bin/sh", "-c", line), self.root, environment)
 
     def make_folder(self, path: str) -> None:
         with self._folder(split_path(path), create=True):

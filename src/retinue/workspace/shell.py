@@ -1,4 +1,4 @@
-"""The shell tool: a command in the folder an agent works in. It is not confined to that folder."""
+"""The shell tool: a command on the files an agent works on. Their filesystem says how it is run, and how confined."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import codecs
 import os
 import signal
-from contextlib import suppress
+import socket
+from contextlib import ExitStack, suppress
 
 from ..core.context import ToolContext
-from ..core.errors import ExecutionFailed, InvalidArguments
-from ..core.functions import FunctionTool
+from ..core.errors import ConfigurationError, ExecutionFailed, FilesystemError, InvalidArguments
+from ..core.filesystem import Command, Filesystem, RunsCommands, files_of
+from ..core.functions import FunctionTool, in_thread
+from ..core.runs import RunIdentity
 from ..core.tools import Tool
 
 LONGEST = 600
@@ -19,18 +22,23 @@ PATIENCE = 1.0
 """Seconds that what is asked to end is given for it."""
 MOST_OUTPUT = 1_000_000
 """Characters of output that are kept; the rest is counted."""
-PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM")
-"""The environment a command sees: keys and tokens of this process are not its business."""
+LONGEST_SETUP = 30.0
+"""Seconds that a command which waits for its beginning may take to be ready."""
 
 
-def shell_tool(root: str) -> Tool:
-    """The tool `shell(command)` for a folder of this machine."""
-    return FunctionTool(_Shell(root).shell, category="shell")
+def shell_tool(filesystem: Filesystem) -> Tool:
+    """The tool `shell(command)` for a filesystem that runs commands; others are refused."""
+    if not isinstance(filesystem, RunsCommands):
+        raise ConfigurationError(
+            f"no command can be run on the files of {filesystem!r}: leave disable_shell on, or use a LocalFilesystem or a "
+            "SandboxFilesystem"
+        )
+    return FunctionTool(_Shell(filesystem).shell, category="shell")
 
 
 class _Shell:
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, filesystem: Filesystem) -> None:
+        self._filesystem = filesystem
 
     async def shell(self, command: str, ctx: ToolContext, timeout_seconds: int = 120) -> str:
         """Run a command in a shell, in the workspace folder, and read its exit code and output.
@@ -45,7 +53,7 @@ class _Shell:
             raise InvalidArguments(f"timeout_seconds must be 1 or more, got {timeout_seconds}")
         seconds = min(timeout_seconds, LONGEST)
         output = _Output(ctx)
-        transport = await self._started(command, output)
+        transport = await self._started(command, ctx.run, output)
         timed_out = False
         try:
             async with asyncio.timeout(seconds):
@@ -58,9 +66,9 @@ class _Shell:
             raise ExecutionFailed(f"stopped after {seconds} s; output so far:\n{output.text}")
         return f"exit code: {transport.get_returncode()}\n{output.text}"
 
-    async def _started(self, command: str, output: _Output) -> asyncio.SubprocessTransport:
+    async def _started(self, line: str, run: RunIdentity, output: _Output) -> asyncio.SubprocessTransport:
         """The running command. Cancelled half-way, it is let begin, to be ended with all that it has started."""
-        starting = asyncio.create_task(self._start(command, output))
+        starting = asyncio.create_task(self._start(line, run, output))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -68,21 +76,49 @@ class _Shell:
                 await _stop(await starting, output)
             raise
 
-    async def _start(self, command: str, output: _Output) -> asyncio.SubprocessTransport:
+    async def _start(self, line: str, run: RunIdentity, output: _Output) -> asyncio.SubprocessTransport:
         try:
-            transport, _ = await asyncio.get_running_loop().subprocess_shell(
-                lambda: output,
-                command,
-                cwd=self._root,
-                env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as exc:
-            raise ExecutionFailed(f"the shell could not be started in {self._root}: {exc}") from exc
-        return transport
+            command = await in_thread(self._command, {"line": line, "run": run})
+            if not command.waits:
+                return await _begin(command, output, asyncio.subprocess.DEVNULL)
+            with ExitStack() as ends:
+                ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
+                transport = await _begin(command, output, theirs.fileno())
+                theirs.close()
+                await _let_go(ours)
+                return transport
+        except (OSError, ValueError, FilesystemError) as exc:
+            raise ExecutionFailed(f"the shell could not be started: {exc}") from exc
+
+    def _command(self, line: str, run: RunIdentity) -> Command:
+        files = files_of(self._filesystem, run)
+        if not isinstance(files, RunsCommands):
+            raise ConfigurationError(f"no command can be run on the files of {files!r}")
+        return files.command(line)
+
+
+async def _begin(command: Command, output: _Output, stdin: int) -> asyncio.SubprocessTransport:
+    transport, _ = await asyncio.get_running_loop().subprocess_exec(
+        lambda: output,
+        *command.argv,
+        cwd=command.folder,
+        env=command.environment,
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return transport
+
+
+async def _let_go(end: socket.socket) -> None:
+    """Wait until a command is ready, and have it begin. One that could not get ready has said why in its output."""
+    end.setblocking(False)
+    loop = asyncio.get_running_loop()
+    with suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(LONGEST_SETUP):
+            if await loop.sock_recv(end, 1):
+                await loop.sock_sendall(end, b"\n")
 
 
 class _Output(asyncio.SubprocessProtocol):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from difflib import get_close_matches
 from itertools import islice
+from typing import Any
 
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import (
+    ConfigurationError,
     Denied,
     ExecutionFailed,
     FileMissing,
@@ -18,7 +21,7 @@ from ..core.errors import (
     PathDenied,
     shown_path,
 )
-from ..core.filesystem import FileEntry, Filesystem
+from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
 from .edits import Edit, nearly_at, replace_text
@@ -49,15 +52,31 @@ def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
         files.glob_files,
         files.grep_files,
     )
+    kind = _DividedTool if is_divided(filesystem) else FunctionTool
     return tuple(
-        FunctionTool(function, category="files", idempotent=function.__name__ in READ_ONLY_TOOLS)
-        for function in functions
+        kind(function, category="files", idempotent=function.__name__ in READ_ONLY_TOOLS) for function in functions
     )
+
+
+class _DividedTool(FunctionTool):
+    """A file tool of a filesystem that each run has a part of: it is the one for that part when it is called."""
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+        tool = copy(self)
+        files: _FileTools = self.function.__self__  # pyright: ignore[reportFunctionMemberAccess]
+        tool.function = getattr(files.for_run(ctx), self.__name__)
+        return await FunctionTool.execute(tool, args, ctx)
 
 
 class _FileTools:
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
+
+    def for_run(self, ctx: ToolContext) -> _FileTools:
+        try:
+            return _FileTools(files_of(self._filesystem, ctx.run))
+        except (ConfigurationError, FilesystemError) as exc:
+            raise ExecutionFailed(str(exc)) from exc
 
     def read_file(self, path: str, offset: int = 0, limit: int = 2000) -> str:
         """Read a text file.

@@ -1,0 +1,164 @@
+"""What every store must do: checks to be run on each implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+from ..core.lifecycle import RunStatus
+from ..core.messages import Message, ToolCall
+from ..core.runs import RunIdentity, RunResult
+from ..core.state import PersistedState
+from ..core.stores import RunRecord, Store, ThreadRecord
+
+ODD = "\u017elu\u0165\r\n\u2028 \U0001f600 \\u0000 'quoted' \"twice\" ?%s%"
+S = TypeVar("S", bound=Store)
+
+
+def stored_thread(thread_id: str = "t1", *said: str, user_id: str | None = "u1") -> ThreadRecord:
+    """A thread in which something was said, with state."""
+    messages = [Message.user(text, id=f"m{number}") for number, text in enumerate(said)]
+    asked = Message.assistant(ODD, tool_calls=[ToolCall("c1", "look", {"path": ODD, "deep": [1, {"x": None}]})])
+    state = PersistedState(3, {"k": {"a": [1, 2.5, ODD]}})
+    return ThreadRecord(thread_id=thread_id, user_id=user_id, messages=(*messages, asked), state=state)
+
+
+def stored_run(run_id: str, started_at: float = 1.0, status: RunStatus | None = None, **fields: Any) -> RunRecord:
+    """A run as it is stored while it goes on or, with a status, when it has ended or waits."""
+    thread_id, user_id = fields.pop("thread_id", "t1"), fields.pop("user_id", "u1")
+    result = None
+    if status is not None:
+        result = RunResult(
+            status=status,
+            run_id=run_id,
+            thread_id=thread_id,
+            response=ODD,
+            output={"a": [1, ODD]},
+            state=PersistedState(1, {"k": 1}),
+            messages=(Message.user("hi", id="m1"), Message.assistant(ODD, id="m2")),
+        )
+    identity = RunIdentity(run_id, thread_id, "agent", user_id=user_id)
+    return RunRecord(identity=identity, started_at=started_at, result=result, **fields)
+
+
+class StoreSuite(Generic[S]):
+    """The contract of Store, a check at a time: `for check in suite.checks(): await check()`.
+
+    `make` gives a store with nothing in it. `reopen` gives another one on the same records, as another process has it;
+    without it, what is saved is only read through the one that saved it. Each is opened and closed by the check, where
+    it has `open` and `close`. For a store outside the process there is more: `DurableStoreSuite`.
+    """
+
+    def __init__(self, make: Callable[[], S], reopen: Callable[[S], S] | None = None) -> None:
+        self._make, self._reopen = make, reopen
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the checks, for a parametrised test."""
+        return sorted([name for name in dir(cls) if name.startswith("check_")])
+
+    def checks(self) -> list[Callable[[], Awaitable[None]]]:
+        return [getattr(self, name) for name in self.names()]
+
+    @asynccontextmanager
+    async def _one(self) -> AsyncGenerator[S]:
+        async with _opened(self._make()) as store:
+            yield store
+
+    @asynccontextmanager
+    async def _two(self) -> AsyncGenerator[tuple[S, S]]:
+        """Two on the same records or, where that cannot be, the same one twice."""
+        async with self._one() as store:
+            if self._reopen is None:
+                yield store, store
+                return
+            async with _opened(self._reopen(store)) as other:
+                yield store, other
+
+    async def check_nothing_is_there_at_first(self) -> None:
+        async with self._one() as store:
+            assert await store.load_thread("t1") is None
+            assert await store.load_run("r1") is None
+            assert await store.list_runs() == []
+
+    async def check_a_thread_is_read_as_it_was_saved(self) -> None:
+        async with self._two() as (store, other):
+            for record in (
+                stored_thread("t1", "one"),
+                stored_thread("t2", user_id=None),
+                stored_thread("t1", "one", ODD, "x" * 200_000),
+                stored_thread("t1", "fewer"),
+                ThreadRecord(thread_id=ODD),
+            ):
+                await store.save_thread(record)
+                for reader in (store, other):
+                    assert await reader.load_thread(record.thread_id) == record
+
+    async def check_a_run_is_read_as_it_was_saved(self) -> None:
+        async with self._two() as (store, other):
+            for record in (
+                stored_run("r1", 1.25),
+                stored_run("r1", 1.25, decided=(("call:c1", "d1"), ("ticket:x", ODD))),
+                stored_run("r1", 1.25, RunStatus.SUSPENDED),
+                stored_run("r1", 1.25, RunStatus.COMPLETED, decided=(("c", "d"),)),
+                stored_run("r2", 2.0, queued=True, user_id=None),
+            ):
+                await store.save_run(record)
+                for reader in (store, other):
+                    assert await reader.load_run(record.identity.run_id) == record
+
+    async def check_runs_are_listed_newest_first(self) -> None:
+        async with self._two() as (store, other):
+            for number in range(12):
+                await store.save_run(stored_run(f"r{number}", float(number)))
+            await store.save_run(stored_run("r3", 3.0, RunStatus.COMPLETED))
+            for reader in (store, other):
+                assert _ids(await reader.list_runs()) == [f"r{number}" for number in range(11, -1, -1)]
+                assert _ids(await reader.list_runs(limit=2)) == ["r11", "r10"]
+                assert await reader.list_runs(limit=0) == []
+
+    async def check_runs_are_found_by_thread_user_and_status(self) -> None:
+        async with self._one() as store:
+            await store.save_run(stored_run("r1", 1.0, RunStatus.COMPLETED))
+            await store.save_run(stored_run("r2", 2.0, RunStatus.FAILED, user_id="u2"))
+            await store.save_run(stored_run("r3", 3.0, thread_id="t2"))
+            await store.save_run(stored_run("r4", 4.0, queued=True, thread_id="t2", user_id="u2"))
+            assert _ids(await store.list_runs("t1")) == ["r2", "r1"]
+            assert _ids(await store.list_runs(user_id="u2")) == ["r4", "r2"]
+            assert _ids(await store.list_runs(status="running")) == ["r3"]
+            assert _ids(await store.list_runs(status="queued")) == ["r4"]
+            assert _ids(await store.list_runs("t1", user_id="u1", status="completed", limit=5)) == ["r1"]
+            assert await store.list_runs("t1", user_id="u1", status="failed") == []
+
+    async def check_writers_side_by_side_lose_nothing(self) -> None:
+        async with self._two() as (store, other):
+            records = [stored_thread(f"t{number}", str(number)) for number in range(100)]
+            await asyncio.gather(*[(store, other)[n % 2].save_thread(record) for n, record in enumerate(records)])
+            for record in records:
+                assert await store.load_thread(record.thread_id) == record
+
+    async def check_what_is_saved_last_stays(self) -> None:
+        async with self._one() as store:
+            async with asyncio.TaskGroup() as saving:
+                for number in range(50):
+                    saving.create_task(store.save_thread(stored_thread("t1", str(number))))
+                    await asyncio.sleep(0)
+            assert await store.load_thread("t1") == stored_thread("t1", "49")
+
+
+@asynccontextmanager
+async def _opened(store: S) -> AsyncGenerator[S]:
+    anyhow: Any = store
+    if hasattr(store, "open"):
+        await anyhow.open()
+    try:
+        yield store
+    finally:
+        if hasattr(store, "close"):
+            await anyhow.close()
+
+
+def _ids(records: list[RunRecord]) -> list[str]:
+    return [record.identity.run_id for record in records]

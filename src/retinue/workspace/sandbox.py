@@ -1,0 +1,235 @@
+"""A folder of this machine as a sandbox: an agent's files are in it, and its commands see nothing else.
+
+Files are reached as in any local folder. Commands run in namespaces of their own, made by bubblewrap (`bwrap`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from hashlib import sha256
+from typing import Literal, Self
+
+from ..core.errors import ConfigurationError, PathDenied
+from ..core.filesystem import Command, Filesystem
+from ..core.runs import RunIdentity
+from .local import READ_LIMIT, LocalFilesystem
+
+Isolation = Literal["shared", "user", "session"]
+
+WORKSPACE = "/workspace"
+"""Where the files are for a command."""
+AGENTS_FOLDER = "agents"
+"""Holds a folder for each agent, with records that commands must not add to."""
+
+_SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM")
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl/certs", "ssl/openssl.cnf")
+_NETWORK_SETTINGS = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates", "pki")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,99}")
+_PROBE_SECONDS = 20
+
+# Until bwrap has tied its inner process to its outer one, ending the outer ends nothing: so a command first says that
+# it is there, and begins when it is told to.
+#
+# A name may have been made a link since it was looked at: what was really bound is compared from the inside, where
+# it can no longer change, before anything else is done.
+_ENTER = (
+    "echo >&0; read -r go || exit 125; "
+    'test "$(PATH=/usr/bin:/bin stat -c %d:%i .)" = "$0" || '
+    '{ echo "the folder was replaced while the sandbox was made"; exit 126; }; exec /bin/sh -c "$1" </dev/null'
+)
+
+
+class SandboxFilesystem(LocalFilesystem):
+    """The files below `root`, on which commands run in a sandbox of their own. Making one looks at no file.
+
+    A command sees these files as its working folder, the programs of the system read-only, and a `/tmp` of its own that
+    ends with it. It sees no other file, no process and, without `network`, no network of this machine, and gets an
+    environment that holds nothing but `environment`, a PATH and the language. Whatever it started ends with it.
+
+    What is in `root` stays from run to run. With `isolation="user"` or `"session"`, each user or each conversation
+    works in a folder of its own below `root`, and its sub-agents work there too. `root` itself then holds what
+    instructs the agents (AGENTS.md, declarations) and the records of tasks, and no agent can reach it.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        isolation: Isolation = "shared",
+        network: bool = False,
+        readable: Iterable[str | os.PathLike[str]] = (),
+        environment: Mapping[str, str] | None = None,
+        read_limit: int = READ_LIMIT,
+        fsync: bool = False,
+    ) -> None:
+        super().__init__(root, read_limit=read_limit, fsync=fsync)
+        if isolation not in ("shared", "user", "session"):
+            raise ConfigurationError(f"isolation is 'shared', 'user' or 'session', not {isolation!r}")
+        self.isolation: Isolation = isolation
+        self.network = network
+        self.readable = tuple([os.path.abspath(folder) for folder in readable])
+        """Folders of this machine that commands may read, where they are."""
+        self.environment = dict(environment or {})
+        self._program = list[str]()
+
+    _program: list[str]
+    """The bwrap that is known to work here, with its first option; shared by all that is below."""
+
+    @property
+    def is_divided(self) -> bool:
+        return self.isolation != "shared"
+
+    def at(self, root: str) -> Self:
+        raise PathDenied(root, "it is outside of the sandbox: move it in")
+
+    def for_run(self, run: RunIdentity) -> Self:
+        """The folder a run works in, made if need be. It is not divided any more."""
+        if self.isolation == "shared":
+            return self
+        made = copy(self)
+        made.isolation = "shared"
+        made._anchor = os.path.join(self._anchor, f"{self.isolation}s", _folder_name(self._key(run)))
+        made.root = os.path.join(made._anchor, *self._base)
+        made.make_folder("")
+        return made
+
+    def confines(self, other: Filesystem) -> bool:
+        """Whether the other is this one, a folder below it, or a part of it, and its commands see no more."""
+        if not isinstance(other, SandboxFilesystem):
+            return False
+        # By the folder they were made for, not by where that leads: a path below this one may be made a link.
+        same = (self.isolation, self._anchor) == (other.isolation, other._anchor) or self._has_part(other)
+        narrower = self.network >= other.network and {*other.readable} <= {*self.readable}
+        return same and other._base[: len(self._base)] == self._base and narrower
+
+    def check_commands(self) -> None:
+        """Whether bwrap is there and can make a sandbox; what it once could is not asked again."""
+        if self._program:
+            return
+        from shutil import which  # only here: it takes milliseconds to import
+
+        program = which("bwrap")
+        if program is None:
+            raise ConfigurationError(
+                "a SandboxFilesystem runs commands with bubblewrap, and there is no bwrap on the PATH: install it "
+                "(Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or leave disable_shell on"
+            )
+        # A bwrap before 0.8 does not know the option, and all the rest holds without it.
+        for found in ([program, "--disable-userns"], [program]):
+            said = _refusal([*found, *self._walls(), "--", "/bin/sh", "-c", ":"])
+            if said is None:
+                self._program[:] = found
+                break
+        else:
+            raise ConfigurationError(
+                f"bwrap can make no sandbox here ({said}): allow user namespaces to this user (sysctl "
+                "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, an AppArmor profile for bwrap; in "
+                "a container, a seccomp profile that has them), or leave disable_shell on"
+            )
+
+    def command(self, line: str) -> Command:
+        """A shell in a sandbox of its own, with these files as its working folder."""
+        if self.is_divided:
+            raise ConfigurationError(f"which {self.isolation} is it? for_run gives the folder to run commands in")
+        self.check_commands()
+        self.make_folder("")
+        with self._folder(()) as folder:
+            status = folder.own_stat()
+        argv = (
+            *self._program,
+            *self._walls(),
+            *("--bind", self.root, WORKSPACE),
+            *self._kept_records(),
+            *(
+                "--remount-ro",
+                "/",
+                "--chdir",
+                WORKSPACE,
+                "--",
+                "/bin/sh",
+                "-c",
+                _ENTER,
+                f"{status.st_dev}:{status.st_ino}",
+                line,
+            ),
+        )
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        return Command(argv, "/", {"PATH": _SEARCHED, "HOME": WORKSPACE} | passed_on | self.environment, True)
+
+    def _key(self, run: RunIdentity) -> str:
+        """What tells whose folder it is. A child works in that of the conversation that wanted it."""
+        if self.isolation == "user":
+            if not run.user_id:
+                raise ConfigurationError("each user has a sandbox, and this run has none: give it a user_id")
+            return run.user_id
+        if run.depth > 1:
+            raise ConfigurationError(
+                "each session has a sandbox, and this run is too deep to tell its session: give the agent above it "
+                "filesystem=ctx.agent.files.for_run(ctx.run)"
+            )
+        return run.parent_thread_id or run.thread_id
+
+    def _has_part(self, other: SandboxFilesystem) -> bool:
+        """Whether the other is the folder of one user or session."""
+        parts = os.path.join(self._anchor, f"{self.isolation}s")
+        return self.is_divided and not other.is_divided and os.path.dirname(other._anchor) == parts
+
+    def _walls(self) -> Iterator[str]:
+        """All of a sandbox but its working folder."""
+        yield from ("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
+        if not self.network:
+            yield "--unshare-net"
+        yield from ("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox")
+        yield from ("--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr")
+        for path in _SYSTEM:
+            if os.path.islink(path):
+                yield from ("--symlink", os.readlink(path), path)
+            elif os.path.isdir(path):
+                yield from ("--ro-bind", path, path)
+        for name in (*_SETTINGS, *(_NETWORK_SETTINGS if self.network else ())):
+            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        # Read-only, as a superuser is one to /proc/sys even without capabilities and in a namespace.
+        yield from ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
+        for folder in self.readable:
+            yield from ("--ro-bind", folder, folder)
+
+    def _kept_records(self) -> Iterator[str]:
+        """What keeps a command from folders that are kept back: it can add no agent, and sees those folders empty."""
+        if self._kept_back is None or len(self._base) > 2:
+            return
+        if self._base:
+            if self._base[0].lower() == AGENTS_FOLDER:
+                raise PathDenied(self.root, "records of tasks are below it, so no command runs there")
+            return
+        self.make_folder(AGENTS_FOLDER)
+        yield from ("--ro-bind", os.path.join(self.root, AGENTS_FOLDER), f"{WORKSPACE}/{AGENTS_FOLDER}")
+        for agent in [entry.path for entry in self.list(AGENTS_FOLDER) if entry.is_dir]:
+            for path in [entry.path for entry in self.list(agent) if entry.is_dir]:
+                target = f"{WORKSPACE}/{path}"
+                if self._kept_back(tuple(path.split("/"))):
+                    yield from ("--tmpfs", target, "--remount-ro", target)
+                else:
+                    yield from ("--bind", os.path.join(self.root, path), target)
+
+
+def _folder_name(key: str) -> str:
+    """A folder for each key: by its name where that can be one, else by its hash, which no such name can look like."""
+    return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _refusal(argv: list[str]) -> str | None:
+    """What a program says that fails; None for one that succeeds."""
+    try:
+        ended = subprocess.run(
+            argv, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return str(exc)
+    said = ended.stderr.decode(errors="replace").strip() or f"exit code {ended.returncode}"
+    return said if ended.returncode else None
