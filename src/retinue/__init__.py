@@ -97,7 +97,7 @@ from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
 from .core.sinks import FanOut, NullSink
 from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
 from .core.statestore import Commit, StateStore
-from .core.stores import DurableStore, EventStore, RunRecord, Store, ThreadRecord
+from .core.stores import DurableStore, EventStore, Retention, RunRecord, Store, ThreadRecord
 from .core.tools import Tool, ToolDescriptor
 from .models.fallback import FallbackModel
 from .models.prices import prices
@@ -237,6 +237,7 @@ __all__ = [
     "Resolver",
     "ResultFiles",
     "ResumeMode",
+    "Retention",
     "RetinueError",
     "RetryPolicy",
     "Retrying",

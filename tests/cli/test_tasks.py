@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retinue import HarnessAgent, Runtime
+from retinue.storage.tasks import SqlTaskRepository
+from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 
 from .conftest import Cli
@@ -115,3 +118,38 @@ def test_a_file_that_is_no_record_is_named(cli: Cli, tmp_path: Path) -> None:
     answer = cli("tasks", "list", "--workspace", str(tmp_path))
     assert answer.code == 1
     assert "agents/orch/tasks/monday.json: it is not a file of task records" in answer.err
+
+
+def test_tasks_of_a_database(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    now = datetime.now(UTC)
+
+    def task(number: int, **fields: Any) -> TaskRecord:
+        return TaskRecord(
+            task_id=f"task_{number}",
+            sub_agent_id="reader",
+            parent_agent_id="orch",
+            parent_session_id="monday",
+            created_at=now + timedelta(milliseconds=number),
+            last_updated_at=now,
+            **fields,
+        )
+
+    async def put() -> None:
+        async with SqlTaskRepository(url) as repository:
+            await repository.add(task(1, status=TaskStatus.COMPLETED, result="It is read."))
+            await repository.add(task(2, node="elsewhere"))
+
+    asyncio.run(put())
+    listed = cli("tasks", "list", "--db", url)
+    assert listed.code == 0
+    assert [line.split()[:2] for line in listed.out.splitlines()[1:]] == [
+        ["task_1", "completed"],
+        ["task_2", "pending"],
+    ]
+    assert cli("tasks", "show", "1", "--db", url).out.endswith("\nIt is read.\n")
+    assert cli("tasks", "wait", "task_1", "--db", url).code == 0
+    unknown = cli("tasks", "show", "task_9", "--db", url)
+    assert (unknown.code, f"there is no task 'task_9' in {url!r}" in unknown.err) == (2, True)
+    missing = cli("tasks", "list", "--db", f"sqlite:///{tmp_path}/other.db")
+    assert (missing.code, "there is no Retinue database" in missing.err) == (2, True)

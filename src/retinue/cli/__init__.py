@@ -15,7 +15,7 @@ from ..core.errors import ConfigurationError, RetinueError
 from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
 from .text import clean, complain, is_unicode
 
-COMMANDS = ("run", "agents", "tasks", "demo")
+COMMANDS = ("run", "agents", "tasks", "runs", "db", "demo")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -55,11 +55,16 @@ def make_assistant(
 
 def choose_model(given: str | None) -> Model:
     """The model named on the command line or in the environment, else the built-in rules."""
-    named, where = (given, "--model") if given is not None else (os.environ.get(MODEL_VARIABLE), f"${MODEL_VARIABLE}")
+    where = "--model" if given is not None else f"${MODEL_VARIABLE}"
     try:
-        return resolve_model(named or DEFAULT_MODEL, where)
+        return resolve_model(named_model(given), where)
     except ConfigurationError as exc:
         raise ConfigurationError(f"{exc}; give one in {where}, for example {DEFAULT_MODEL}") from exc
+
+
+def named_model(given: str | None) -> str:
+    """The name of that model."""
+    return (given if given is not None else os.environ.get(MODEL_VARIABLE)) or DEFAULT_MODEL
 
 
 def is_default_model(given: str | None) -> bool:

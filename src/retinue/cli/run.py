@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..core.agents import Agent
     from ..core.model import Model
+    from ..runtime import Runtime
     from ..subagents.declarations import Problem
     from ..subagents.harness import HarnessAgent
     from .interrupt import Interrupt
@@ -35,6 +39,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--shell", action="store_true", help="let the agents run any command, as you could yourself")
     parser.add_argument("--model", metavar="M", help="provider:model (default: $RETINUE_MODEL, else offline:rules)")
     parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one)")
+    parser.add_argument(
+        "--db", metavar="URL", help="keep the run in a database, as in sqlite:///app.db: see retinue runs"
+    )
     parser.add_argument("--max-steps", metavar="N", type=_positive, help="model calls before the run is given up")
     parser.add_argument("--json", action="store_true", help="print one event a line, as JSON")
     parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
@@ -78,7 +85,8 @@ def _tell_problems(harness: HarnessAgent, args: argparse.Namespace, others: list
 async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..core.lifecycle import RunStatus
     from ..models.resilience import close_model
-    from ..runtime import Runtime
+    from ..storage.urls import without_secrets
+    from .assistant import named_model
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED
     from .interrupt import watch
@@ -89,9 +97,11 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     question = args.question.encode("utf-8", "replace").decode()
     chosen = Declared(harness, None) if args.agent is None else await make_declared(harness, args.agent, args.max_steps)
     agent = chosen.agent
-    own_model = model if args.model is not None or agent.model is None else None
+    # A run that is kept names its model: whoever goes on with it makes another.
+    asked: str | Model = model if args.db is None else named_model(args.model)
+    own_model = asked if args.model is not None or agent.model is None else None
     with make_view(as_json=args.json) as view:
-        async with Runtime([agent]) as runtime:
+        async with _runtime(agent, args.db) as runtime:
             run = runtime.stream(agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
             result = await watch(run, view, interrupt)
     await close_model(agent.model)
@@ -103,7 +113,24 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     if result.status is RunStatus.CANCELLED and interrupt.happened:
         return interrupt.code
     complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
+    if result.status is RunStatus.SUSPENDED and args.db is not None:
+        complain(f"it waits for an answer; see: retinue runs show {result.run_id} --db {without_secrets(args.db)}")
     return FAILED
+
+
+@asynccontextmanager
+async def _runtime(agent: Agent, url: str | None) -> AsyncGenerator[Runtime]:
+    """A runtime with one agent. What others left in a database is not for it: it works in another folder."""
+    from ..runtime import Runtime
+    from .database import said_as_misuse
+
+    runtime = Runtime([agent]) if url is None else Runtime.open(url, [agent], recover=False)
+    with said_as_misuse():
+        await runtime.__aenter__()
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
 
 
 def _positive(text: str) -> int:

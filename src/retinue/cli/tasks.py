@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..tasks.repository import TaskRepository
 
 if TYPE_CHECKING:
-    from ..tasks.files import WorkspaceTaskRepository
     from ..tasks.task import TaskRecord
     from .interrupt import Interrupt
 
-_WHERE = "Tasks are kept in DIR/agents/<agent>/tasks; docs/tasks.md says how."
+_WHERE = "Tasks are kept in DIR/agents/<agent>/tasks, or in a database; docs/tasks.md says how."
 _STATUSES = ("running", "completed", "failed", "cancelled", "pending", "all")
+
+
+class _Repository(TaskRepository, Protocol):
+    async def everything(self) -> Sequence[TaskRecord]: ...
 
 
 def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "tasks",
-        help="list, show, await or cancel the background tasks of a folder",
-        description=f"The background tasks of a workspace. {_WHERE}",
+        help="list, show, await or cancel the background tasks of a folder or a database",
+        description=f"The background tasks of a workspace, or of a database. {_WHERE}",
     )
     actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = _action(actions, "list", "list tasks, oldest first", execute_list)
@@ -38,6 +45,7 @@ def add_to(commands: Any) -> None:
 def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_WHERE}")
     action.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
+    action.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
     action.add_argument("--json", action="store_true", help="print JSON")
     action.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     action.set_defaults(execute=execute)
@@ -50,10 +58,14 @@ def execute_list(args: argparse.Namespace) -> int:
     from .exits import COMPLETED
     from .text import complain
 
-    found = asyncio.run(_everything(args.workspace))
+    async def look() -> list[TaskRecord]:
+        async with _repositories(args) as repositories:
+            return [record for record, _ in await _everything(repositories)]
+
+    found = asyncio.run(look())
     records = [
         record
-        for record, _ in found
+        for record in found
         if args.session in (None, record.parent_session_id) and args.status in ("all", record.status.lower())
     ]
     if args.json:
@@ -61,7 +73,7 @@ def execute_list(args: argparse.Namespace) -> int:
     else:
         _print_table(records)
     if not found:
-        complain(f"{args.workspace!r} has no background tasks: agents start them with timeout_seconds=0")
+        complain(f"{_where(args)!r} has no background tasks: agents start them with timeout_seconds=0")
     return COMPLETED
 
 
@@ -71,8 +83,9 @@ def execute_show(args: argparse.Namespace) -> int:
     from .exits import COMPLETED
 
     async def show() -> None:
-        record, repository = await _find(args.workspace, args.task_id)
-        await _print_task(record, repository, as_json=args.json)
+        async with _repositories(args) as repositories:
+            record, repository = await _find(repositories, args)
+            await _print_task(record, repository, as_json=args.json)
 
     asyncio.run(show())
     return COMPLETED
@@ -96,12 +109,13 @@ def execute_cancel(args: argparse.Namespace) -> int:
     from .text import complain
 
     async def cancel() -> int:
-        record, repository = await _find(args.workspace, args.task_id)
-        if record.status.is_terminal:
-            complain(f"task {record.task_id} has ended already: {record.status.lower()}")
-            return FAILED
-        after = await TaskService(repository).cancel(record.scope, record.task_id) or record
-        await _print_task(after, repository, as_json=args.json)
+        async with _repositories(args) as repositories:
+            record, repository = await _find(repositories, args)
+            if record.status.is_terminal:
+                complain(f"task {record.task_id} has ended already: {record.status.lower()}")
+                return FAILED
+            after = await TaskService(repository).cancel(record.scope, record.task_id) or record
+            await _print_task(after, repository, as_json=args.json)
         if not after.status.is_terminal:
             complain("it has not stopped yet; its process looks for cancels twice a second, if it lives")
         return COMPLETED if after.status is TaskStatus.CANCELLED else FAILED
@@ -110,6 +124,13 @@ def execute_cancel(args: argparse.Namespace) -> int:
 
 
 async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
+    async with _repositories(args) as repositories:
+        return await _wait_for(*await _find(repositories, args), args, interrupt)
+
+
+async def _wait_for(
+    record: TaskRecord, repository: TaskRepository, args: argparse.Namespace, interrupt: Interrupt
+) -> int:
     import asyncio
 
     from ..tasks.service import TaskService
@@ -117,7 +138,6 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
     from .exits import COMPLETED, FAILED
     from .text import complain
 
-    record, repository = await _find(args.workspace, args.task_id)
     service = TaskService(repository)
     await service.sweep(trust_clock=True)
     service.watch()  # an executor that is gone is found out
@@ -137,33 +157,52 @@ async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
     return COMPLETED if record.status is TaskStatus.COMPLETED else FAILED
 
 
-async def _everything(workspace: str) -> list[tuple[TaskRecord, WorkspaceTaskRepository]]:
-    """Every task of a workspace with the repository it is in, oldest first."""
+@asynccontextmanager
+async def _repositories(args: argparse.Namespace) -> AsyncGenerator[list[_Repository]]:
+    """What has the tasks of a database, or of the agents of a workspace."""
     from ..tasks.files import WorkspaceTaskRepository
-    from ..tasks.service import TaskService
     from ..workspace import LocalFilesystem
     from .assistant import check_workspace
+    from .database import opened
 
-    check_workspace(workspace)
-    files = LocalFilesystem(workspace)
+    if args.db is not None:
+        from ..storage.tasks import SqlTaskRepository
+
+        async with opened(args.db) as store:
+            yield [SqlTaskRepository(store)]
+        return
+    check_workspace(args.workspace)
+    files = LocalFilesystem(args.workspace)
     agents = [entry.path.rpartition("/")[2] for entry in files.list("agents")] if files.exists("agents") else []
-    found: list[tuple[TaskRecord, WorkspaceTaskRepository]] = []
-    for agent in agents:
-        repository = WorkspaceTaskRepository(files, agent)
+    yield [WorkspaceTaskRepository(files, agent) for agent in agents]
+
+
+def _where(args: argparse.Namespace) -> str:
+    from ..storage.urls import without_secrets
+
+    return args.workspace if args.db is None else without_secrets(args.db)
+
+
+async def _everything(repositories: Sequence[_Repository]) -> list[tuple[TaskRecord, _Repository]]:
+    """Every task with the repository it is in, oldest first."""
+    from ..tasks.service import TaskService
+
+    found: list[tuple[TaskRecord, _Repository]] = []
+    for repository in repositories:
         await TaskService(repository).sweep(trust_clock=True)  # what nobody executes any more has failed
         found += [(record, repository) for record in await repository.everything()]
     return sorted(found, key=lambda each: each[0].created_at)
 
 
-async def _find(workspace: str, task_id: str) -> tuple[TaskRecord, WorkspaceTaskRepository]:
+async def _find(repositories: Sequence[_Repository], args: argparse.Namespace) -> tuple[TaskRecord, _Repository]:
     from ..core.errors import ConfigurationError
 
-    wanted = task_id.strip()
-    found = [each for each in await _everything(workspace) if wanted and each[0].task_id.endswith(wanted)]
+    wanted = args.task_id.strip()
+    found = [each for each in await _everything(repositories) if wanted and each[0].task_id.endswith(wanted)]
     if not found:
-        raise ConfigurationError(f"there is no task {task_id!r} in {workspace!r}; see: retinue tasks list")
+        raise ConfigurationError(f"there is no task {args.task_id!r} in {_where(args)!r}; see: retinue tasks list")
     if len(found) > 1:
-        raise ConfigurationError(f"{len(found)} tasks end in {task_id!r}: give more of the id")
+        raise ConfigurationError(f"{len(found)} tasks end in {args.task_id!r}: give more of the id")
     return found[0]
 
 
@@ -181,7 +220,7 @@ def _print_table(records: list[TaskRecord]) -> None:
         print(clean("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()))
 
 
-async def _print_task(record: TaskRecord, repository: WorkspaceTaskRepository, *, as_json: bool) -> None:
+async def _print_task(record: TaskRecord, repository: TaskRepository, *, as_json: bool) -> None:
     from .text import clean
 
     result = await repository.read_result(record)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 # Control characters, those that turn the writing direction around, invisible ones, halves of surrogate pairs.
@@ -67,6 +68,18 @@ def duration(seconds: float) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns, as lines that are safe to print."""
+    cells = [[one_line(cell, 200) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def moment(at: float) -> str:
+    """A time of the clock here."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def is_unicode(stream: TextIO) -> bool:

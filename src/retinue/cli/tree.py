@@ -22,7 +22,7 @@ from ..core.events import (
 )
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.runs import Usage
-from .text import arguments, count, duration, headline, reply_of
+from .text import arguments, count, duration, headline, one_line, reply_of
 
 _KEPT_CHARS = 400
 """How much of the running output of a call or a child is kept to show."""
@@ -114,7 +114,9 @@ class RunTree:
             case StepStarted():
                 self.run_of(event).steps.append(StepNode(event.step))
             case RunStarted():
-                self.run_of(event).task = event.messages[-1].text if event.messages else ""
+                run = self.run_of(event)
+                run.task = event.messages[-1].text if event.messages else run.task
+                run.status, run.ended = RunStatus.RUNNING, None
             case RunFinished():
                 run = self.run_of(event)
                 run.status, run.error, run.ended, run.usage = event.status, event.error, event.at, event.usage
@@ -154,6 +156,13 @@ class RunTree:
         call_id = ns[-1].removeprefix("tools:").partition("~")[0] if ns else ""
         found = [step.calls[call_id] for step in parent.steps if call_id in step.calls] if parent else []
         return found[-1] if found else None
+
+
+def call_line(call: CallNode) -> str:
+    """A call, how it went and what came of it, in one line."""
+    status = "ok" if call.status is ToolCallStatus.SUCCEEDED else call.status.value
+    took = "" if call.ended is None else f"  {duration(call.ended - call.started)}"
+    return f"{status:<6} {one_line(call.tool)}({call.args}){took}  {call.result}".rstrip()
 
 
 def summary(run: RunNode) -> str:

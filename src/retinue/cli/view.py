@@ -21,10 +21,9 @@ from ..core.events import (
     ToolCallStarted,
     event_to_json,
 )
-from ..core.lifecycle import ToolCallStatus
 from .tasklines import TaskLines
-from .text import clean, duration, is_unicode, one_line
-from .tree import RunNode, RunTree, summary
+from .text import clean, is_unicode, one_line
+from .tree import RunNode, RunTree, call_line, summary
 
 _INDENT = 6
 """Columns a child is further in than the run it belongs to."""
@@ -162,10 +161,7 @@ class PlainView(_Quiet):
                 pass
 
     def _call(self, event: ToolCallFinished) -> str:
-        call = self._tree.call_of(event, event.call_id)
-        status = "ok" if call.status is ToolCallStatus.SUCCEEDED else call.status.value
-        took = duration((call.ended or call.started) - call.started)
-        return f"{status:<6} {one_line(call.tool)}({call.args})  {took}  {call.result}"
+        return call_line(self._tree.call_of(event, event.call_id))
 
     def _finish(self, run: RunNode) -> None:
         for note in run.notes:

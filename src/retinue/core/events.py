@@ -7,6 +7,7 @@ so code that makes an event leaves them out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, ClassVar
 
 import msgspec
@@ -274,6 +275,19 @@ def event_to_json(event: Event) -> dict[str, Any]:
     from .codec import to_json_value
 
     return to_json_value(event)
+
+
+_kinds: list[Any] = list(EVENT_TYPES.values())
+_decode_known: Callable[[bytes], Event] = msgspec.json.Decoder(reduce(lambda one, other: one | other, _kinds)).decode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def event_from_bytes(body: bytes) -> Event:
+    """The event that was written as JSON; an unknown kind reads as UnknownEvent."""
+    try:
+        return _decode_known(body)
+    except msgspec.ValidationError:
+        return event_from_json(_decode_any(body))
 
 
 def event_from_json(data: dict[str, Any]) -> Event:

@@ -79,6 +79,21 @@ class LogBatch(Struct, kw_only=True):
     """Whether the run has ended for good, so that its journal is not needed any more."""
 
 
+class Retention(Struct, frozen=True, kw_only=True):
+    """For how long what is left of runs is kept once they have ended. None is for ever."""
+
+    days: float | None = None
+    """After so long everything goes: the run, its events and its journal; its conversation stays."""
+    deltas_days: float | None = None
+    """After so long the deltas go, which are most of a log: texts and calls stay as wholes."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"Retention.{name} must be a number of days, 0 or more, got {value}")
+
+
 class OwnedLog(Struct, frozen=True):
     """A log that some process works on."""
 

@@ -46,7 +46,7 @@ class Node:
 
     def look_for_orphans(self, take_up: Callable[[OwnedLog], Awaitable[Run | None]]) -> None:
         """From time to time, go on with runs whose owners are gone."""
-        self._start(self._keep_looking(take_up))
+        self.start(self._keep_looking(take_up))
 
     async def orphans(self) -> list[OwnedLog]:
         """The logs whose owners are gone."""
@@ -61,7 +61,8 @@ class Node:
         if jobs:
             await asyncio.wait(jobs)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done until it ends or this node is closed."""
         job = asyncio.create_task(work)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
@@ -104,7 +105,7 @@ class Node:
     def _stop(self, log_id: str, reason: str) -> None:
         run = self.runs.get(log_id)
         if run is not None and not run.ended:
-            self._start(_cancel(run, reason))
+            self.start(_cancel(run, reason))
 
 
 async def _cancel(run: Run, reason: str) -> None:

@@ -19,7 +19,7 @@ from ..core.messages import as_messages
 from ..core.model import Model
 from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.state import Seed, as_persisted
-from ..core.stores import Durability, DurableStore, Store, WhenBusy
+from ..core.stores import Durability, DurableStore, Retention, Store, WhenBusy
 from ..loop.log import EventLog
 from ..models.prices import Price
 from ..storage.journal import MemoryJournal
@@ -50,7 +50,10 @@ class Runtime:
         price: Price | None = None,
         recover: bool = True,
         lease: float = LEASE,
+        retention: Retention | None = None,
     ) -> None:
+        """`recover`: go on with runs whose processes have ended. `lease`: seconds after which a process that shows no
+        sign of life counts as one that has. `retention`: for how long ended runs are kept; for ever if not given."""
         self._registry = AgentRegistry(price)
         for agent in agents:
             self._registry.take(agent)
@@ -65,7 +68,7 @@ class Runtime:
         # By one name: asking whether it has all that the protocol names takes longer than the rest of this.
         durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
         self._stored = None if durable is None else StoredRuns(durable, lease, self._backend, self._registry, self)
-        self._recovers = recover
+        self._recovers, self._retention = recover, retention
         self._closed = False
 
     @classmethod
@@ -82,6 +85,8 @@ class Runtime:
             if self._recovers:
                 await self.recover()
                 self._stored.keep_recovering()
+            if self._retention is not None:
+                self._stored.keep_pruning(self._retention)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -233,17 +238,20 @@ class Runtime:
         It stays here until it is answered or cancelled, or this runtime is closed. Raises RunElsewhere where another
         process is at work on it.
         """
-        if self._stored is None:
-            return self._find(run_id)
         known = self._runs.get(run_id)
-        if known is not None and not await self._stored.is_old(known):
-            return known
-        run = await self._stored.load(run_id)
-        if run is not None:
+        run = await self._bring(run_id)
+        if run is not None and run is not known:
             await run.settled()
             if run.failure is not None:
                 raise run.failure
         return run
+
+    async def _bring(self, run_id: str) -> Run | None:
+        """As `load`, without waiting until it has come to where it was."""
+        known = self._runs.get(run_id)
+        if self._stored is None or (known is not None and not await self._stored.is_old(known)):
+            return self._find(run_id)
+        return await self._stored.load(run_id)
 
     async def recover(self) -> list[Run]:
         """Go on with the runs that processes left which have ended; those that this one has taken up."""
@@ -273,7 +281,7 @@ class Runtime:
         """
         if run_id not in self._runs and self._stored is not None and await self._stored.is_elsewhere(run_id):
             return await self._stored.cancel(run_id, reason, grace)
-        run = await self.load(run_id)
+        run = await self._bring(run_id)
         if run is None:
             return await self.result(run_id)
         result = await run.cancel(reason, grace=grace)

@@ -17,13 +17,15 @@ from ..core.events import Event
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.state import PersistedState
-from ..core.stores import DurableStore, JournalEntry, OwnedLog, RunRecord, WhenBusy
+from ..core.stores import DurableStore, JournalEntry, OwnedLog, Retention, RunRecord, WhenBusy
 from ..loop.decide import Answer
 from ..loop.log import EventLog
 from ..loop.records import StoredRequest, decode_request, encode_request
 from ..loop.recovery import Told, close_runs
 from ..storage.durable import DurableJournal, Recorded
 from ..storage.logs import LogWriter
+from ..storage.sql import SqlStore
+from ..storage.upkeep import keep_pruning
 from .keeping import DECISIONS, LogKeeping
 from .node import Node, is_gone
 from .registry import AgentRegistry
@@ -96,6 +98,12 @@ class StoredRuns:
 
     def keep_recovering(self) -> None:
         self.node.look_for_orphans(self.take_up)
+
+    def keep_pruning(self, retention: Retention) -> None:
+        """From time to time, drop what is left of runs that ended long ago."""
+        if not isinstance(self.store, SqlStore):
+            raise ConfigurationError(f"retention is for databases, which {self.store!r} is not")
+        self.node.start(keep_pruning(self.store, retention))
 
     async def recover(self) -> list[Run]:
         """Take up every run whose owner is gone."""

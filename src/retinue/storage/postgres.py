@@ -51,7 +51,7 @@ class PostgresDatabase:
     """A few lanes for what is written, a few for what is read, each with a connection; and one that listens."""
 
     def __init__(self, address: PostgresAddress) -> None:
-        self.place = address.place
+        self.place, self._address = address.place, address
         self._listener = Listener(lambda: _connect(address), address.schema)
         writers = [_Session(address, _WRITING) for _ in range(WRITERS + 1)]
         readers = [_Session(address, _READING) for _ in range(READERS)]
@@ -80,6 +80,19 @@ class PostgresDatabase:
 
     def read_now(self, work: Callable[[Link], T]) -> T:
         return self._reading[next(self._turn) % READERS].do_now(work)
+
+    async def version(self) -> int:
+        return await asyncio.to_thread(self._stored_version)
+
+    async def problems(self) -> list[str]:
+        return []  # the server looks after its files
+
+    def _stored_version(self) -> int:
+        try:
+            with _connect(self._address) as connection:
+                return _version(connection, self._address.schema)
+        except psycopg.Error as exc:
+            raise self._address.problem(exc) from exc
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self._listener.watch(topic)

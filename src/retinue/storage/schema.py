@@ -26,6 +26,14 @@ def _split_threads(link: Link) -> None:
         link.run("UPDATE threads SET state = ? WHERE thread_id = ?", state, thread_id)
 
 
+def _date_the_undated(link: Link) -> None:
+    """When things ended or were saved has not always been written down: they count as of now, so nothing goes early."""
+    now = link.clock()
+    link.run("UPDATE threads SET saved_at = ?", now)
+    ended = "('completed', 'failed', 'cancelled', 'timeout')"
+    link.run(f"UPDATE runs SET ended_at = ? WHERE ended_at IS NULL AND status IN {ended}", now)
+
+
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         "CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, body BLOB NOT NULL)",
@@ -66,6 +74,12 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX tasks_open ON tasks (agent, session_id) WHERE is_open = 1",
         """CREATE TABLE task_results (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL,
         body BLOB NOT NULL, PRIMARY KEY (agent, session_id, task_id))""",
+    ),
+    (
+        "ALTER TABLE logs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE threads ADD COLUMN saved_at REAL NOT NULL DEFAULT 0",
+        _date_the_undated,
+        "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -10,7 +10,7 @@ import msgspec
 
 from ..core.codec import to_json_value
 from ..core.errors import OwnershipLost, StoreError
-from ..core.events import Event, event_from_json, event_to_json
+from ..core.events import Event, event_from_bytes, event_to_json
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
@@ -26,7 +26,18 @@ _state = msgspec.json.Decoder(PersistedState).decode
 _result = msgspec.json.Decoder(RunResult).decode
 _identity = msgspec.json.Decoder(RunIdentity).decode
 _decided = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+DECODERS: dict[str, Callable[[bytes], object]] = {
+    "message": _message,
+    "state": _state,
+    "result": _result,
+    "identity": _identity,
+    "decisions": _decided,
+    "event": event_from_bytes,
+}
+"""How what is stored is read, by what it is."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
+"""What decoders raise."""
 
 _RUN = "identity, started_at, result, status, decided, run_id"
 _RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ?"
@@ -58,6 +69,14 @@ class Database(Protocol):
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         """Watch for notes on a topic."""
+        ...
+
+    async def version(self) -> int:
+        """The version of the schema as it is stored, 0 where there is none; nothing is made or changed."""
+        ...
+
+    async def problems(self) -> list[str]:
+        """What the database itself finds wrong with its files; nothing where it does not look at them."""
         ...
 
 
@@ -119,6 +138,14 @@ class SqlStore:
         most = 2**62 if limit is None else limit
         found = await self.database.read(lambda link: link.run(query, *wanted.values(), most))
         return [self._run(row) for row in found]
+
+    async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
+        """When runs ended, of those that have."""
+        if not run_ids:
+            return {}
+        query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({', '.join('?' * len(run_ids))})"
+        found = await self.database.read(lambda link: link.run(query, *run_ids))
+        return {run_id: ended_at for run_id, ended_at in found if ended_at is not None}
 
     async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
         save, identity = _saving_run(record), record.identity
@@ -206,7 +233,7 @@ class SqlStore:
             return None
         rows, ended = found
         what = f"an event of run {log_id!r} after number {after}"
-        return [self._read(_event, row[0], what) for row in rows], ended and len(rows) < limit
+        return [self._read(event_from_bytes, row[0], what) for row in rows], ended and len(rows) < limit
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
@@ -284,12 +311,8 @@ class SqlStore:
     def _read(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
         try:
             return decode(body)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
-
-
-def _event(body: bytes) -> Event:
-    return event_from_json(_object(body))
 
 
 def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:
@@ -346,11 +369,12 @@ def _saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:
 
     def save(link: Link) -> None:
         link.run(
-            "INSERT INTO threads (thread_id, user_id, state) VALUES (?, ?, ?) "
-            "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state",
+            "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
+            "DO UPDATE SET user_id = excluded.user_id, state = excluded.state, saved_at = excluded.saved_at",
             record.thread_id,
             record.user_id,
             state,
+            link.clock(),
         )
         link.run("DELETE FROM messages WHERE thread_id = ? AND place >= ?", record.thread_id, keep)
         if rows:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from ..core.errors import StoreError
@@ -23,6 +23,7 @@ _LOOK_EVERY = 0.1
 """Seconds between two looks at what another process may have written."""
 _PASSES = ("locked", "busy", "full", "disk I/O error", "unable to open", "readonly")
 """What SQLite says of trouble that need not last."""
+_MOST_PROBLEMS = 100
 
 
 class SqliteStore(SqlStore):
@@ -64,6 +65,13 @@ class SqliteDatabase:
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return nullcontext(_Glances())
 
+    async def version(self) -> int:
+        return await asyncio.to_thread(self._stored_version)
+
+    async def problems(self) -> list[str]:
+        found = await self.read(lambda link: link.run(f"PRAGMA integrity_check({_MOST_PROBLEMS})"))
+        return [row[0] for row in found if row[0] != "ok"]
+
     async def close(self) -> None:
         await asyncio.to_thread(self.close_now)
 
@@ -73,12 +81,23 @@ class SqliteDatabase:
         for session in self._sessions:
             session.close()
 
+    def _stored_version(self) -> int:
+        if not os.path.exists(self.place):
+            return 0
+        try:
+            with closing(sqlite3.connect(self.place, timeout=_BUSY_SECONDS)) as connection:
+                return connection.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.DatabaseError as exc:
+            raise self._problem(exc) from exc
+
     def _problem(self, error: Exception) -> Exception:
         if not isinstance(error, sqlite3.DatabaseError):
             return error
         said = str(error)
         if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _PASSES):
             return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
+        if "malformed" in said:
+            return StoreError(self.place, f"{said}: restore a backup")
         return StoreError(self.place, f"{said}: is it a Retinue database? `retinue db check` looks it over")
 
 

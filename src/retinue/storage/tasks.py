@@ -114,6 +114,12 @@ class SqlTaskRepository:
             return f"{record.result or ''}\n[the whole result is not in {self.place} any more]"
         return bytes(found[0][0]).decode(errors="replace")
 
+    async def everything(self) -> Sequence[TaskRecord]:
+        """The tasks of every agent, session and user."""
+        query = "SELECT agent, session_id, user_id, body FROM tasks ORDER BY agent, session_id, place, task_id"
+        found = await self._read(lambda link: link.run(query))
+        return [self._decoded(body, TaskScope(*scope)) for *scope, body in found]
+
     async def open_scopes(self) -> Sequence[TaskScope]:
         query = "SELECT DISTINCT agent, session_id, user_id FROM tasks WHERE is_open = 1"
         found = [TaskScope(*row) for row in await self._read(lambda link: link.run(query))]

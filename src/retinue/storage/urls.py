@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError
@@ -39,8 +40,7 @@ def open_store(url: str, durability: Durability = "process") -> Store:
         except ImportError as exc:
             raise ConfigurationError("PostgreSQL storage needs: pip install 'retinue[postgres]'") from exc
         return PostgresStore(url, durability)
-    shown = f"{scheme}://…" if "@" in url else url  # there may be a password before it
-    raise ConfigurationError(f"not a place to keep things: {shown!r}; use {_FORMS}")
+    raise ConfigurationError(f"not a place to keep things: {without_secrets(url)!r}; use {_FORMS}")
 
 
 def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
@@ -51,3 +51,9 @@ def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
     if not isinstance(store, SqlStore):
         raise ConfigurationError(f"{what} needs a database, not {given!r}: use such as 'sqlite:///app.db'")
     return store.database, store is not given
+
+
+def without_secrets(url: str) -> str:
+    """A URL, or what was meant as one, as it may be shown: rather too much is hidden than too little."""
+    hidden = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)((?:password|passwd|pwd|secret|token|key)[^=&]*=)[^&]*", r"\1***", hidden)

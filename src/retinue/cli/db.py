@@ -1,0 +1,174 @@
+"""`retinue db`: look a database over, bring it up to date, drop what is old."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any
+
+from .database import add_options, database_url
+
+if TYPE_CHECKING:
+    from ..storage.checkup import Finding
+    from ..storage.upkeep import Migrated, Pruned
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_MORE = "docs/operations.md says more."
+
+
+def add_to(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "db",
+        help="check, migrate or prune a database",
+        description=f"Look after a database that runs are kept in. {_MORE}",
+    )
+    actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _action(actions, "check", "read everything and print what is wrong with it; exit 1 if there are errors", check)
+    migrate_parser = _action(actions, "migrate", "bring a database to the schema of this version, or make one", migrate)
+    pruning = "drop what is left of runs that ended long ago; the rest is not held up"
+    prune_parser = _action(actions, "prune", pruning, prune)
+    prune_parser.add_argument(
+        "--older-than", metavar="TIME", type=seconds, required=True, help="since when they ended: 30d, 12h, 90m or 45s"
+    )
+    prune_parser.add_argument("--deltas", action="store_true", help="drop only the deltas, which are most of a log")
+    prune_parser.add_argument("--threads", action="store_true", help="drop conversations without runs as well")
+    for each in (migrate_parser, prune_parser):
+        each.add_argument("--dry-run", action="store_true", help="only say what would be done")
+
+
+def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_MORE}")
+    add_options(action)
+    action.set_defaults(execute=execute)
+    return action
+
+
+def seconds(text: str) -> float:
+    """A time as people write it."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 30d, 12h, 90m or 45s")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def check(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from .exits import COMPLETED, FAILED
+
+    findings = asyncio.run(_check(database_url(args.db), quiet=args.json))
+    errors = sum(finding.severity == "error" for finding in findings)
+    if args.json:
+        import msgspec
+
+        _print_json({"ok": not errors, "findings": msgspec.to_builtins(findings)})
+    else:
+        _print_findings(findings, errors)
+    return FAILED if errors else COMPLETED
+
+
+async def _check(url: str, *, quiet: bool) -> list[Finding]:
+    import sys
+
+    from ..core.errors import ConfigurationError
+    from ..storage.upkeep import check as look_over
+    from ..storage.upkeep import sql_store
+    from .database import said_as_misuse
+
+    store = sql_store(url)
+    watched = not quiet and sys.stderr.isatty()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if watched:
+            print(f"\r\x1b[K{what}: {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
+
+    try:
+        with said_as_misuse():
+            if not await store.database.version():
+                raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
+            return await look_over(store, tell)
+    finally:
+        if watched:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        await store.close()
+
+
+def _print_findings(findings: list[Finding], errors: int) -> None:
+    from .text import count, one_line
+
+    for finding in findings:
+        print(one_line(str(finding), 1_000))
+    warnings = len(findings) - errors
+    print(f"{count(errors, 'error')}, {count(warnings, 'warning')}" if findings else "no problems")
+
+
+def migrate(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from ..storage.upkeep import migrate as bring_up
+    from .database import said_as_misuse
+    from .exits import COMPLETED
+
+    url = database_url(args.db)
+    with said_as_misuse():
+        done = asyncio.run(bring_up(url, dry_run=args.dry_run))
+    if args.json:
+        _print_json({"before": done.before, "after": done.after, "dry_run": args.dry_run})
+    else:
+        _print_migrated(done, args.dry_run)
+    return COMPLETED
+
+
+def _print_migrated(done: Migrated, dry_run: bool) -> None:
+    from .text import clean
+
+    if done.before == done.after:
+        said = f"has schema {done.after} already"
+    elif not done.before:
+        said = f"{'would be' if dry_run else 'was'} made with schema {done.after}"
+    else:
+        said = f"{'would go' if dry_run else 'went'} from schema {done.before} to {done.after}"
+    print(clean(f"{done.place} {said}"))
+
+
+def prune(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from ..core.errors import ConfigurationError
+    from .exits import COMPLETED
+
+    if args.deltas and args.threads:
+        raise ConfigurationError("--deltas drops nothing but deltas: leave it or --threads out")
+    gone = asyncio.run(_prune(database_url(args.db), args))
+    if args.json:
+        import msgspec
+
+        _print_json({"dry_run": args.dry_run, **msgspec.to_builtins(gone)})
+    else:
+        print(f"{'would drop' if args.dry_run else 'dropped'} {_told(gone, args)}")
+    return COMPLETED
+
+
+async def _prune(url: str, args: argparse.Namespace) -> Pruned:
+    from ..storage.upkeep import prune as drop
+    from .database import opened
+
+    async with opened(url, as_it_is=args.dry_run) as store:
+        return await drop(store, args.older_than, deltas=args.deltas, threads=args.threads, dry_run=args.dry_run)
+
+
+def _told(gone: Pruned, args: argparse.Namespace) -> str:
+    from .text import count
+
+    if args.deltas:
+        return f"{count(gone.events, 'delta')} of {count(gone.runs, 'run')}"
+    said = [count(gone.runs, "run"), count(gone.events, "event")]
+    if args.threads:
+        said.append(count(gone.threads, "thread"))
+    return ", ".join(said)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,192 @@
+"""Runs that another process began: stopped, or gone on with."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.decisions import Decision
+from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownAgent
+from ..core.lifecycle import RunStatus
+from ..core.runs import RunResult
+from ..core.stores import RunRecord
+from ..runtime import Runtime
+from ..runtime.node import is_gone
+from ..storage.sql import SqlStore
+from .database import find_run, opened, said_as_misuse
+from .exits import COMPLETED, FAILED
+from .interrupt import Interrupt, watch
+from .outline import run_json, waiting_lines
+from .targets import load_runtime, workspace_runtime
+from .text import complain, one_line
+from .view import View, make_view
+
+PATIENCE = 10.0
+"""Seconds in which another process should have stopped a run."""
+
+
+async def is_at_work(store: SqlStore, run_id: str) -> bool:
+    """Whether a process that lives has a run."""
+    owned = [log for log in await store.owned_logs() if log.log_id == run_id]
+    return any(not log.expired and not is_gone(log.owner) for log in owned)
+
+
+def read_decisions(approved: Sequence[str], cancelled: Sequence[str]) -> dict[str, Decision]:
+    """Decisions as they are written on a command line, by what they are on."""
+    decisions: dict[str, Decision] = {}
+    for text in approved:
+        call, given, payload = text.partition("=")
+        decisions[_named(call, decisions)] = Decision.resume(_payload(call, payload) if given else {"approved": True})
+    for text in cancelled:
+        call, _, reason = text.partition("=")
+        decisions[_named(call, decisions)] = Decision.cancel(reason or None)
+    return decisions
+
+
+def _named(call: str, decisions: dict[str, Decision]) -> str:
+    if not call:
+        raise ConfigurationError("a decision is on a call: write --approve CALL or --cancel CALL")
+    if call in decisions:
+        raise ConfigurationError(f"two decisions on {call!r}: give one")
+    return call
+
+
+def _payload(call: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"--approve {call}: what follows = is not JSON: {exc}") from None
+
+
+async def cancel(url: str, args: argparse.Namespace) -> int:
+    """Have the process that works on a run stop it; where there is none, stop it here."""
+    async with opened(url) as store:
+        record = await find_run(store, args.run_id)
+        if record.result is not None and record.result.status.is_terminal:
+            complain(f"run {args.run_id} has ended already: {record.status}")
+            return FAILED
+        is_elsewhere = await is_at_work(store, args.run_id)
+        runtime = None if is_elsewhere else await _runtime(url, record, args)
+        await store.ask_cancel(args.run_id, args.reason)  # heard by its process, or by who takes it up after that died
+        if runtime is None:
+            ended = await _until_ended(store, args.run_id)
+            if ended is None:
+                complain(f"run {args.run_id} was asked to stop, and has not yet; see: retinue runs show {args.run_id}")
+                return FAILED
+            return _tell(ended, RunStatus.CANCELLED, args)
+    async with runtime:
+        await runtime.load(args.run_id)
+        await runtime.cancel(args.run_id, reason=args.reason)
+    async with opened(url) as store:
+        return _tell(await find_run(store, args.run_id), RunStatus.CANCELLED, args)
+
+
+async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
+    """A run once it has ended; None where that takes too long."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with store.watch(run_id) as changes:
+                while True:
+                    record = await find_run(store, run_id)
+                    if record.result is not None and record.result.status.is_terminal:
+                        return record
+                    await changes.wait(1.0)
+    except TimeoutError:
+        return None
+
+
+async def resume(url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Go on with a run that waits, with decisions, or with one whose process has died, and show it."""
+    async with opened(url) as store:
+        record = await find_run(store, args.run_id)
+        if record.result is not None and record.result.status.is_terminal:
+            raise ConfigurationError(f"run {args.run_id} has ended already: {record.status}; it waits for nothing")
+        if await is_at_work(store, args.run_id):
+            raise ConfigurationError(
+                f"run {args.run_id} is being worked on: follow it with retinue runs events {args.run_id} --follow"
+            )
+        last = await _last_event(store, args.run_id)
+    waits = record.result is not None
+    if waits and not decisions:
+        raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
+    with make_view(as_json=args.json) as view:
+        async with await _runtime(url, record, args) as runtime:
+            go_on = _answer if waits else _take_up
+            try:
+                result = await go_on(runtime, args.run_id, decisions, view, interrupt, last)
+            except (DecisionRefused, RunElsewhere) as exc:
+                raise ConfigurationError(str(exc)) from exc
+    return _exit_code(result, args.run_id, interrupt)
+
+
+async def _answer(
+    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, last: int
+) -> RunResult:
+    await runtime.load(run_id)
+    return await watch(runtime.stream_resume(run_id, decisions), view, interrupt)
+
+
+async def _take_up(
+    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, last: int
+) -> RunResult:
+    """Go on with a run whose process has died; what it may wait for then is answered another time."""
+    if decisions:
+        raise ConfigurationError(f"run {run_id} waits for nothing yet: go on with it first, without decisions")
+    loading = asyncio.create_task(runtime.load(run_id))
+    stopping = asyncio.create_task(_cancel_when(interrupt, runtime, run_id))
+    try:
+        async for event in runtime.events(run_id, last):
+            view.show(event)
+        await loading
+        return await runtime.result(run_id)
+    finally:
+        loading.cancel()
+        stopping.cancel()
+
+
+async def _cancel_when(interrupt: Interrupt, runtime: Runtime, run_id: str) -> None:
+    await interrupt.wait()
+    complain("cancelling the run; press Ctrl-C again to leave at once")
+    await runtime.cancel(run_id, reason="interrupted")
+
+
+async def _last_event(store: SqlStore, run_id: str) -> int:
+    query = "SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?"
+    return await store.database.read(lambda link: link.run(query, run_id)[0][0])
+
+
+async def _runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Runtime:
+    """A runtime that knows the agent of a run."""
+    agent = record.identity.agent
+    if args.target is not None:
+        runtime = load_runtime(args.target, url)
+    else:
+        with said_as_misuse():
+            runtime = await workspace_runtime(args.workspace or ".", agent, args.model, url)
+    if agent not in runtime.agents:
+        known = str(UnknownAgent(agent, tuple(runtime.agents)))
+        raise ConfigurationError(f"{known}: name with --target who has it")
+    return runtime
+
+
+def _tell(record: RunRecord, wanted: RunStatus, args: argparse.Namespace) -> int:
+    """Say how a run stands now."""
+    if args.json:
+        print(json.dumps(run_json(record, None), indent=2, default=str))
+    else:
+        error = f": {one_line(record.result.error, 300)}" if record.result is not None and record.result.error else ""
+        print(f"run {args.run_id} {record.status}{error}")
+    return COMPLETED if record.status == wanted.value else FAILED
+
+
+def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
+    if result.status is RunStatus.COMPLETED:
+        return COMPLETED
+    if result.status is RunStatus.CANCELLED and interrupt.happened:
+        return interrupt.code
+    more = f"; see: retinue runs show {run_id}" if result.status is RunStatus.SUSPENDED else ""
+    complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}{more}")
+    return FAILED

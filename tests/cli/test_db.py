@@ -1,0 +1,178 @@
+"""`retinue db` on files that are sound, old, new, damaged or none, as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from retinue import RunStatus
+from retinue.cli.db import seconds
+from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
+from retinue.storage.sqlite import SqliteStore
+from retinue.storage.upkeep import sql_store
+from retinue.storage.urls import without_secrets
+
+from ..databases import LOCKED, TestServer
+from ..storage.stored import counts, put_run, sql
+from .conftest import Cli, finished
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.fixture
+def url(path: Path) -> str:
+    async def put() -> None:
+        store = SqliteStore(str(path))
+        await put_run(store, "run_a", thread_id="t1", deltas=10)
+        await put_run(store, "run_b", RunStatus.SUSPENDED, thread_id="t2")
+        await store.close()
+
+    asyncio.run(put())
+    return f"sqlite:///{path}"
+
+
+def test_prune_says_what_it_would_do_and_does_it(cli: Cli, url: str, path: Path) -> None:
+    before = counts(path)
+    assert cli("db", "prune", "--db", url, "--older-than", "30d").out == "dropped 0 runs, 0 events\n"
+    would = cli("db", "prune", "--db", url, "--older-than", "0s", "--threads", "--dry-run")
+    assert (would.code, would.out) == (0, "would drop 1 run, 18 events, 1 thread\n")
+    assert counts(path) == before
+    deltas = cli("db", "prune", "--db", url, "--older-than", "0s", "--deltas")
+    assert deltas.out == "dropped 10 deltas of 1 run\n"
+    done = finished("db", "prune", "--db", url, "--older-than", "0s", "--threads", "--json")
+    assert done.code == 0
+    assert json.loads(done.out) == {
+        "dry_run": False,
+        "runs": 1,
+        "events": 8,
+        "entries": 2,
+        "threads": 1,
+        "messages": 1,
+    }
+    assert counts(path)["runs"] == 1
+
+
+def test_check_finds_nothing_or_names_it(cli: Cli, url: str, path: Path) -> None:
+    assert cli("db", "check", "--db", url)[:2] == (0, "no problems\n")
+    sql(path, "DELETE FROM events WHERE log_id = 'run_a' AND seq = 4")
+    sql(path, "UPDATE runs SET result = '\x1b[2J' WHERE run_id = 'run_a'")
+    found = finished("db", "check", "--db", url)
+    assert found.code == 1
+    assert "error: run 'run_a': event 4 is missing\n" in found.out
+    assert "error: run 'run_a': its result: cannot be read: " in found.out
+    assert found.out.endswith("2 errors, 0 warnings\n")
+    assert "\x1b" not in found.out
+    as_json = json.loads(cli("db", "check", "--db", url, "--json").out)
+    assert (as_json["ok"], {finding["code"] for finding in as_json["findings"]}) == (False, {"gap", "result"})
+
+
+def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:
+    url = f"sqlite:///{path}"
+    planned = cli("db", "migrate", "--db", url, "--dry-run")
+    assert planned.out == f"{path} would be made with schema {SCHEMA_VERSION}\n"
+    assert not path.exists()
+    for step in MIGRATIONS[0]:
+        assert isinstance(step, str)
+        sql(path, step)
+    sql(path, "PRAGMA user_version = 1")
+    checked = cli("db", "check", "--db", url)
+    assert (checked.code, "run retinue db migrate" in checked.out) == (1, True)
+    dry = cli("db", "prune", "--db", url, "--older-than", "1d", "--dry-run")
+    assert (dry.code, "bring it up with retinue db migrate" in dry.err) == (2, True)
+    planned = cli("db", "migrate", "--db", url, "--dry-run", "--json")
+    assert json.loads(planned.out) == {"before": 1, "after": SCHEMA_VERSION, "dry_run": True}
+    done = finished("db", "migrate", env={"RETINUE_DB": url})
+    assert (done.code, done.out) == (0, f"{path} went from schema 1 to {SCHEMA_VERSION}\n")
+    assert cli("db", "migrate", "--db", url).out == f"{path} has schema {SCHEMA_VERSION} already\n"
+
+
+COMMANDS = (
+    ["db", "check"],
+    ["db", "migrate"],
+    ["db", "prune", "--older-than", "1d"],
+    ["runs", "list"],
+    ["runs", "show", "r"],
+    ["runs", "cancel", "r"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, command: list[str], tmp_path: Path) -> None:
+    url = f"sqlite:///{path}"
+    problems = [("", "which database? Give --db URL"), ("app.db", "not a place to keep things: 'app.db'")]
+    problems += [("postgres:/u:secret@h/d", "not a place"), ("memory:", "'memory:' is no database")]
+    if command[1] != "migrate":
+        problems.append((url, f"there is no Retinue database at {path}: is it the right --db?"))
+    problems.append((f"sqlite:///{tmp_path}", "unable to open database file"))
+    for given, says in problems:
+        outcome = cli(*command, "--db", given)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert says in outcome.err
+        assert "secret" not in outcome.err
+        assert outcome.err.count("\n") == 1
+        assert not path.exists()
+    path.write_text("a shopping list, and no database at all" * 10)
+    none = cli(*command, "--db", url)
+    assert (none.code, "file is not a database" in none.err) == (2, True)
+    path.unlink()
+    sql(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    newer = cli(*command, "--db", url)
+    assert (newer.code, "written by a newer version" in newer.err) == (2, True)
+    assert "Traceback" in cli(*command, "--db", url, "--verbose").err
+
+
+def test_times_are_written_as_people_do(cli: Cli) -> None:
+    assert [seconds(text) for text in ("30d", "12h", "90m", "45s", "1.5H")] == [2_592_000, 43_200, 5_400, 45, 5_400]
+    for text in ("30", "d", "-1d", "1w", "1e9d", "", "nan"):
+        refused = cli("db", "prune", f"--older-than={text}", "--db", "sqlite:///x.db")
+        assert (refused.code, "is not a time: write 30d" in refused.err) == (2, True)
+    both = cli("db", "prune", "--older-than", "1d", "--deltas", "--threads", "--db", "sqlite:///x.db")
+    assert (both.code, "leave it or --threads out" in both.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:pw@host/db", "postgresql://u:***@host/db"),
+        ("postgresql://u:p@w/x@host/db", "postgresql://u:***@host/db"),
+        ("postgresql://host/db?user=u&password=pw&x=1", "postgresql://host/db?user=u&password=***&x=1"),
+        ("u:pw@host", "u:***@host"),
+        ("sqlite:///app.db", "sqlite:///app.db"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+
+
+def test_postgresql_is_looked_after_alike(cli: Cli, postgres_url: str) -> None:
+    missing = cli("runs", "list", "--db", postgres_url)
+    assert (missing.code, "there is no Retinue database at postgresql://" in missing.err) == (2, True)
+    assert "would be made" in cli("db", "migrate", "--db", postgres_url, "--dry-run").out
+    assert "was made" in cli("db", "migrate", "--db", postgres_url).out
+
+    async def put() -> None:
+        store = sql_store(postgres_url)
+        await put_run(store, "run_a", thread_id="t1")
+        await put_run(store, "run_b", RunStatus.SUSPENDED, thread_id="t2")
+        await store.close()
+
+    asyncio.run(put())
+    assert cli("db", "check", "--db", postgres_url)[:2] == (0, "no problems\n")
+    assert cli("db", "prune", "--db", postgres_url, "--older-than", "0s").out == "dropped 1 run, 11 events\n"
+    assert [run["run_id"] for run in json.loads(cli("runs", "list", "--db", postgres_url, "--json").out)] == ["run_b"]
+    assert "answer with: retinue runs resume run_b" in finished("runs", "show", "run_b", "--db", postgres_url).out
+
+
+def test_a_wrong_password_is_told_without_it(cli: Cli, postgres_server: TestServer) -> None:
+    url = postgres_server.url(user=f"{LOCKED}:wrong-secret")
+    for command in COMMANDS:
+        refused = cli(*command, "--db", url, "--verbose")
+        assert refused.code == 2
+        assert "password authentication failed" in refused.err
+        assert "wrong-secret" not in refused.err

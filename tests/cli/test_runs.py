@@ -1,0 +1,283 @@
+"""`retinue runs` on databases that other processes wrote, as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from retinue import RunStatus
+from retinue.cli import steering
+from retinue.storage.sqlite import SqliteStore
+
+from ..storage.stored import put_run, sql
+from . import staff
+from .conftest import ROOT, Cli, finished, started
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.fixture
+def url(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RETINUE_DB", f"sqlite:///{path}")
+    return f"sqlite:///{path}"
+
+
+def stored(path: Path, *runs: tuple[str, RunStatus, str]) -> None:
+    async def put() -> None:
+        store = SqliteStore(str(path))
+        for place, (run_id, status, thread_id) in enumerate(runs):
+            at = time.time() - 3600 + place
+            await put_run(store, run_id, status, thread_id=thread_id, user_id=f"user-{thread_id}", at=at)
+        await store.close()
+
+    asyncio.run(put())
+
+
+def test_list_is_a_table_newest_first(cli: Cli, url: str, path: Path) -> None:
+    stored(
+        path,
+        ("run_a", RunStatus.COMPLETED, "t1"),
+        ("run_b", RunStatus.FAILED, "t2"),
+        ("run_c", RunStatus.SUSPENDED, "t3"),
+        ("run_d", RunStatus.RUNNING, "t4"),
+    )
+    code, out, err = cli("runs", "list")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].split() == ["run", "status", "agent", "thread", "started", "took"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["run_d", "running", "assistant", "t4"],
+        ["run_c", "suspended", "assistant", "t3"],
+        ["run_b", "failed", "assistant", "t2"],
+        ["run_a", "completed", "assistant", "t1"],
+    ]
+    assert [line.rpartition("  ")[2] for line in lines[2:]] == ["waits: May I write a.md?", "it broke", "All is well."]
+    assert re.search(r"  (59|60) min \d+ s +All is well", lines[4])
+    for args, found in (
+        (["--thread", "t2"], ["run_b"]),
+        (["--user", "user-t1"], ["run_a"]),
+        (["--status", "suspended"], ["run_c"]),
+        (["--limit", "2"], ["run_d", "run_c"]),
+    ):
+        assert [run["run_id"] for run in json.loads(cli("runs", "list", "--json", *args).out)] == found
+    none = cli("runs", "list", "--thread", "t9")
+    assert (none.code, none.out) == (0, "")
+    assert "has no such runs" in none.err
+    (waits,) = json.loads(cli("runs", "list", "--json", "--thread", "t3").out)
+    assert waits["waits_for"]["call_1"]["id"] == "ticket_1"
+    assert waits["ended_at"] is None
+
+
+def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Path) -> None:
+    stored(path, ("run_c", RunStatus.SUSPENDED, "t3"), ("run_b", RunStatus.FAILED, "t2"))
+    code, out, _ = cli("runs", "show", "run_c")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[:3] == ["run: run_c", "status: suspended", "agent: assistant"]
+    assert "tokens: 100 in, 20 out" in lines
+    tree = lines[lines.index("assistant: How is it?") :]
+    assert tree[1] == "  step 1"
+    assert tree[2].startswith('    suspended write_file(path="a.md")  ')
+    assert tree[3].startswith("suspended: 1 step, 1 call, 120 tokens, ")
+    assert "  call_1 (ticket ticket_1): permission: May I write a.md?" in lines
+    assert '    with {"path":"a.md"}' in lines
+    assert lines[-1].startswith("answer with: retinue runs resume run_c --approve call_1[=JSON]")
+    failed = cli("runs", "show", "run_b", "--json")
+    shown = json.loads(failed.out)
+    assert (shown["status"], shown["error"]) == ("failed", "it broke")
+    assert shown["tree"]["steps"][0]["calls"][0]["status"] == "succeeded"
+
+
+def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
+    stored(path, ("run_a", RunStatus.COMPLETED, "t1"))
+    lines = cli("runs", "events", "run_a").out.splitlines()
+    assert [line.split()[3] for line in lines][:3] == ["run_started", "step_started", "text_delta"]
+    assert len(lines) == 11
+    assert lines[6].endswith('call_id=call_1 tool_name=write_file args={"path":"a.md"}')
+    after = cli("runs", "events", "run_a", "--after", "9", "--json").out.splitlines()
+    assert [json.loads(line)["seq"] for line in after] == [10, 11]
+    assert cli("runs", "events", "run_a", "--follow", "--after", "10").out.count("\n") == 1
+
+
+@pytest.mark.parametrize("action", ["show", "events", "cancel", "resume"])
+def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: str) -> None:
+    stored(path, ("run_a", RunStatus.COMPLETED, "t1"))
+    code, out, err = cli("runs", action, "run_x")
+    assert (code, out) == (2, "")
+    assert err == f"retinue: there is no run 'run_x' in {path}; see: retinue runs list\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["list", "--limit", "x"], "'x' is not a whole number"),
+        (["list", "--status", "odd"], "invalid choice: 'odd'"),
+        (["resume", "run_c"], "what is the answer? It waits for: call_1 (ticket ticket_1)"),
+        (["resume", "run_c", "--approve", "call_1={"], "--approve call_1: what follows = is not JSON"),
+        (["resume", "run_c", "--approve", "=1"], "a decision is on a call"),
+        (["resume", "run_c", "--approve", "call_1", "--cancel", "call_1=no"], "two decisions on 'call_1'"),
+        (["resume", "run_a", "--approve", "call_1"], "has ended already: completed"),
+        (["resume", "run_d"], "is being worked on: follow it with retinue runs events run_d --follow"),
+        (["resume", "run_c", "--approve", "c", "--workspace", "missing"], "there is no folder 'missing'"),
+        (["resume", "run_c", "--approve", "c", "--target", "clerk"], "write MODULE:ATTR"),
+        (["resume", "run_c", "--approve", "c", "--target", "no.such:thing"], "ModuleNotFoundError"),
+        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:nobody"], "has no attribute 'nobody'"),
+        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:NOT_AN_AGENT"], "it is int, not an agent"),
+        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:broken"], "RuntimeError: no staff today"),
+        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:clerk"], "unknown agent 'assistant'"),
+        (["cancel", "run_c", "--target", "tests.cli.staff:everyone"], "name with --target who has it"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(cli: Cli, url: str, path: Path, args: list[str], says: str) -> None:
+    stored(
+        path,
+        ("run_a", RunStatus.COMPLETED, "t1"),
+        ("run_c", RunStatus.SUSPENDED, "t3"),
+        ("run_d", RunStatus.RUNNING, "t4"),
+    )
+    code, out, err = cli("runs", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("retinue: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_process_that_does_not_stop_was_asked(
+    cli: Cli, url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steering, "PATIENCE", 0.3)
+    stored(path, ("run_a", RunStatus.COMPLETED, "t1"), ("run_d", RunStatus.RUNNING, "t4"))
+    asked = cli("runs", "cancel", "run_d", "--reason", "too slow")
+    assert asked.code == 1
+    assert "was asked to stop, and has not yet" in asked.err
+    assert sql(path, "SELECT cancel FROM logs WHERE log_id = 'run_d'") == [("too slow",)]
+    late = cli("runs", "cancel", "run_a")
+    assert (late.code, "has ended already: completed" in late.err) == (1, True)
+
+
+@pytest.mark.parametrize("target", ["clerk", "everyone", "on"])
+def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    shown = finished("runs", "show", run_id)
+    assert f"answer with: retinue runs resume {run_id} --approve call_sign[=JSON]" in shown.out
+    wrong = finished("runs", "resume", run_id, "--target", f"tests.cli.staff:{target}", "--approve", "call_sign=3")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "does not fit its schema: 3 is not of type" in wrong.err
+    answered = finished("runs", "resume", run_id, "--target", f"tests.cli.staff:{target}", "--approve", "ticket_1")
+    assert (answered.code, answered.err) == (0, "")
+    assert 'It said: {"approved": true}' in answered.out.replace('":t', '": t')
+    again = finished("runs", "show", run_id)
+    assert "status: completed" in again.out
+    assert "\n    ok     sign(" in again.out
+
+
+def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    args = ("--target", "tests.cli.staff:clerk", "--cancel", "call_sign=never", "--json")
+    answered = finished("runs", "resume", run_id, *args)
+    assert answered.code == 0
+    events = [json.loads(line) for line in answered.out.splitlines()]
+    assert events[-1]["kind"] == "run_finished"
+    assert "never" in events[-1]["response"]
+
+
+def test_a_waiting_run_is_cancelled_by_another_process(cli: Cli, url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:clerk", "--reason", "not needed")
+    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
+    (record,) = json.loads(cli("runs", "list", "--json").out)
+    assert record["status"] == "cancelled"
+
+
+def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A process that works on a slow run, and the id of that run."""
+    code = f"import asyncio; from tests.cli import staff; print(asyncio.run(staff.ask({url!r}, 'slow', 'go')))"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    path = url.removeprefix("sqlite:///")
+    for _ in range(500):
+        time.sleep(0.02)
+        if Path(path).exists() and (rows := _begun(path)):
+            return process, rows[0][0]
+    raise AssertionError("it did not begin")
+
+
+def _begun(path: str) -> list[tuple[str]]:
+    try:
+        return list(sql(path, "SELECT log_id FROM events WHERE kind = 'text_delta'"))
+    except Exception:
+        return []  # the tables are not there yet
+
+
+def test_a_run_of_a_live_process_is_followed_and_cancelled(url: str) -> None:
+    process, run_id = at_work(url)
+    follower = started("runs", "events", run_id, "--follow")
+    assert "I begin." in finished("runs", "events", run_id).out
+    began = time.monotonic()
+    stopped = finished("runs", "cancel", run_id, "--reason", "enough")
+    assert time.monotonic() - began < 10
+    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: enough\n")
+    out, _ = follower.communicate(timeout=20)
+    assert out.decode().splitlines()[-1].split()[3] == "run_finished"
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def left(url: str) -> str:
+    """A run whose process was killed."""
+    process, run_id = at_work(url)
+    process.kill()
+    process.communicate(timeout=20)
+    return run_id
+
+
+def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
+    run_id = left(url)
+    shown = finished("runs", "show", run_id)
+    assert "status: running" in shown.out
+    follower = started("runs", "events", run_id, "--follow")
+    assert follower.stderr is not None
+    assert b"no process works on it now" in follower.stderr.readline()
+    follower.kill()
+    follower.communicate()
+
+
+def test_a_run_of_a_dead_process_is_gone_on_with(url: str) -> None:
+    run_id = left(url)
+    early = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", "--approve", "call_1")
+    assert (early.code, "waits for nothing yet" in early.err) == (2, True)
+    done = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", env={"HURRY": "1"})
+    assert (done.code, done.err) == (0, "")
+    assert "I begin. I end." in done.out
+    assert "status: completed" in finished("runs", "show", run_id).out
+
+
+def test_a_run_of_a_dead_process_is_cancelled(url: str) -> None:
+    run_id = left(url)
+    began = time.monotonic()
+    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:slow", "--reason", "not needed")
+    assert time.monotonic() - began < 15
+    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
+
+
+def test_run_keeps_what_it_is_told_to(cli: Cli, url: str, folder: Path) -> None:
+    args = ("run", "What does the lamp burn?", "--workspace", str(folder), "--model", "offline:rules")
+    assert cli(*args, "--db", url).code == 0
+    (record,) = json.loads(cli("runs", "list", "--json").out)
+    assert record["status"] == "completed"
+    shown = cli("runs", "show", record["run_id"])
+    assert "assistant: What does the lamp burn?" in shown.out
+    assert re.search(r"    ok     list_files\(\)  \d+ ms", shown.out)
+    assert "- lamp.md:3: The lamp burns paraffin." in shown.out
+    assert json.loads(cli("db", "check", "--json").out) == {"ok": True, "findings": []}
+    refused = cli(*args, "--db", "app.db")
+    assert (refused.code, "not a place to keep things: 'app.db'" in refused.err) == (2, True)

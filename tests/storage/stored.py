@@ -1,0 +1,138 @@
+"""Runs in a database, written as a runtime writes them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from retinue import Message, PersistedState, RunIdentity, RunRecord, RunResult, RunStatus, SuspendTicket, ThreadRecord
+from retinue.core.events import (
+    Event,
+    InferenceFinished,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallReady,
+    ToolCallStarted,
+)
+from retinue.core.lifecycle import ToolCallStatus
+from retinue.core.results import ToolResult
+from retinue.core.runs import Usage
+from retinue.core.stores import JournalEntry, LogBatch
+from retinue.storage.sql import SqlStore
+
+OWNER = "host:1"
+TICKET = SuspendTicket("ticket_1", "permission", "May I write a.md?", {"path": "a.md"}, path=("call_1",))
+
+
+def events_of(run_id: str, status: RunStatus, deltas: int = 3, *, said: str = "All is well.") -> list[Event]:
+    """A run of one step with one call: what it says comes in so many deltas."""
+    stamp: dict[str, Any] = {"run_id": run_id, "agent": "assistant"}
+    waits = status is RunStatus.SUSPENDED
+    call = ToolCallStatus.SUSPENDED if waits else ToolCallStatus.SUCCEEDED
+    made: list[Event] = [
+        RunStarted(thread_id="t", messages=(Message.user("How is it?"),), **stamp),
+        StepStarted(step=1, model="test:model", **stamp),
+        *[TextDelta(delta="so ", message_id="m1", **stamp) for _ in range(deltas)],
+        ToolCallStarted(call_id="call_1", tool_name="write_file", **stamp),
+        ToolCallReady(call_id="call_1", tool_name="write_file", args={"path": "a.md"}, **stamp),
+        InferenceFinished(step=1, message=Message.assistant(said), **stamp),
+        ToolCallFinished(
+            call_id="call_1",
+            tool_name="write_file",
+            status=call,
+            result=ToolResult.suspended(TICKET.message, TICKET) if waits else ToolResult.success("written"),
+            message=Message.tool("written", tool_call_id="call_1"),
+            **stamp,
+        ),
+        StepFinished(step=1, **stamp),
+    ]
+    if status is not RunStatus.RUNNING:
+        error = "it broke" if status is RunStatus.FAILED else None
+        usage = Usage(requests=1, input_tokens=100, output_tokens=20)
+        made.append(
+            RunFinished(status=status, termination="natural", response=said, error=error, steps=1, usage=usage, **stamp)
+        )
+    return [_numbered(event, number) for number, event in enumerate(made, 1)]
+
+
+def _numbered(event: Event, number: int) -> Event:
+    from msgspec.structs import replace
+
+    return replace(event, seq=number, at=1_700_000_000.0 + number)
+
+
+async def put_run(
+    store: SqlStore,
+    run_id: str,
+    status: RunStatus = RunStatus.COMPLETED,
+    *,
+    thread_id: str = "t",
+    user_id: str | None = None,
+    deltas: int = 3,
+    at: float = 1_700_000_000.0,
+    owned: bool = False,
+    said: str = "All is well.",
+) -> None:
+    """Store a run as it stands: one that runs has an owner, one that waits or has ended has none unless `owned`."""
+    identity = RunIdentity(run_id, thread_id, "assistant", user_id=user_id)
+    record = RunRecord(identity=identity, started_at=at)
+    taken = await store.begin_run(record, JournalEntry(run_id, "request", "request", b"{}"), OWNER, 60.0)
+    assert taken is None, f"the thread is held by {taken}"
+    runs = status is RunStatus.RUNNING
+    if not runs:
+        record.result = RunResult(
+            status=status,
+            run_id=run_id,
+            thread_id=thread_id,
+            response=said,
+            state=PersistedState(),
+            steps=1,
+            usage=Usage(requests=1, input_tokens=100, output_tokens=20),
+            error="it broke" if status is RunStatus.FAILED else None,
+            termination="suspended" if status is RunStatus.SUSPENDED else "natural",
+            suspended={"call_1": TICKET} if status is RunStatus.SUSPENDED else {},
+        )
+    thread = ThreadRecord(thread_id=thread_id, user_id=user_id, messages=(Message.user("How is it?"),))
+    leaves = not runs and not owned
+    await store.write(
+        LogBatch(
+            log_id=run_id,
+            epoch=1,
+            events=events_of(run_id, status, deltas, said=said),
+            entries=[JournalEntry(run_id, "1", "model", b'{"a": 1}')],
+            first_entry=1,
+            thread=thread,
+            run=record,
+            ended=leaves,
+            released=leaves,
+        )
+    )
+
+
+TABLES = ("runs", "logs", "events", "journal", "threads", "messages")
+
+
+async def tamper(store: SqlStore, statement: str, *values: Any) -> Sequence[Any]:
+    """Do something to a database that nobody should."""
+    return await store.database.write(lambda link: link.run(statement, *values))
+
+
+async def rows_in(store: SqlStore) -> dict[str, int]:
+    return {table: (await tamper(store, f"SELECT COUNT(*) FROM {table}"))[0][0] for table in TABLES}
+
+
+def sql(path: Path | str, statement: str, *values: Any) -> Sequence[Any]:
+    """Do something to a file that nobody should."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def counts(path: Path | str) -> dict[str, int]:
+    return {table: sql(path, f"SELECT COUNT(*) FROM {table}")[0][0] for table in TABLES}
