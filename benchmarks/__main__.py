@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models] [--stores]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -175,9 +175,15 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
+    parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.stores:
+        from benchmarks import stores  # it needs a database server
+
+        stores.show(options.rounds)
+        return 0
     if options.harness:
         harness.show(options.rounds)
         return 0

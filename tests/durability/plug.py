@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -11,10 +12,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from retinue.storage.urls import open_store
+
+from ..databases import postgres_server
 
 EFFECTS = sorted([f"{x}-{n}" for x in ("A", "B", "C", "D", "help", "boss") for n in (1, 2)])
 ANSWER = "A done, B done, C done; D done"
@@ -34,7 +38,8 @@ def need(holds: bool, what: str) -> None:
 
 def start(folder: Path, url: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.durability.tree", str(folder), url, str(PAUSE)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(folder / "stderr.txt").open("ab"))
+    with (folder / "stderr.txt").open("ab") as said:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
 
 
 def one_round(folder: Path, url: str, seed: int, nodes: int = 1) -> int:
@@ -139,25 +144,40 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def main(rounds: int, seed: int) -> int:
+def rounds_on(name: str, rounds: int, seed: int, url_of: Callable[[Path], str], nodes: int) -> bool:
+    """That many rounds on one kind of store; whether all of them held."""
     total: Counter[str] = Counter()
     began = time.monotonic()
     for number in range(rounds):
         folder = Path(tempfile.mkdtemp(prefix="retinue-plug-"))
-        url = f"sqlite:///{folder}/app.db"
+        url = url_of(folder)
         try:
-            kills = one_round(folder, url, seed + number)
+            kills = one_round(folder, url, seed + number, nodes)
             total += check(folder, url)
         except Broken as exc:
-            tell(f"round {number} (seed {seed + number}, left in {folder}): {exc}")
-            return 1
-        total["kills"] += kills
-        total["rounds"] += 1
-        tell(f"round {number + 1}/{rounds}: {kills} kills, {dict(total)}")
+            tell(f"{name}: round {number + 1} (seed {seed + number}, left in {folder}) is broken: {exc}")
+            return False
+        total.update(kills=kills, rounds=1)
+        if (number + 1) % 10 == 0 or number + 1 == rounds:
+            tell(f"{name}: {number + 1}/{rounds} rounds, {time.monotonic() - began:.0f} s: {dict(total)}")
         shutil.rmtree(folder)
-    tell(f"{rounds} rounds in {time.monotonic() - began:.0f} s: {dict(total)}")
-    return 0
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/plug-test", description=__doc__)
+    parser.add_argument("--sqlite", type=int, default=200, metavar="N", help="rounds on SQLite (200)")
+    parser.add_argument("--postgres", type=int, default=50, metavar="N", help="rounds on PostgreSQL, two nodes (50)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="for the moments of the kills")
+    asked = parser.parse_args()
+    tell(f"seed {asked.seed}")
+    held = rounds_on("SQLite", asked.sqlite, asked.seed, lambda folder: f"sqlite:///{folder}/app.db", 1)
+    if held and asked.postgres:
+        with postgres_server() as server:
+            held = rounds_on("PostgreSQL, two nodes", asked.postgres, asked.seed, lambda folder: server.url(), 2)
+    tell("nothing was lost, nothing happened twice" if held else "BROKEN")
+    return 0 if held else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main())

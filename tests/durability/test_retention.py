@@ -18,7 +18,7 @@ async def test_a_runtime_drops_what_is_left_of_old_runs(tmp_path: Path) -> None:
         run_id = (await runtime.run("a", "hi", thread_id="t")).run_id
     async with Runtime.open(url, [agent], retention=Retention(deltas_days=0)) as runtime:
         async with asyncio.timeout(10):
-            while any([event.kind == "text_delta" async for event in runtime.events(run_id)]):
+            while any([event.kind == "text_delta" async for event in runtime.events(run_id)]):  # noqa: ASYNC110 nor here
                 await asyncio.sleep(0.02)
         assert [event.kind async for event in runtime.events(run_id)][-1] == "run_finished"
     async with Runtime.open(url, [agent], retention=Retention(days=0)) as runtime:

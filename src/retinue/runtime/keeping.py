@@ -31,6 +31,10 @@ class Keeping(Protocol):
         """Write down that it begins, when its thread is free; its thread as it is then."""
         ...
 
+    def begin_after_its_end(self) -> None:
+        """Go on with what is left of a run that has ended: the tasks under it."""
+        ...
+
     async def go_on(self, answers: Sequence[Answer]) -> None:
         """Write down that it goes on with what was decided."""
         ...
@@ -56,6 +60,9 @@ class StoreKeeping:
         thread = await self._store.load_thread(record.identity.thread_id)
         await self._store.save_run(record)
         return thread
+
+    def begin_after_its_end(self) -> None:
+        return
 
     async def go_on(self, answers: Sequence[Answer]) -> None:
         return
@@ -103,6 +110,10 @@ class LogKeeping:
         record.queued = False
         self.writer.start()
         return await self._store.load_thread(identity.thread_id)
+
+    def begin_after_its_end(self) -> None:
+        self.writer.done = True
+        self.writer.start()
 
     async def _take_thread(self, record: RunRecord, holder: str | None) -> None:
         """Wait for the thread; with "interrupt", end what stands before."""

@@ -240,14 +240,16 @@ class Run:
             return await self._local.resume(fresh)
         if self._before is not None:
             await self._before
-        thread = await self.keeping.begin(self._record)
-        self._before = None
-        self._backend.begin(self._local, thread)
         past = self._past or Past(self._record)
         if past.result is not None:
+            self.keeping.begin_after_its_end()
+            self._backend.begin(self._local)
             self._end.set_result(self._local.take_result(past.result))
             await self._local.take_up_tasks()
             return None
+        thread = await self.keeping.begin(self._record)
+        self._before = None
+        self._backend.begin(self._local, thread)
         result = await self._local.execute()
         for answers in past.legs:  # what was decided before its process ended
             if result.status is RunStatus.SUSPENDED:

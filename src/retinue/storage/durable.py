@@ -55,6 +55,8 @@ class DurableJournal:
         self._begun = recorded.begun.get(run_id, frozenset[str]())
         self._with_next: list[JournalEntry] = []
         self._run: RunScope | None = None
+        self._unsure = False
+        """Whether the last answer of the model may not be in the store yet: it is, before anything follows from it."""
         self._order = [entry.key for entry in self._known.values() if entry.kind == "tool"]
         """The recorded calls that have not been told again, in the order in which they ended."""
         self._told = asyncio.Event()
@@ -98,13 +100,12 @@ class DurableJournal:
             return self._read(kind, before.body)
         if instead is not None and before is None:
             if key in self._begun:
-                value = instead()
-            else:
-                await self._write(JournalEntry(self._run_id, key, BEGUN))
-                value = await work(*args)
-        else:
-            value = await work(*args)
-        return await self._keep(kind, key, value)
+                return await self._keep(kind, key, instead())
+            await self._write(JournalEntry(self._run_id, key, BEGUN))
+        elif self._unsure:
+            self._unsure = False
+            await self._writer.flush()
+        return await self._keep(kind, key, await work(*args))
 
     async def _keep(self, kind: Kind, key: str, value: Any) -> Any:
         """Record what came of it. An outcome that cannot be recorded is told as a failure, to the model as to us."""
@@ -117,7 +118,8 @@ class DurableJournal:
                 return value
             await self._write(JournalEntry(self._run_id, key, AGAIN if waits else kind, body))
         elif kind == "model":
-            await self._write(JournalEntry(self._run_id, key, kind, encode_turn(value)))
+            self._add(JournalEntry(self._run_id, key, kind, encode_turn(value)))
+            self._unsure = True
         elif kind == "effect":
             await self._write(JournalEntry(self._run_id, key, kind, value))
         elif value.status is not RunStatus.SUSPENDED:  # a child that waits is found again by its own journal
@@ -135,11 +137,16 @@ class DurableJournal:
             return turn
         return body if kind == "effect" else decode_result(body, None)
 
-    async def _write(self, entry: JournalEntry) -> None:
+    def _add(self, entry: JournalEntry) -> None:
         for held in self._with_next:
             self._writer.add(held)
         self._with_next.clear()
-        await self._writer.record(entry)
+        self._writer.add(entry)
+
+    async def _write(self, entry: JournalEntry) -> None:
+        self._add(entry)
+        self._unsure = False
+        await self._writer.flush()
 
     def _went_on(self, key: str) -> bool:
         """Whether a call that waited for a child has ended since: then nobody need find that child again."""

@@ -74,13 +74,13 @@ class LogWriter:
     async def record(self, entry: JournalEntry) -> None:
         """Record an entry, and return when it is there."""
         self._entries.append(entry)
-        await self._all_written()
+        await self.flush()
 
     async def settle(self, run: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:
         """Write everything that is there, with how the run stands and, where given, its thread."""
         self.done = run.result is not None and run.result.status.is_terminal
         self._last = LogBatch(log_id=self.log_id, epoch=self.epoch, run=run, thread=thread, thread_from=thread_from)
-        await self._all_written()
+        await self.flush()
 
     async def save_thread(self, record: ThreadRecord) -> None:
         """Store the thread of a run in this log, as its owner."""
@@ -106,7 +106,8 @@ class LogWriter:
         """Let go of a log that is not written to."""
         await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True))
 
-    async def _all_written(self) -> None:
+    async def flush(self) -> None:
+        """Return when everything is written that is there."""
         if self._problem is not None:
             raise self._problem
         self.start()

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..core.codec import to_json_value
+from ..core.codec import to_json_bytes, to_json_value
 from ..core.errors import OwnershipLost, StoreError
-from ..core.events import Event, event_from_bytes, event_to_json
+from ..core.events import Event, event_from_bytes
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
@@ -40,7 +40,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """What decoders raise."""
 
 _RUN = "identity, started_at, result, status, decided, run_id"
-_RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ?"
+_RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ? AND status = 'queued'"
 _INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -186,7 +186,7 @@ class SqlStore:
 
     async def write(self, batch: LogBatch) -> None:
         log_id, place = batch.log_id, batch.first_entry
-        events = [(log_id, event.seq, event.kind, _encode(event_to_json(event))) for event in batch.events]
+        events = [(log_id, event.seq, event.kind, to_json_bytes(event)) for event in batch.events]
         entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
         save_thread = None if batch.thread is None else _saving_thread(batch.thread, batch.thread_from)
         save_run = None if batch.run is None else _saving_run(batch.run)

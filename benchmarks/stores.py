@@ -1,0 +1,192 @@
+"""What keeping everything costs: runs a second, a step, a stream of tokens, and reading it all back."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue.core.events import TextDelta
+from retinue.core.runs import RunIdentity
+from retinue.core.stores import JournalEntry, LogBatch, RunRecord
+from retinue.storage.logs import stored_events
+from retinue.storage.urls import open_store
+
+RUNS, AT_ONCE, CALLS = 640, 32, 3
+STEPS, DELTAS = 200, 20_000
+LONG, MANY = 100_000, 1_000_000
+
+Url = Callable[[], str]
+
+
+class Caller:
+    """Asks for so many tool calls, one a step, and then answers."""
+
+    name = "bench:caller"
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        made = sum(message.role == "tool" for message in request.messages)
+        if made < self._calls:
+            yield CallChunk(0, f"call_{made}", "look", '{"key":"a"}')
+            yield TurnEnd("tool_calls")
+        else:
+            yield TextChunk("done")
+            yield TurnEnd()
+
+
+class Talker:
+    """Says a lot, in small pieces, as a network would bring them."""
+
+    name = "bench:talker"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        for number in range(DELTAS):
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+            yield TextChunk("token ")
+        yield TurnEnd()
+
+
+@tool
+async def look(key: str) -> dict[str, str]:
+    """Look something up."""
+    return {"found": key}
+
+
+def caller(calls: int) -> Agent:
+    return Agent("caller", Caller(calls), tools=[look], max_steps=calls + 2)
+
+
+async def runs_a_second(url: str) -> float:
+    """Whole runs of three calls each, 32 at once, by the wall clock."""
+    agent = caller(CALLS)
+    async with Runtime.open(url, [agent], recover=False) as runtime:
+        await asyncio.gather(*[runtime.run("caller", "go") for _ in range(AT_ONCE)])
+        left = iter(range(RUNS))
+
+        async def work() -> None:
+            for _ in left:
+                result = await runtime.run("caller", "go")
+                assert result.response == "done"
+
+        began = time.perf_counter()
+        await asyncio.gather(*[work() for _ in range(AT_ONCE)])
+        return RUNS / (time.perf_counter() - began)
+
+
+async def a_step(url: str) -> float:
+    """Microseconds a step takes where nothing else goes on, by the wall clock."""
+    async with Runtime.open(url, [caller(STEPS)], recover=False) as runtime:
+        await runtime.run("caller", "go")
+        began = time.perf_counter()
+        await runtime.run("caller", "go")
+        return (time.perf_counter() - began) / STEPS * 1e6
+
+
+async def a_token(url: str) -> float:
+    """Microseconds a streamed token takes to a consumer, by the wall clock."""
+    async with Runtime.open(url, [Agent("talker", Talker())], recover=False) as runtime:
+        began = time.perf_counter()
+        run = runtime.stream("talker", "go")
+        seen = [event async for event in run]
+        took = time.perf_counter() - began
+        assert len(seen) > DELTAS
+        await run.result()
+    return took / DELTAS * 1e6
+
+
+async def fill(url: str, logs: int, events: int) -> list[str]:
+    """Logs of so many events each, written as a runtime writes them."""
+    store: Any = open_store(url)
+    await store.open()
+    for number in range(logs):
+        identity = RunIdentity(f"run_{number}", f"thread_{number}", "talker")
+        record = RunRecord(identity=identity, started_at=time.time())
+        await store.begin_run(record, JournalEntry(identity.run_id, "request", "request", b"{}"), "bench", 1e6)
+        for first in range(0, events, 10_000):
+            last = min(first + 10_000, events)
+            batch = [
+                TextDelta(delta="token ", message_id="m1", seq=seq + 1, at=1.0, run_id=identity.run_id, agent="talker")
+                for seq in range(first, last)
+            ]
+            await store.write(LogBatch(log_id=identity.run_id, epoch=1, events=batch, ended=last == events))
+    await store.close()
+    return [f"run_{number}" for number in range(logs)]
+
+
+async def replay(url: str) -> float:
+    """Events a second, of a long log, through the same door as a user's."""
+    (run_id,) = await fill(url, 1, LONG)
+    store: Any = open_store(url)
+    await store.open()
+    began = time.perf_counter()
+    seen = 0
+    async for _ in stored_events(store, run_id):
+        seen += 1
+    took = time.perf_counter() - began
+    await store.close()
+    assert seen == LONG
+    return LONG / took
+
+
+async def large(url: str) -> tuple[float, float]:
+    """Milliseconds to open a database of a million events, and to list its newest runs."""
+    await fill(url, 1_000, MANY // 1_000)
+    began = time.perf_counter()
+    async with Runtime.open(url) as runtime:
+        opened = time.perf_counter()
+        assert len(await runtime.store.list_runs(limit=50)) == 50
+        return (opened - began) * 1e3, (time.perf_counter() - opened) * 1e3
+
+
+@contextmanager
+def stores() -> Iterator[dict[str, Url]]:
+    """How to get an empty store of each kind."""
+    from tests.databases import postgres_server
+
+    with tempfile.TemporaryDirectory() as root, postgres_server() as server:
+        count = iter(range(10_000))
+        yield {
+            "memory": lambda: "memory:",
+            "SQLite": lambda: f"sqlite:///{Path(root) / str(next(count))}.db",
+            "PostgreSQL": lambda: server.url(),
+        }
+
+
+def show(rounds: int) -> None:
+    """Measure everything, and print it with what it is held against."""
+    told: dict[str, list[float]] = {}
+
+    def note(what: str, value: float) -> None:
+        told.setdefault(what, []).append(value)
+
+    with stores() as kinds:
+        for number in range(rounds):
+            sys.stderr.write(f"round {number + 1} of {rounds}\n")
+            for name, url in kinds.items():
+                note(f"runs a second, {name}", asyncio.run(runs_a_second(url())))
+                note(f"a step, {name}, µs", asyncio.run(a_step(url())))
+                note(f"a token, {name}, µs", asyncio.run(a_token(url())))
+        for name in ("SQLite", "PostgreSQL"):
+            note(f"events a second read back, {name}", asyncio.run(replay(kinds[name]())))
+        opened, listed = asyncio.run(large(kinds["SQLite"]()))
+        note("a million events opened, SQLite, ms", opened)
+        note("and its runs listed, ms", listed)
+    middle = {what: statistics.median(values) for what, values in told.items()}
+    for what, values in told.items():
+        each = ", ".join([f"{value:,.0f}" for value in values])
+        print(f"{what:44} {middle[what]:12,.1f}   ({each})")
+    for name in ("SQLite", "PostgreSQL"):
+        kept, bare = middle[f"a step, {name}, µs"], middle["a step, memory, µs"]
+        slower = middle[f"a token, {name}, µs"] / middle["a token, memory, µs"]
+        print(f"{name}: keeping a step costs {(kept - bare) / 1e3:.2f} ms ({kept / bare:.1f}x), a token is {slower:.2f}x")
