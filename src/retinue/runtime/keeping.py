@@ -98,7 +98,9 @@ class LogKeeping:
             holder = await self._store.begin_run(record, entry, self._owner, self._lease)
             if holder is not None and self._when_busy == "reject":
                 raise ThreadBusy(identity.thread_id, holder)
-        if holder is not None or self._request is None:
+        if record.result is not None and record.result.status.is_terminal:
+            self.writer.done = True  # only its tasks go on: it has left its thread, and waits for nobody
+        elif holder is not None or self._request is None:
             await self._take_thread(record, holder)
         record.queued = False
         self.writer.start()

@@ -77,6 +77,11 @@ class Run:
         return self._end.done()
 
     @property
+    def is_over(self) -> bool:
+        """Whether it had ended with its process, and only its background tasks go on here."""
+        return self._past is not None and self._past.result is not None
+
+    @property
     def is_stored(self) -> bool:
         """Whether it has begun, so that its store knows of it."""
         return self._local.scope is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -21,12 +19,8 @@ from .logs import LogWriter
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
 BEGUN, AGAIN = "begun", "again"
 """What was begun and may not be begun twice; what waits for a child, and is run again to find it."""
-_PATIENCE = 5.0
-"""Seconds for which a recorded call waits for those that ended before it."""
 
 
 class Recorded:
@@ -55,9 +49,6 @@ class DurableJournal:
         self._begun = recorded.begun.get(run_id, frozenset[str]())
         self._with_next: list[JournalEntry] = []
         self._run: RunScope | None = None
-        self._order = [entry.key for entry in self._known.values() if entry.kind == "tool"]
-        """The recorded calls that have not been told again, in the order in which they ended."""
-        self._told = asyncio.Event()
 
     def bind(self, run: Any) -> None:
         self._run = run
@@ -93,9 +84,7 @@ class DurableJournal:
     ) -> T:
         before = self._known.get(key)
         if before is not None and (before.kind != AGAIN or self._went_on(key)):
-            if before.kind == "tool":
-                await self._turn(key)
-            return self._read(kind, before.body)
+            return self._read(kind, key, before.body)
         if instead is not None and before is None:
             if key in self._begun:
                 value = instead()
@@ -124,10 +113,11 @@ class DurableJournal:
             await self._write(JournalEntry(self._run_id, key, kind, encode_result(value, None)))
         return value
 
-    def _read(self, kind: Kind, body: bytes) -> Any:
+    def _read(self, kind: Kind, key: str, body: bytes) -> Any:
         run = self._run
         assert run is not None
         if kind == "tool":
+            run.count_call(_call_id(key))
             return decode_outcome(body, run.state, run.hooks)
         if kind == "model":
             turn = decode_turn(body)
@@ -146,19 +136,6 @@ class DurableJournal:
         call, _, leg = key.partition("#")
         entry = self._known.get(f"{call}#{int(leg or 0) + 1}")
         return entry is not None and (entry.kind != AGAIN or self._went_on(entry.key))
-
-    async def _turn(self, key: str) -> None:
-        """Wait until the calls that ended before this one have ended again: who is first decides what is committed."""
-        while self._order and self._order[0] != key and key in self._order:
-            self._told.clear()
-            try:
-                await asyncio.wait_for(self._told.wait(), _PATIENCE)
-            except TimeoutError:
-                _log.warning("run %s: recorded call %s was not asked for again", self._run_id, self._order[0])
-                break
-        if key in self._order:
-            self._order.remove(key)
-        self._told.set()
 
 
 def _outcome_on_paper(run: RunScope, key: str, outcome: CallOutcome) -> tuple[CallOutcome, bytes]:
