@@ -66,6 +66,10 @@ class Scene(Struct):
     agents: Sequence[Agent]
     says: str = "go"
     options: dict[str, Any] = {}
+    cancel_after: str = ""
+    """What must have been done before the run is cancelled, where it is."""
+    crowd: int = 0
+    """How many such runs there are at once, where there are several."""
 
 
 Play = Callable[[Spot], Scene]
@@ -194,10 +198,19 @@ async def undisturbed(spot: Spot, play: Play) -> Played:
         return await seen(spot, runtime)
 
 
+async def crowd(spot: Spot, runtime: Runtime, scene: Scene, size: int) -> None:
+    """Run the same many times at once."""
+    runs = [runtime.stream(scene.agents[0], scene.says) for _ in range(size)]
+    (spot.folder / "run_ids").write_text("\n".join([run.run_id for run in runs]))
+    await asyncio.gather(*[run.result() for run in runs])
+
+
 async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
     run = runtime.stream(scene.agents[0], scene.says, **{"thread_id": "thread-1", **scene.options})
     (spot.folder / "run_id").write_text(run.run_id)
-    return await run.result()
+    while scene.cancel_after and scene.cancel_after not in spot.done():
+        await asyncio.sleep(0.01)
+    return await (run.cancel("not wanted") if scene.cancel_after else run.result())
 
 
 def check(events: list[Event]) -> None:
@@ -279,7 +292,9 @@ async def main(folder: Path, where: str, die: str) -> None:
     scene = play(spot)
     async with Runtime.open(spot.url, scene.agents) as runtime:
         known = folder / "run_id"
-        if known.exists():
+        if scene.crowd:
+            await crowd(spot, runtime, scene, scene.crowd)
+        elif known.exists():
             await runtime.result(known.read_text())
             async for _ in runtime.events(known.read_text()):
                 pass

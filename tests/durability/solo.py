@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from retinue import Agent, HookContext, Limits, Plugin, Registrar, StateKey, ToolOutput, Usage, tool
-from retinue.testing import call, say
+from retinue.testing import ScriptedModel, call, say
 
 from .scene import Model, Scene, Spot, turn_of, turns
 
@@ -22,6 +22,8 @@ SEEN: StateKey[tuple[str, ...], str] = StateKey(
     scope="thread",
     default=tuple[str, ...],
 )
+CROWD = 200
+"""How many runs are interrupted at once."""
 LAST = StateKey("solo.last", str, persistent=True)
 
 
@@ -224,3 +226,66 @@ def slow(spot: Spot) -> Scene:
         return call("rest", {"seconds": 0.5 if turn < 2 else 0.0}, id=f"c{turn}")
 
     return Scene([Agent("solo", Model(spot, "m", more), "", [rest], limits=Limits(seconds=0.4))])
+
+
+def unwanted(spot: Spot) -> Scene:
+    """A run that is cancelled, with a tool that takes its time to stop."""
+
+    @tool(idempotent=True)
+    async def linger() -> str:
+        """Take long, and then some."""
+        spot.did("linger")
+        try:
+            await asyncio.sleep(20 if spot.done()["linger"] == 1 else 0.3)
+        finally:
+            spot.did("stopping")
+            await spot.point("stopping")
+        return "lingered"
+
+    model = turns(
+        spot, "m", call("look", {"text": "a"}, id="c1"), [say("I linger. "), call("linger", id="c2")], say("Not this.")
+    )
+    agent = Agent("solo", model, "You work.", [*tools(spot), linger], [Keys()])
+    return Scene([agent], cancel_after="linger")
+
+
+def unstorable(spot: Spot) -> Scene:
+    """A run with a context that no process but its own can know."""
+    return Scene(plain(spot).agents, options={"context": {"socket": object()}})
+
+
+def forgetful(spot: Spot) -> Scene:
+    """As `plain`, by agents of a later version, which do not know the state keys."""
+    before = plain(spot).agents[0]
+    return Scene([Agent("solo", before.model, "You work.", list(before.tools))])
+
+
+def nobody(spot: Spot) -> Scene:
+    """Somebody else's agents."""
+    return Scene([Agent("stranger", turns(spot, "s", say("Hello.")))])
+
+
+def many(spot: Spot) -> Scene:
+    """One of a crowd: a step, and then a long wait until somebody kills it."""
+
+    async def decide(request: Any) -> Any:
+        if turn_of(request) == 1:
+            return call("look", {"text": "a"}, id="c1")
+        spot.did("waits")
+        while spot.die:
+            if spot.done()["waits"] >= CROWD:
+                await spot.point("crowd")
+            await asyncio.sleep(0.05)
+        return say("It is done.")
+
+    @tool(idempotent=True)
+    async def look(text: str) -> ToolOutput:
+        """Look."""
+        return ToolOutput(f"looked {text}", {SEEN: text})
+
+    return Scene([Agent("solo", ScriptedModel(decide), "You work.", [look], [Keys()])], crowd=CROWD)
+
+
+def elsewhere(spot: Spot) -> Scene:
+    """As `plain`, on another thread."""
+    return Scene(plain(spot).agents, options={"thread_id": "thread-2"})

@@ -52,6 +52,8 @@ MAX_ACTION_ROUNDS = 16
 _STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
 _RUN_ACTIONS = (HandOff, StopRun, Compact, AddMessage)
 _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
+_FAILED = b"failed: "
+"""How the record of an action or effect begins that failed."""
 _BEFORE_THE_MODEL = ("run_start", "step_start", "before_inference")
 """Phases whose records are kept with the model's answer: what was for that request alone has done its work."""
 
@@ -159,8 +161,11 @@ class HookRound:
         return None if noted is None else decode_said(noted, self.run.state, self.run.hooks)
 
     def _note(self, what: str, said: list[tuple[int, Any]]) -> None:
+        hooks = self.run.hooks
+        # Where something may be recorded before the model's answer, the request is still to come, and needs it all.
+        asked = self.phase in _BEFORE_THE_MODEL and not (hooks.effects or hooks.actions)
         try:
-            body = encode_said(said, asked=self.phase in _BEFORE_THE_MODEL)
+            body = encode_said(said, asked=asked)
         except RecordUnwritable as exc:  # they are called again, where it comes to that
             _log.warning("what hooks returned in %s cannot be recorded: %s", self.phase, exc)
             return
@@ -305,14 +310,24 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
 
 
 async def _once(run: RunScope, handler: Handler, given: Any, context: HookContext, what: str) -> StateCommand | None:
-    """As the handler says, or as it said before the process ended: what it did then is not done again."""
+    """As the handler says, or as it said before the process ended: what it did then, or failed to, is not done again."""
+    failure: Exception | None = None
 
     async def work() -> bytes:
-        returned = handler(given, context)
-        returned = await returned if inspect.isawaitable(returned) else returned
-        return encode_said([] if returned is None else [(0, returned)])
+        nonlocal failure
+        try:
+            returned = handler(given, context)
+            returned = await returned if inspect.isawaitable(returned) else returned
+            return encode_said([] if returned is None else [(0, returned)])
+        except Escape:
+            raise
+        except Exception as exc:
+            failure = exc
+            return _FAILED + str(exc).encode()
 
     body = await run.journal.record("effect", run.next_effect(what, given), None, work)
+    if body.startswith(_FAILED):
+        raise failure or RuntimeError(body.removeprefix(_FAILED).decode())
     command = decode_said(body, run.state, run.hooks).get(0)
     return command if isinstance(command, StateCommand) else None
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ..core.decisions import Decision
-from ..core.errors import OwnershipLost, RunElsewhere, ThreadBusy
+from ..core.errors import OwnershipLost, RetinueError, RunElsewhere, ThreadBusy
 from ..core.stores import DurableStore, JournalEntry, RunRecord, Store, ThreadRecord, WhenBusy
 from ..storage.logs import LogWriter
 
@@ -39,6 +39,10 @@ class Keeping(Protocol):
         """Write how it ended or where it waits, with its thread where that has changed."""
         ...
 
+    async def note_cancel(self, reason: str) -> None:
+        """Write down that it is to be cancelled, for the case that its process ends before it does."""
+        ...
+
     async def finish(self) -> None:
         """Return when everything is written that is there."""
         ...
@@ -64,6 +68,9 @@ class StoreKeeping:
         if thread is not None:
             await self._store.save_thread(thread)
         await self._store.save_run(record)
+
+    async def note_cancel(self, reason: str) -> None:
+        return
 
     async def finish(self) -> None:
         return
@@ -141,6 +148,12 @@ class LogKeeping:
             await self.writer.settle(record, thread, thread_from)
         except OwnershipLost as exc:
             _log.warning("%s: its end is not written", exc)
+
+    async def note_cancel(self, reason: str) -> None:
+        try:
+            await self._store.ask_cancel(self.writer.log_id, reason)
+        except RetinueError as exc:
+            _log.warning("run %s: that it is cancelled is not written: %s", self.writer.log_id, exc)
 
     async def finish(self) -> None:
         await self.writer.finish()

@@ -139,6 +139,8 @@ class Run:
         if self.waits:
             return await self._give_up(reason)
         if not self._end.done():
+            noted = asyncio.create_task(self.keeping.note_cancel(reason))
+            await self._come_up_to_date(grace)
             self._local.request.cancellation.set(reason)
             if self._local.scope is None and self._before is not None:
                 await self._leave_behind(reason)  # it has not come to its turn
@@ -149,7 +151,16 @@ class Run:
             await asyncio.wait({self._task}, timeout=grace)
             if not self._end.done() and not self._settling:
                 await self._leave_behind(reason)
+            await asyncio.wait({noted}, timeout=grace)
         return await self.result()
+
+    async def _come_up_to_date(self, grace: float) -> None:
+        """Let a run of a process that has ended come to where it was: what it said and did there is part of it."""
+        if self._past is None:
+            return
+        there = asyncio.create_task(self.journal.caught_up())
+        await asyncio.wait({there, self._end}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        there.cancel()
 
     @property
     def tasks(self) -> int:

@@ -116,7 +116,11 @@ class StoredRuns:
         if epoch is None:
             return None
         _log.info("going on with run %s, which %s left", log.log_id, log.owner)
-        return await self._open(log.log_id, epoch)
+        try:
+            return await self._open(log.log_id, epoch)
+        except (RetinueError, ValueError) as exc:  # others must not suffer for it
+            _log.error("run %s, which %s left, cannot be gone on with: %s", log.log_id, log.owner, exc)
+            return None
 
     def _knows(self, record: RunRecord) -> bool:
         agent, run_id = record.identity.agent, record.identity.run_id
@@ -180,7 +184,6 @@ class StoredRuns:
     async def _fail(self, record: RunRecord, log: EventLog, writer: LogWriter, reason: str) -> None:
         """End a run that cannot be gone on with, and everything under it."""
         error = f"its process ended, and it cannot be gone on with: {reason}"
-        _log.error("run %s: %s", record.identity.run_id, error)
         close_runs(log, (), error, status=RunStatus.FAILED)
         identity = record.identity
         record.result = RunResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -30,12 +31,16 @@ class Recorded:
         self.count = 0
         self.by_run: dict[str, dict[str, JournalEntry]] = {}
         self.begun: dict[str, set[str]] = {}
+        self.told_again = asyncio.Event()
+        """Set when a run asks for something that is not here."""
         for entry in entries:
             self.count += 1
             if entry.kind == BEGUN:
                 self.begun.setdefault(entry.run_id, set()).add(entry.key)
             else:
                 self.by_run.setdefault(entry.run_id, {})[entry.key] = entry
+        if not any(entry.kind == "model" for known in self.by_run.values() for entry in known.values()):
+            self.told_again.set()
 
 
 class DurableJournal:
@@ -62,6 +67,9 @@ class DurableJournal:
     def child(self, run_id: str) -> DurableJournal:
         return DurableJournal(run_id, self._writer, self._recorded)
 
+    async def caught_up(self) -> None:
+        await self._recorded.told_again.wait()
+
     def recall(self, key: str) -> bytes | None:
         entry = self._known.get(key)
         return None if entry is None else entry.body
@@ -85,6 +93,7 @@ class DurableJournal:
         before = self._known.get(key)
         if before is not None and (before.kind != AGAIN or self._went_on(key)):
             return self._read(kind, key, before.body)
+        self._recorded.told_again.set()
         if instead is not None and before is None:
             if key in self._begun:
                 value = instead()
