@@ -180,6 +180,7 @@ def streamed(spot: Spot) -> Scene:
     async def delegate(ctx: ToolContext) -> str:
         """Stream a helper."""
         child = await run_streaming_subagent(ctx, "helper", "do A")
+        await spot.point("streamed")
         return f"{child.content} in {child.steps}"
 
     worker = turns(
@@ -191,6 +192,48 @@ def streamed(spot: Spot) -> Scene:
     )
     helps = Agent("helper", worker, "You help.", tools(spot), [Keys()])
     boss = turns(spot, "boss", call("delegate", id="tA"), say("All done."))
+    return Scene([Agent("boss", boss, "You lead.", [delegate]), helps])
+
+
+def overtaking(spot: Spot) -> Scene:
+    """Two tasks, of which the second ends first, where one call at a time may run."""
+    rests = {"A": 0.15, "B": 0.0}
+
+    @tool(idempotent=True)
+    async def rest(who: str) -> str:
+        """Take time."""
+        await asyncio.sleep(rests[who])
+        return f"rested {who}"
+
+    def decide(request: Any) -> Any:
+        label = asked(request)
+        return say(f"{label} is done") if turn_of(request) == 2 else call("rest", {"who": label}, id=f"k{label}")
+
+    helps = Agent("helper", Model(spot, "helper", decide), "You help.", [rest])
+    asks = [call("task", {"subagent_type": "helper", "description": f"do {label}"}, id=f"t{label}") for label in "AB"]
+    boss = Agent("boss", turns(spot, "boss", asks, say("All done.")), "You lead.", subagents=[helps])
+    return Scene([boss], options={"limits": Limits(parallel=1)})
+
+
+def shuffled(spot: Spot) -> Scene:
+    """Two children of one call that are asked in another order when it runs again."""
+    helps = helper(spot)
+
+    @tool(idempotent=True)
+    async def delegate(ctx: ToolContext) -> str:
+        """Have two helpers do it, in any order."""
+        spot.did("delegate")
+        pauses = (0.0, 0.03) if spot.done()["delegate"] == 1 else (0.03, 0.0)
+
+        async def one(label: str, pause: float) -> str:
+            await asyncio.sleep(pause)
+            return str((await ctx.run_child("helper", f"do {label}")).response)
+
+        said = await asyncio.gather(one("A", pauses[0]), one("B", pauses[1]))
+        await spot.point("delegated")
+        return ", ".join(said)
+
+    boss = turns(spot, "boss", call("delegate", id="tA"), say("All done.", usage=USED))
     return Scene([Agent("boss", boss, "You lead.", [delegate]), helps])
 
 

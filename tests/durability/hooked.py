@@ -206,6 +206,36 @@ def overtaken(spot: Spot) -> Scene:
     return Scene([Agent("solo", model, "You work.", [mark], [Keys(), Tardy(spot)])])
 
 
+class Signer(Plugin):
+    """Signs every call in one exclusive key, so that the second to come is set aside; the first call comes second."""
+
+    name = "signer"
+
+    def __init__(self, spot: Spot) -> None:
+        self._spot = spot
+
+    def register(self, r: Registrar) -> None:
+        r.key(NAME)
+        r.hook("after_tool", self._sign)
+
+    def _sign(self, ctx: HookContext) -> StateCommand:
+        assert ctx.call is not None
+        self._spot.did(f"sign {ctx.call.id}")
+        return StateCommand().update(NAME, f"{ctx.state(NAME)} {ctx.call.id}")
+
+
+def signed(spot: Spot) -> Scene:
+    @tool
+    async def rest(pause: float) -> str:
+        """Take time."""
+        await asyncio.sleep(pause)
+        return "rested"
+
+    rests = [call("rest", {"pause": 0.1}, id="c1"), call("rest", {"pause": 0.0}, id="c2")]
+    model = turns(spot, "m", rests, say("It is done."))
+    return Scene([Agent("solo", model, "You work.", [rest], [Signer(spot)])])
+
+
 class Unsure(Plugin):
     """An effect that fails, and an optional hook that does."""
 

@@ -208,9 +208,11 @@ async def crowd(spot: Spot, runtime: Runtime, scene: Scene, size: int) -> None:
 async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
     run = runtime.stream(scene.agents[0], scene.says, **{"thread_id": "thread-1", **scene.options})
     (spot.folder / "run_id").write_text(run.run_id)
-    while scene.cancel_after and scene.cancel_after not in spot.done():
+    if not scene.cancel_after:
+        return await run.result()
+    while scene.cancel_after not in spot.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    return await (run.cancel("not wanted") if scene.cancel_after else run.result())
+    return await run.cancel("not wanted")
 
 
 def check(events: list[Event]) -> None:

@@ -32,6 +32,9 @@ from .scene import Play, Spot, died, kill, name_of, recover, recovering, same, s
         (family.by_hand_again, "look:A2"),
         (family.by_hand_again, "delegated"),
         (family.by_hand_once, "boss:2"),
+        (family.overtaking, "boss:2"),
+        (family.shuffled, "look:B2"),
+        (family.shuffled, "delegated"),
         (family.several, "look:B2"),
         (family.several, "boss:2"),
         (family.typed, "look:A1"),
@@ -49,7 +52,7 @@ from .scene import Play, Spot, died, kill, name_of, recover, recovering, same, s
 async def test_nobody_can_tell_that_it_died(spot: Spot, other: Spot, play: Play, point: str) -> None:
     played = await died(spot, play, point)
     plain = await undisturbed(other, play)
-    parallel = play in (family.tasks, family.narrow, family.several, family.spawned)
+    parallel = play in (family.tasks, family.narrow, family.several, family.spawned, family.shuffled)
     same(plain, played, ordered=not parallel)
     # What the process died in is done again, as is what ran beside it; nothing else is.
     assert set(played.done) == set(plain.done)
@@ -80,7 +83,9 @@ async def test_a_call_by_hand_that_may_not_run_twice_ends_its_child(spot: Spot) 
     assert played.result.usage.input_tokens == 300, "what the child used was used"
 
 
-@pytest.mark.parametrize("point", ["look:A1", "helper:1:1", "helper:2", "helper:2:1", "look:A2", "helper:3:1"])
+@pytest.mark.parametrize(
+    "point", ["look:A1", "helper:1:1", "helper:2", "helper:2:1", "look:A2", "helper:3:1", "streamed"]
+)
 async def test_what_a_child_streamed_is_whole(spot: Spot, point: str) -> None:
     played = await died(spot, family.streamed, point)
     assert played.texts()[2][1] == "First. Second. Third. in 3"

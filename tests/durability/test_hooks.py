@@ -80,3 +80,10 @@ async def test_what_failed_is_not_tried_again(spot: Spot, other: Spot, point: st
     assert {count for what, count in played.done.items() if what.startswith("mail")} == {1}
     codes = [event.code for event in played.all("error")]
     assert codes.count("dead_letter") == codes.count("hook_failed") == 3
+
+
+async def test_a_hook_that_was_set_aside_is_again(spot: Spot, other: Spot) -> None:
+    played = await died(spot, hooked.signed, "m:2")
+    same(await undisturbed(other, hooked.signed), played)
+    assert played.calls() == {"c2": "succeeded", "c1": "succeeded"}
+    assert played.result.state.extensions == {"hooked.name": " c2 c1"}

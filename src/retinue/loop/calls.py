@@ -326,6 +326,8 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
         await _settle(group, open_call, outcome)
         return
+    if run.log.told is not None:
+        await run.log.told.order.turn(run, call.id)
     context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
     at_work = HookRound(run, "after_tool", context, f"#{open_call.resumes}")
     if outcome.command is not None:
@@ -334,8 +336,6 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
         at_work.keep_off([name for name, writer in group.writers.items() if writer != call.id])
     if said := await at_work.run_hooks():
         at_work.refuse(said)
-    if run.log.told is not None:
-        await run.log.told.order.turn(run, call.id)
     committed = _finalize(group, open_call, outcome.with_command(at_work.command) if at_work.command else outcome)
     if at_work.deferred:
         await at_work.finish(call.id)

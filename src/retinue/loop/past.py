@@ -100,7 +100,7 @@ class Order:
 
     def __init__(self) -> None:
         self._left: dict[str, list[str]] = {}
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def follow(self, event: Event) -> None:
         if isinstance(event, ToolCallFinished):
@@ -111,16 +111,19 @@ class Order:
         left = self._left.get(run_id, [])
         if call_id in left:
             left.remove(call_id)
-        self._changed.set()
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)
 
     async def turn(self, run: Any, call_id: str) -> None:
         """Wait until the calls of this step that ended before this one have ended again."""
         while before := self._before(run, call_id):
             give_slot_back(run, call_id)  # they may need it
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), _PATIENCE)
-            except TimeoutError:
+            change = asyncio.get_running_loop().create_future()
+            self._waiting.append(change)
+            done, _ = await asyncio.wait({change}, timeout=_PATIENCE)
+            if not done:
                 _log.warning("run %s: call %s does not end again as it did", run.run_id, before[0])
                 return
 

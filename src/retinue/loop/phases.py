@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ..core.errors import Escape, HookFailed, RecordUnwritable, RunawayActions, UnknownAction
@@ -131,7 +132,9 @@ class HookRound:
         context, hooks = self.context, self.run.hooks.by_phase.get(self.phase, ())
         keeps = self.run.journal.keeps
         recalled = self._recalled("hooks") if keeps else None
+        late = self._set_aside() if recalled is not None else None
         said: list[tuple[int, Any]] = []
+        aside: list[int] = []
         for place, hook in enumerate(hooks):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
@@ -145,15 +148,29 @@ class HookRound:
             if keeps and returned is not None:
                 said.append((place, returned))
             if isinstance(returned, StateCommand):
-                if self._written.isdisjoint(_exclusive(returned)):
-                    self.merge(returned)
-                else:
+                clashes = place in late if late is not None else not self._written.isdisjoint(_exclusive(returned))
+                if clashes:
                     self.deferred += (hook,)
+                    aside.append(place)
+                else:
+                    self.merge(returned)
             elif returned is not None:
                 others.append((hook, returned))
         if keeps and recalled is None:
             self._note("hooks", said)
+            if aside:  # whose turn it is among calls decides this: it is not found out again
+                self.run.journal.note(self._key("aside"), msgspec.json.encode(aside), with_next=self._may_wait)
         return others
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether what hooks said is kept with the next thing recorded: not where a call ends by it, which is told."""
+        return self.phase != "after_tool"
+
+    def _set_aside(self) -> list[int]:
+        """The places of the hooks that were set aside before the process ended."""
+        noted = self.run.journal.recall(self._key("aside"))
+        return [] if noted is None else msgspec.json.decode(noted, type=list[int])
 
     def _recalled(self, what: str) -> dict[int, Any] | None:
         """What the hooks of this phase returned before the process ended; None where they had not run."""
@@ -169,7 +186,7 @@ class HookRound:
         except RecordUnwritable as exc:  # they are called again, where it comes to that
             _log.warning("what hooks returned in %s cannot be recorded: %s", self.phase, exc)
             return
-        self.run.journal.note(self._key(what), body, with_next=True)
+        self.run.journal.note(self._key(what), body, with_next=self._may_wait)
 
     def _key(self, what: str) -> str:
         call = self.context.call

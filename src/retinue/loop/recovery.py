@@ -20,6 +20,7 @@ from ..core.events import (
     ReasoningDelta,
     RunFinished,
     RunStarted,
+    StateDelta,
     StepStarted,
     TextDelta,
     ToolCallFinished,
@@ -45,7 +46,6 @@ _SAME_BY: dict[str, tuple[str, ...]] = {
     "tool_call_ready": ("call_id",),
     "tool_call_finished": ("call_id",),
     "tool_call_resumed": ("call_id",),
-    "state_delta": ("revision",),
     "child_started": ("child_run_id",),
     "child_finished": ("child_run_id",),
     "handoff": ("to_agent",),
@@ -58,6 +58,8 @@ def _same(run_id: str, step: int, event: Event) -> tuple[Any, ...] | None:
     if isinstance(event, ErrorRaised):
         # That a model is asked again is told while it answers: what is recorded of its answer does not tell it again.
         return None if event.retry_model is not None else (run_id, "error", step, event.message, event.code)
+    if isinstance(event, StateDelta):  # one that differs is the truth now, and told
+        return run_id, "state_delta", event.revision, to_json_bytes(event.delta)
     if event.kind == "custom":
         bare = replace(event, seq=0, at=0.0, run_id="", parent_run_id=None, agent="", ns=())
         return run_id, "custom", step, to_json_bytes(bare)
