@@ -14,6 +14,7 @@ from retinue import (
     Limits,
     RunStatus,
     ToolContext,
+    ToolResult,
     Usage,
     run_streaming_subagent,
     tool,
@@ -235,6 +236,34 @@ def shuffled(spot: Spot) -> Scene:
 
     boss = turns(spot, "boss", call("delegate", id="tA"), say("All done.", usage=USED))
     return Scene([Agent("boss", boss, "You lead.", [delegate]), helps])
+
+
+def patient(spot: Spot) -> Scene:
+    """Two helpers that each ask a human, one by the task tool and one in the background of nobody; then more work."""
+
+    @tool
+    async def ask(text: str, ctx: ToolContext) -> ToolResult:
+        """Ask a human first."""
+        spot.did(f"ask {text}")
+        if ctx.resume_input is None:
+            return ToolResult.suspended(f"may I {text}?")
+        await spot.point(f"ask:{text}")
+        return ToolResult.success(f"{text}: {ctx.resume_input}")
+
+    def decide(request: Any) -> Any:
+        label = asked(request)
+        match turn_of(request):
+            case 1:
+                return call("ask", {"text": label}, id=f"k{label}")
+            case 2:
+                return call("look", {"text": label}, id=f"l{label}")
+            case _:
+                return say(f"{label} is done", usage=USED)
+
+    helps = Agent("helper", Model(spot, "helper", decide), "You help.", [ask, *tools(spot)], [Keys()])
+    asks = [call("task", {"subagent_type": "helper", "description": f"do {label}"}, id=f"t{label}") for label in "AB"]
+    boss = turns(spot, "boss", [*asks, call("ask", {"text": "C"}, id="tC")], say("All done.", usage=USED))
+    return Scene([Agent("boss", boss, "You lead.", [ask], subagents=[helps])], answers=True)
 
 
 class Count(Struct):

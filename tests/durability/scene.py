@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from retinue import Agent, Event, ModelChunk, ModelRequest, RunResult, Runtime, ThreadRecord
+from retinue import Agent, Decision, Event, ModelChunk, ModelRequest, RunResult, Runtime, ThreadRecord
 from retinue.storage.urls import open_store
 from retinue.testing import ScriptedModel
 
@@ -68,6 +68,8 @@ class Scene(Struct):
     options: dict[str, Any] = {}
     cancel_after: str = ""
     """What must have been done before the run is cancelled, where it is."""
+    answers: bool = False
+    """Whether what waits for a human is answered."""
     crowd: int = 0
     """How many such runs there are at once, where there are several."""
 
@@ -301,6 +303,8 @@ async def main(folder: Path, where: str, die: str) -> None:
             async for _ in runtime.events(known.read_text()):
                 pass
         else:
-            await start(spot, runtime, scene)
+            result = await start(spot, runtime, scene)
+            if scene.answers:
+                await runtime.resume(result.run_id, {name: Decision.resume("yes") for name in result.suspended})
             async for _ in runtime.events(known.read_text()):
                 pass

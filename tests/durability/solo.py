@@ -289,3 +289,8 @@ def many(spot: Spot) -> Scene:
 def elsewhere(spot: Spot) -> Scene:
     """As `plain`, on another thread."""
     return Scene(plain(spot).agents, options={"thread_id": "thread-2"})
+
+
+def broken(spot: Spot) -> Scene:
+    """As `plain`, with a model that has nothing to say."""
+    return Scene([Agent("solo", ScriptedModel([]), "You work.", tools(spot), [Keys()])])

@@ -136,3 +136,27 @@ async def test_a_follower_in_another_process_sees_no_hole(spot: Spot) -> None:
     assert [event.seq for event in seen_there] == list(range(1, len(played.events) + 1))
     assert [event.kind for event in seen_there] == [event.kind for event in played.events]
     assert [event.seq for event in told] == list(range(before + 1, len(played.events) + 1))
+
+
+@pytest.mark.parametrize("point", ["ask:A", "look:B", "helper:3", "boss:2"])
+async def test_a_tree_that_had_its_answers(spot: Spot, point: str) -> None:
+    kill(spot, name_of(family.patient), point)
+    run_id = (spot.folder / "run_id").read_text()
+    async with recovering(spot, family.patient) as runtime:
+        result = await runtime.result(run_id)
+        events: list[Any] = [event async for event in runtime.events(run_id)]
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "All done.")
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    for child in {event.run_id for event in events}:
+        kinds = [event.kind for event in events if event.run_id == child]
+        assert kinds[0] == "run_started"
+        assert kinds[-1] == "run_finished"
+        assert kinds.count("run_started") == kinds.count("run_finished") == 2
+        assert kinds.count("inference_finished") == (2 if child == run_id else 3)
+    ended = [event.call_id for event in events if event.kind == "tool_call_finished" and event.status != "suspended"]
+    assert sorted(ended) == ["kA", "kB", "lA", "lB", "tA", "tB", "tC"]
+    texts = {message.tool_call_id: message.text for message in result.messages if message.tool_call_id}
+    assert texts["tC"].startswith("interrupted" if point == "ask:C" else "C: yes")
+    assert (texts["tA"], texts["tB"]) == ("A is done", "B is done")
+    assert {count for what, count in spot.done().items() if what.startswith("ask")} == {2}
+    assert result.usage.input_tokens == 300

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from retinue import RunStatus, Runtime
+from retinue.testing import ScriptError
 
 from . import solo
 from .scene import Spot, check, died, kill, name_of, recover, recovering, seen
@@ -48,6 +49,19 @@ async def test_a_run_of_somebody_else_is_left_alone(spot: Spot, caplog: pytest.L
     played = await recover(spot, solo.plain)
     assert played.result.status is RunStatus.COMPLETED
     assert played.done["work b"] == 1
+
+
+async def test_a_run_that_breaks_down_leaves_its_thread(spot: Spot) -> None:
+    kill(spot, name_of(solo.plain), "m:2")
+    async with recovering(spot, solo.broken) as runtime:
+        run_id = (spot.folder / "run_id").read_text()
+        with pytest.raises(ScriptError):
+            await runtime.result(run_id)
+        events = [event async for event in runtime.events(run_id)]
+    check(events)
+    async with recovering(spot, solo.plain) as runtime:
+        assert (await runtime.result(run_id)).status is RunStatus.FAILED
+        assert (await runtime.run("solo", "more", thread_id="thread-1")).status is RunStatus.COMPLETED
 
 
 async def test_one_that_cannot_go_on_does_not_stand_in_the_way(spot: Spot) -> None:

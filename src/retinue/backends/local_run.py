@@ -23,7 +23,7 @@ from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
 from ..loop import children
-from ..loop.decide import match_decisions
+from ..loop.decide import match_again, match_by_path, match_decisions
 from ..loop.execute import context_for
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget
@@ -183,6 +183,16 @@ class LocalRun:
         """The decisions that are new, by call id; raises where one does not fit."""
         assert self.scope is not None
         return match_decisions(self.scope, decisions)
+
+    def match_by_path(self, decisions: Mapping[str, Decision]) -> tuple[dict[str, Decision], dict[str, Decision]]:
+        """As `match`, and the same decisions as another process can match them again."""
+        assert self.scope is not None
+        return match_by_path(self.scope, decisions)
+
+    def match_again(self, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+        """As `match`, for what a process that has ended went on with."""
+        assert self.scope is not None
+        return match_again(self.scope, decisions)
 
     def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
         """Go on with decisions that `match` has passed."""

@@ -72,6 +72,38 @@ def match_decisions(run: RunScope, given: Mapping[str, Decision]) -> dict[str, D
     return pending
 
 
+def match_by_path(run: RunScope, given: Mapping[str, Decision]) -> tuple[dict[str, Decision], dict[str, Decision]]:
+    """As `match_decisions`, and the new decisions by the paths of what they are on, for `match_again`."""
+    decided = run.decided
+    fresh = match_decisions(run, given)
+    if not fresh:
+        return fresh, {}
+    waiting = leaves(run)
+    new = {target: decision for target, decision in given.items() if (target, decision.id) not in decided}
+    return fresh, {"/".join(_find(run, waiting, target).path): decision for target, decision in new.items()}
+
+
+def match_again(run: RunScope, given: Mapping[str, Decision]) -> dict[str, Decision]:
+    """As `match_decisions`, by path, for what a process that has ended took in.
+
+    Where a child waited whose call has ended since, the child is not run again: its call just goes on.
+    """
+    waiting = leaves(run)
+    for path, decision in given.items():
+        parts = path.split("/")
+        for leaf in waiting:
+            if list(leaf.path) == parts:
+                _hand_down(leaf, decision)
+            elif list(leaf.calls) == [part.partition("~")[0] for part in parts[: len(leaf.calls)]]:
+                _hand_down(leaf, Decision.resume())
+            else:
+                continue
+            names = {parts[-1].partition("~")[0], path, *(leaf.names if len(leaf.calls) == len(parts) else ())}
+            run.decided |= {(name, decision.id) for name in names}
+    pending, run.pending = dict(run.pending), {}
+    return pending
+
+
 def _hand_down(leaf: Leaf, decision: Decision) -> None:
     """Leave the decision with the run that waits, and have every call above it go on."""
     for scope, call_id in zip(leaf.scopes[:-1], leaf.calls[:-1], strict=True):

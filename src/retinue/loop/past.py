@@ -30,7 +30,7 @@ class Spent:
         self._open: set[str] = set()
 
     def follow(self, event: Event) -> None:
-        if isinstance(event, InferenceFinished):
+        if isinstance(event, InferenceFinished) and event.parent_run_id is not None:
             self._usages.setdefault(event.run_id, []).append(event.usage)
         elif isinstance(event, ChildStarted):
             self._started.setdefault(event.run_id, {}).setdefault(event.call_id, []).append(event.child_run_id)

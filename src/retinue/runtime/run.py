@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from ..backends.local import LocalBackend
 from ..backends.local_run import LocalRun
 from ..core.context import GRACE
 from ..core.decisions import Decision
+from ..core.errors import RetinueError
 from ..core.events import Event
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
@@ -115,13 +117,11 @@ class Run:
 
     def resumed(self, decisions: Mapping[str, Decision]) -> Run:
         """The next leg of a suspended run; itself where the decisions were taken in before."""
-        fresh = self._local.match(decisions)
+        fresh, paths = self._local.match_by_path(decisions)
         if not fresh:
             return self
         self._local.log.reopen()
-        self._next_leg = next_leg = Run(
-            self._local, self._backend, self.keeping, self._on_end, leg=(dict(decisions), fresh)
-        )
+        self._next_leg = next_leg = Run(self._local, self._backend, self.keeping, self._on_end, leg=(paths, fresh))
         next_leg._record, next_leg.left = self._record, self.left
         return next_leg
 
@@ -221,7 +221,17 @@ class Run:
             if not self._end.done():
                 self._end.set_exception(exc)
                 self._end.exception()  # nobody need be waiting
+            await self._break_down(str(exc))
             self._close()
+
+    async def _break_down(self, reason: str) -> None:
+        """Store the end of a run that something came out of which is no result: its thread is for others."""
+        if self._local.scope is None or self.is_over:
+            return
+        self._local.request.cancellation.set(reason)
+        self._record.result = self._local.log.results.get(self.run_id) or self._local.abandon()
+        with contextlib.suppress(RetinueError):
+            await self.keeping.settle(self._record, None, 0)
 
     async def _work(self) -> RunResult | None:
         """Run to the end or to where it waits; None where it has ended before, and only its tasks go on."""
@@ -241,7 +251,7 @@ class Run:
             return None
         result = await self._local.execute()
         for decisions in past.legs:  # what was decided before its process ended
-            if fresh := self._local.match(decisions):
+            if fresh := self._local.match_again(decisions):
                 result = await self._local.resume(fresh)
         return result
 
