@@ -189,4 +189,6 @@ def show(rounds: int) -> None:
     for name in ("SQLite", "PostgreSQL"):
         kept, bare = middle[f"a step, {name}, µs"], middle["a step, memory, µs"]
         slower = middle[f"a token, {name}, µs"] / middle["a token, memory, µs"]
-        print(f"{name}: keeping a step costs {(kept - bare) / 1e3:.2f} ms ({kept / bare:.1f}x), a token is {slower:.2f}x")
+        print(
+            f"{name}: keeping a step costs {(kept - bare) / 1e3:.2f} ms ({kept / bare:.1f}x), a token is {slower:.2f}x"
+        )

@@ -130,6 +130,7 @@ class LogVoice:
         self._call_id, self._ns = ctx.call_id, (*scope.ns, f"tools:{ctx.call_id}")
         self._service = service
         scope.log.holders[record.task_id] = self._cancel
+        scope.log.held.add(self._ns)
 
     def tell(self, task_id: str, status: str) -> None:
         told = TaskUpdated(
@@ -144,6 +145,7 @@ class LogVoice:
         self._scope.log.append(told)
 
     def close(self) -> None:
+        self._scope.log.held.discard(self._ns)
         self._scope.log.release(self._record.task_id)
         self._backend.release(self._scope.run_id)
 

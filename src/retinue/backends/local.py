@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec.structs import replace
 
 from ..core.agents import Agent
@@ -19,10 +18,18 @@ from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildStarted, Namespace, Sink
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunResult
 from ..core.stores import Store, ThreadRecord
 from ..loop import children
-from ..loop.children import child_ns, enter_child, find_again, give_slot_back, next_number, tell_child_finished
+from ..loop.children import (
+    child_ns,
+    enter_child,
+    find_again,
+    give_slot_back,
+    next_number,
+    same_child,
+    tell_child_finished,
+)
 from ..loop.limits import child_refusal
 from ..loop.log import EventLog
 from ..loop.scope import RunScope
@@ -122,10 +129,11 @@ class LocalBackend:
             self.begin(child, thread)
             return self._conduct(child, self._keeping(child, child.execute), given)
         call_id = request.identity.parent_tool_call_id or ""
-        number = next_number(parent, call_id)
-        ns = child_ns(parent, call_id, number)
         if parent.journal.keeps:
-            request.identity = _same_ids(parent.journal, ns[-1], request.identity)
+            number = same_child(parent, call_id, request)
+        else:
+            number = next_number(parent, call_id)
+        ns = child_ns(parent, call_id, number)
         child = self._open_child(request, parent, ns)
         self.begin(child, thread)
         enter_child(parent, call_id, number, child)
@@ -313,16 +321,6 @@ class LocalBackend:
         if _is_cancelled():
             raise asyncio.CancelledError
         return result
-
-
-def _same_ids(journal: Journal, place: str, made: RunIdentity) -> RunIdentity:
-    """A child's identity, or the one it had before its process ended."""
-    noted = journal.recall(f"child_ids:{place}")
-    if noted is None:
-        journal.note(f"child_ids:{place}", msgspec.json.encode((made.run_id, made.thread_id)))
-        return made
-    run_id, thread_id = msgspec.json.decode(noted, type=tuple[str, str])
-    return replace(made, run_id=run_id, thread_id=thread_id)
 
 
 def _is_cancelled() -> bool:

@@ -116,8 +116,9 @@ class LocalRun:
             history = thread.messages
             self._state.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
             self._state.apply_seed(request.seed)
-        started_at, above = self.journal.now(), self._parent_budget
-        made = RunScope if self.log.told is None else RecoveredScope
+        started_at, above, made = self.journal.now(), self._parent_budget, RunScope
+        if self.log.told is not None:
+            started_at, made = started_at - self.log.told.clock.used(self.identity.run_id, started_at), RecoveredScope
         self.scope = scope = made(
             request,
             self._model,

@@ -49,6 +49,10 @@ class Journal(Protocol):
     keeps: bool
     """Whether it outlives this process. One that does not is never asked for what follows."""
 
+    async def caught_up(self) -> None:
+        """Return when what was recorded before has been told again, as far as the run had come."""
+        ...
+
     def recall(self, key: str) -> bytes | None:
         """What was noted under a key."""
         ...

@@ -76,6 +76,8 @@ class CallGroup:
                 if bound is not None:
                     outcome = await _work(self, bound, open_call, call, None)
                     _stop_if_given_up(run)
+                    if run.log.told is not None:
+                        await run.log.told.order.turn(run, call.id)
                     committed = _finalize(self, open_call, outcome)
                     if committed is not None and (committed.actions or committed.effects):
                         await carry_out(run, committed, "after_tool")
@@ -141,7 +143,7 @@ async def _run_call(group: CallGroup, open_call: OpenCall, decision: Decision | 
         return
     if not run.has_hooks:
         outcome = await _perform(group, bound, open_call, call, decision)
-        await _carry_out(run, _finalize(group, open_call, outcome))
+        await _settle(group, open_call, outcome)
     elif open_call.admitted:  # it waited by its own wish: the hooks before it have let it pass
         outcome = await _perform(group, bound, open_call, call, decision)
         await _finalize_with_hooks(group, open_call, call, outcome)
@@ -172,7 +174,7 @@ async def _run_hooked_call(
     if command is not None:
         outcome = outcome.with_command_before(command)
     if isinstance(intercept, Block | Suspend):
-        await _carry_out(group.run, _finalize(group, open_call, outcome))
+        await _settle(group, open_call, outcome)
     else:
         await _finalize_with_hooks(group, open_call, call, outcome)
 
@@ -227,6 +229,7 @@ def _work(
 def _interrupted(run: RunScope, call: ToolCall) -> CallOutcome:
     """The outcome of a call that may have done its work, or half of it, when its process ended."""
     close_runs(run.log, (*run.ns, f"tools:{call.id}"), "the call that started it was interrupted")
+    run.count_call(call.id)
     return interrupted(call)
 
 
@@ -321,8 +324,10 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
     if run.hooks.keeper is not None and len(text := outcome.result.text) > _limit(run, call):
         open_call.kept = await _keep(run, run.hooks.keeper, call, text)
     if outcome.status is ToolCallStatus.SUSPENDED or "after_tool" not in run.hooks.by_phase:
-        await _carry_out(run, _finalize(group, open_call, outcome))
+        await _settle(group, open_call, outcome)
         return
+    if run.log.told is not None:
+        await run.log.told.order.turn(run, call.id)
     context = run.hook_context("after_tool", group.snapshot, call=call, result=outcome.result)
     at_work = HookRound(run, "after_tool", context, f"#{open_call.resumes}")
     if outcome.command is not None:
@@ -346,6 +351,14 @@ async def _keep(run: RunScope, keeper: ResultKeeper, call: ToolCall, text: str) 
         _log.warning("the result of call %s could not be kept", call.id, exc_info=exc)
         run.tell(f"the result of call {call.id!r} could not be kept: {exc}", "result_not_kept")
         return "the whole could not be kept"
+
+
+async def _settle(group: CallGroup, open_call: OpenCall, outcome: CallOutcome) -> None:
+    """End a call when it is its turn, and do what it asked for."""
+    run = group.run
+    if run.log.told is not None:
+        await run.log.told.order.turn(run, open_call.call.id)
+    await _carry_out(run, _finalize(group, open_call, outcome))
 
 
 async def _carry_out(run: RunScope, command: StateCommand | None) -> None:

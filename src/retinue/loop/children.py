@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Protocol
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..core.backend import RunRequest
+from ..core.codec import to_json_bytes
 from ..core.events import ChildFinished, Namespace
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunIdentity, RunResult
@@ -42,6 +48,32 @@ def segment(call_id: str, number: int) -> str:
     return call_id if number == 1 else f"{call_id}~{number}"
 
 
+class _Noted(Struct, frozen=True, array_like=True):
+    """Who a child was when it was first started, and a few letters of what it was asked."""
+
+    run_id: str
+    thread_id: str
+    asked: str
+
+
+def same_child(parent: RunScope, call_id: str, request: RunRequest) -> int:
+    """The number of a child; one that a process before had started gets its identity back, whoever is asked first."""
+    journal, open_call = parent.journal, parent.open_calls.get(call_id)
+    taken = {} if open_call is None else open_call.children
+    asked = hashlib.blake2b(to_json_bytes(asked_for(request)), digest_size=8).hexdigest()
+    number = 1
+    while (body := journal.recall(f"child_ids:{segment(call_id, number)}")) is not None:
+        noted = msgspec.json.decode(body, type=_Noted)
+        if noted.asked == asked and number not in taken:
+            request.identity = replace(request.identity, run_id=noted.run_id, thread_id=noted.thread_id)
+            return number
+        number += 1
+    number, made = max(number, next_number(parent, call_id)), request.identity
+    noted = _Noted(made.run_id, made.thread_id, asked)
+    journal.note(f"child_ids:{segment(call_id, number)}", msgspec.json.encode(noted))
+    return number
+
+
 def child_ns(parent: RunScope, call_id: str, number: int) -> Namespace:
     return (*parent.ns, f"tools:{segment(call_id, number)}")
 
@@ -52,7 +84,7 @@ def enter_child(parent: RunScope, call_id: str, number: int, child: ChildRun) ->
     if open_call is None:
         parent.late_children = {**parent.late_children, call_id: number}
         return
-    open_call.children_started = number
+    open_call.children_started = max(number, open_call.children_started)
     open_call.children[number] = child
 
 

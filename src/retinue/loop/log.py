@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from ..core.events import Event, RunFinished, Sink
+from ..core.events import Event, Namespace, RunFinished, Sink
 from ..core.runs import RunResult
 from ..core.sinks import deliver
 from ..core.stores import ThreadRecord
@@ -27,7 +27,7 @@ class EventLog:
     Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
     """
 
-    __slots__ = ("_sinks", "_waiting", "ended", "events", "holders", "results", "told", "watched", "writer")
+    __slots__ = ("_sinks", "_waiting", "ended", "events", "held", "holders", "results", "told", "watched", "writer")
 
     def __init__(self, sinks: Iterable[Sink] = (), events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = list(events)
@@ -40,6 +40,8 @@ class EventLog:
         self.ended = False
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
         """The background tasks that still write to it, by their ids: how each is cancelled."""
+        self.held: set[Namespace] = set()
+        """Where their children are."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
         self.watched = bool(self._sinks)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ..core.errors import Escape, HookFailed, RecordUnwritable, RunawayActions, UnknownAction
@@ -52,6 +53,8 @@ MAX_ACTION_ROUNDS = 16
 _STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
 _RUN_ACTIONS = (HandOff, StopRun, Compact, AddMessage)
 _BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
+_FAILED = b"failed: "
+"""How the record of an action or effect begins that failed."""
 _BEFORE_THE_MODEL = ("run_start", "step_start", "before_inference")
 """Phases whose records are kept with the model's answer: what was for that request alone has done its work."""
 
@@ -129,7 +132,9 @@ class HookRound:
         context, hooks = self.context, self.run.hooks.by_phase.get(self.phase, ())
         keeps = self.run.journal.keeps
         recalled = self._recalled("hooks") if keeps else None
+        late = self._set_aside() if recalled is not None else None
         said: list[tuple[int, Any]] = []
+        aside: list[int] = []
         for place, hook in enumerate(hooks):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
@@ -143,15 +148,29 @@ class HookRound:
             if keeps and returned is not None:
                 said.append((place, returned))
             if isinstance(returned, StateCommand):
-                if self._written.isdisjoint(_exclusive(returned)):
-                    self.merge(returned)
-                else:
+                clashes = place in late if late is not None else not self._written.isdisjoint(_exclusive(returned))
+                if clashes:
                     self.deferred += (hook,)
+                    aside.append(place)
+                else:
+                    self.merge(returned)
             elif returned is not None:
                 others.append((hook, returned))
         if keeps and recalled is None:
             self._note("hooks", said)
+            if aside:  # whose turn it is among calls decides this: it is not found out again
+                self.run.journal.note(self._key("aside"), msgspec.json.encode(aside), with_next=self._may_wait)
         return others
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether what hooks said is kept with the next thing recorded: not where a call ends by it, which is told."""
+        return self.phase != "after_tool"
+
+    def _set_aside(self) -> list[int]:
+        """The places of the hooks that were set aside before the process ended."""
+        noted = self.run.journal.recall(self._key("aside"))
+        return [] if noted is None else msgspec.json.decode(noted, type=list[int])
 
     def _recalled(self, what: str) -> dict[int, Any] | None:
         """What the hooks of this phase returned before the process ended; None where they had not run."""
@@ -159,12 +178,15 @@ class HookRound:
         return None if noted is None else decode_said(noted, self.run.state, self.run.hooks)
 
     def _note(self, what: str, said: list[tuple[int, Any]]) -> None:
+        hooks = self.run.hooks
+        # Where something may be recorded before the model's answer, the request is still to come, and needs it all.
+        asked = self.phase in _BEFORE_THE_MODEL and not (hooks.effects or hooks.actions)
         try:
-            body = encode_said(said, asked=self.phase in _BEFORE_THE_MODEL)
+            body = encode_said(said, asked=asked)
         except RecordUnwritable as exc:  # they are called again, where it comes to that
             _log.warning("what hooks returned in %s cannot be recorded: %s", self.phase, exc)
             return
-        self.run.journal.note(self._key(what), body, with_next=True)
+        self.run.journal.note(self._key(what), body, with_next=self._may_wait)
 
     def _key(self, what: str) -> str:
         call = self.context.call
@@ -305,14 +327,24 @@ async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, wha
 
 
 async def _once(run: RunScope, handler: Handler, given: Any, context: HookContext, what: str) -> StateCommand | None:
-    """As the handler says, or as it said before the process ended: what it did then is not done again."""
+    """As the handler says, or as it said before the process ended: what it did then, or failed to, is not done again."""
+    failure: Exception | None = None
 
     async def work() -> bytes:
-        returned = handler(given, context)
-        returned = await returned if inspect.isawaitable(returned) else returned
-        return encode_said([] if returned is None else [(0, returned)])
+        nonlocal failure
+        try:
+            returned = handler(given, context)
+            returned = await returned if inspect.isawaitable(returned) else returned
+            return encode_said([] if returned is None else [(0, returned)])
+        except Escape:
+            raise
+        except Exception as exc:
+            failure = exc
+            return _FAILED + str(exc).encode()
 
     body = await run.journal.record("effect", run.next_effect(what, given), None, work)
+    if body.startswith(_FAILED):
+        raise failure or RuntimeError(body.removeprefix(_FAILED).decode())
     command = decode_said(body, run.state, run.hooks).get(0)
     return command if isinstance(command, StateCommand) else None
 

@@ -20,6 +20,8 @@ from ..core.events import (
     ReasoningDelta,
     RunFinished,
     RunStarted,
+    StateDelta,
+    StepStarted,
     TextDelta,
     ToolCallFinished,
     ToolCallReady,
@@ -27,37 +29,40 @@ from ..core.events import (
 )
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.messages import Message, ToolCall
+from ..core.runs import RunResult, Usage
 from .log import EventLog
 from .outcomes import cancelled
-from .scope import RunScope
+from .past import Clock, Order, Pause, Spent
+from .scope import Ending, RunScope
 
 _SAME_BY: dict[str, tuple[str, ...]] = {
     "run_started": (),
-    "run_finished": (),
+    "run_finished": ("status",),
     "messages_snapshot": (),
     "state_snapshot": (),
     "step_started": ("step",),
     "step_finished": ("step",),
     "inference_finished": ("step",),
     "tool_call_ready": ("call_id",),
-    "tool_call_finished": ("call_id",),
+    "tool_call_finished": ("call_id", "status"),
     "tool_call_resumed": ("call_id",),
-    "state_delta": ("revision",),
     "child_started": ("child_run_id",),
-    "child_finished": ("child_run_id",),
+    "child_finished": ("child_run_id", "status"),
     "handoff": ("to_agent",),
-    "error": ("message", "code"),
 }
 """By what an event that the loop tells again is known for the same. What tools tell is not told again."""
 
 
-def _same(run_id: str, event: Event) -> tuple[Any, ...] | None:
+def _same(run_id: str, step: int, event: Event) -> tuple[Any, ...] | None:
+    """What an event is known by; what can be told alike in several steps is looked for in its own."""
+    if isinstance(event, ErrorRaised):
+        # That a model is asked again is told while it answers: what is recorded of its answer does not tell it again.
+        return None if event.retry_model is not None else (run_id, "error", step, event.message, event.code)
+    if isinstance(event, StateDelta):  # one that differs is the truth now, and told
+        return run_id, "state_delta", event.revision, to_json_bytes(event.delta)
     if event.kind == "custom":
-        return (
-            run_id,
-            "custom",
-            to_json_bytes(replace(event, seq=0, at=0.0, run_id="", parent_run_id=None, agent="", ns=())),
-        )
+        bare = replace(event, seq=0, at=0.0, run_id="", parent_run_id=None, agent="", ns=())
+        return run_id, "custom", step, to_json_bytes(bare)
     fields = _SAME_BY.get(event.kind)
     return None if fields is None else (run_id, event.kind, *[getattr(event, name) for name in fields])
 
@@ -76,21 +81,36 @@ class CutOff(Struct):
 class Told:
     """What the log of a recovered run holds already: telling it again adds nothing."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], pauses: Iterable[Pause] = ()) -> None:
         self._left: Counter[tuple[Any, ...]] = Counter()
         self._cut_off: dict[str, CutOff] = {}
         self._calls: dict[str, set[str]] = {}
+        self.spent = Spent()
+        self.clock = Clock(pauses)
+        self.order = Order()
+        steps: dict[str, int] = {}
         for event in events:
-            if (same := _same(event.run_id, event)) is not None:
+            if isinstance(event, StepStarted):
+                steps[event.run_id] = event.step
+            if (same := _same(event.run_id, steps.get(event.run_id, 0), event)) is not None:
                 self._left[same] += 1
             self._follow_stream(event)
+            self.spent.follow(event)
+            self.clock.follow(event)
+            self.order.follow(event)
 
-    def takes(self, run_id: str, event: Event) -> bool:
+    def takes(self, run_id: str, step: int, event: Event) -> bool:
         """Whether an event was told before; each that was counts once."""
-        same = _same(run_id, event)
-        if same is None or not self._left[same]:
+        same = _same(run_id, step, event)
+        count = self._left.get(same, 0) if same is not None else 0
+        if same is None or not count:
             return False
-        self._left[same] -= 1
+        if count == 1:
+            del self._left[same]
+        else:
+            self._left[same] = count - 1
+        if isinstance(event, ToolCallFinished):
+            self.order.ended(run_id, event.call_id)
         return True
 
     def calls_of(self, run_id: str) -> set[str]:
@@ -127,14 +147,36 @@ class RecoveredScope(RunScope):
     __slots__ = ()
 
     def emit(self, event: Event) -> None:
-        if not self.sealed and not self.log.told.takes(self.run_id, event):
+        if not self.sealed and not self.log.told.takes(self.run_id, self.step, event):
             super().emit(event)
+
+    def finish(self, ending: Ending) -> RunResult:
+        if ending.status.is_terminal:
+            _close_below(self.log, self.ns)
+        return super().finish(ending)
 
     def retell(self, text: str) -> None:
         """Let the one who listens to this run alone know what it had said."""
         retell = getattr(self.sink, "retell", None)
         if retell is not None and text:
             retell(text)
+
+    def count_call(self, call_id: str) -> None:
+        for usage in self._spend(self.log.told.spent.take_call(self.run_id, call_id)):
+            self.usage += usage
+
+    def take_result(self, result: RunResult) -> None:
+        super().take_result(result)
+        self._spend(self.log.told.spent.take_run(self.run_id))
+
+    def _spend(self, found: tuple[int, list[Usage]]) -> list[Usage]:
+        """Count what was used against the budget."""
+        children, usages = found
+        for _ in range(children):
+            self.budget.count_child()
+        for usage in usages:
+            self.budget.spend(usage)
+        return usages
 
 
 class _OpenRun(Struct):
@@ -147,7 +189,18 @@ class _OpenRun(Struct):
 
 def close_runs(log: EventLog, above: Namespace, reason: str, *, status: RunStatus = RunStatus.CANCELLED) -> None:
     """Tell the end of every run at or below a place in the log that nobody will go on with, the deepest first."""
-    for run in sorted(_open_runs(log.events, above), key=lambda run: -len(run.started.ns)):
+    _close(log, _open_runs(log.events, above), reason, status)
+
+
+def _close_below(log: EventLog, ns: Namespace) -> None:
+    """Tell the end of the runs below one that ends, which had not been found again; not of what tasks go on with."""
+    deeper = [run for run in _open_runs(log.events, ()) if run.started.ns[: len(ns)] == ns != run.started.ns]
+    left = [run for run in deeper if not any(run.started.ns[: len(held)] == held for held in log.held)]
+    _close(log, left, "the run above it has ended", RunStatus.CANCELLED)
+
+
+def _close(log: EventLog, runs: list[_OpenRun], reason: str, status: RunStatus) -> None:
+    for run in sorted(runs, key=lambda run: -len(run.started.ns)):
         started = run.started
         for call_id, name in run.calls.items():
             dropped = cancelled(ToolCall(call_id, name, {}), reason)
@@ -159,6 +212,8 @@ def close_runs(log: EventLog, above: Namespace, reason: str, *, status: RunStatu
                     call_id=call_id, tool_name=name, status=dropped.status, result=dropped.result, message=message
                 ),
             )
+        if log.told is not None:
+            log.told.spent.close(started.run_id)
         _tell(log, started, RunFinished(status=status, termination=_termination(status), error=reason))
         if (by := run.told_by) is not None:
             ended = ChildFinished(

@@ -53,7 +53,7 @@ async def run_loop(run: RunScope) -> Ending:
 
         if run.stopping is not None:
             refuse_calls(run, answer.tool_calls, f"limit:{run.stopping.name}", run.stopping.reason)
-        elif limit := run.budget.exhausted(run.journal):
+        elif limit := _limit_reached(run, "calls"):
             # The model gets one more turn to answer with what it has; asking again ends the run.
             refuse_calls(run, answer.tool_calls, f"limit:{limit}", _last_turn(limit))
             if run.refused_limit is not None:
@@ -70,7 +70,7 @@ async def run_loop(run: RunScope) -> Ending:
 
 def _check_budget(run: RunScope) -> Ending | None:
     """Before a model call: a budget that is spent allows none at the start of a run, and later the one last answer."""
-    limit = None if run.refused_limit is not None else run.budget.exhausted(run.journal)
+    limit = None if run.refused_limit is not None else _limit_reached(run, "step")
     if limit is None:
         return None
     if run.step == 0:
@@ -80,6 +80,19 @@ def _check_budget(run: RunScope) -> Ending | None:
     run.conversation.append(Message.user(said, id=run.next_message_id(), visibility=Visibility.INTERNAL))
     run.tell(said, f"limit:{limit}")
     return None
+
+
+def _limit_reached(run: RunScope, where: str) -> str | None:
+    """The limit that is reached, or that was when a process before came here: by now more time has gone."""
+    journal, budget = run.journal, run.budget
+    if not (journal.keeps and budget.limited):
+        return budget.exhausted(journal)
+    key = f"limit:{where}:{run.step}"
+    noted = journal.recall(key)
+    if noted is None:
+        noted = (budget.exhausted(journal) or "").encode()
+        journal.note(key, noted, with_next=True)
+    return noted.decode() or None
 
 
 def _last_turn(limit: str) -> str:
@@ -120,7 +133,7 @@ def take_answer(run: RunScope, answer: Message) -> Ending | None:
         try:
             run.output = output_format.read(answer.text)
         except ValueError as exc:
-            if limit := run.budget.exhausted(run.journal):
+            if limit := _limit_reached(run, "answer"):
                 reason = f"the limit on {limit} was reached, and the answer does not fit the output type: {exc}"
                 return Ending(RunStatus.FAILED, f"limit:{limit}", reason)
             run.output_tries += 1

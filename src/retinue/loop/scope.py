@@ -438,6 +438,9 @@ class RunScope:
     def retell(self, text: str) -> None:
         """Nothing: only a run that goes on after its process ended has said something before."""
 
+    def count_call(self, call_id: str) -> None:
+        """Count what the children of a call used that is not made again. Nothing: as for `retell`."""
+
     def _answer_last_calls(self, status: RunStatus) -> None:
         """A conversation that ends with calls nobody made cannot be continued: say that they were not made."""
         last = self.conversation[-1] if self.conversation else None

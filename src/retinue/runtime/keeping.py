@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..core.errors import OwnershipLost, RunElsewhere, ThreadBusy
+from ..core.errors import OwnershipLost, RetinueError, RunElsewhere, ThreadBusy
 from ..core.stores import DurableStore, JournalEntry, RunRecord, Store, ThreadRecord, WhenBusy
 from ..loop.decide import Answer
 from ..storage.logs import LogWriter
@@ -43,6 +43,10 @@ class Keeping(Protocol):
         """Write how it ended or where it waits, with its thread where that has changed."""
         ...
 
+    async def note_cancel(self, reason: str) -> None:
+        """Write down that it is to be cancelled, for the case that its process ends before it does."""
+        ...
+
     async def finish(self) -> None:
         """Return when everything is written that is there."""
         ...
@@ -71,6 +75,9 @@ class StoreKeeping:
         if thread is not None:
             await self._store.save_thread(thread)
         await self._store.save_run(record)
+
+    async def note_cancel(self, reason: str) -> None:
+        return
 
     async def finish(self) -> None:
         return
@@ -105,7 +112,9 @@ class LogKeeping:
             holder = await self._store.begin_run(record, entry, self._owner, self._lease)
             if holder is not None and self._when_busy == "reject":
                 raise ThreadBusy(identity.thread_id, holder)
-        if holder is not None or self._request is None:
+        if record.result is not None and record.result.status.is_terminal:
+            self.writer.done = True  # only its tasks go on: it has left its thread, and waits for nobody
+        elif holder is not None or self._request is None:
             await self._take_thread(record, holder)
         record.queued = False
         self.writer.start()
@@ -149,6 +158,12 @@ class LogKeeping:
             await self.writer.settle(record, thread, thread_from)
         except OwnershipLost as exc:
             _log.warning("%s: its end is not written", exc)
+
+    async def note_cancel(self, reason: str) -> None:
+        try:
+            await self._store.ask_cancel(self.writer.log_id, reason)
+        except RetinueError as exc:
+            _log.warning("run %s: that it is cancelled is not written: %s", self.writer.log_id, exc)
 
     async def finish(self) -> None:
         await self.writer.finish()

@@ -31,6 +31,7 @@ class Node:
         self._store, self.lease = store, lease
         self.owner = f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}/{unique()}"
         self.runs: dict[str, Run] = {}
+        self._stopping: set[str] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._alive: asyncio.Task[None] | None = None
 
@@ -43,6 +44,7 @@ class Node:
 
     def let_go(self, run_id: str) -> None:
         self.runs.pop(run_id, None)
+        self._stopping.discard(run_id)
 
     def look_for_orphans(self, take_up: Callable[[OwnedLog], Awaitable[Run | None]]) -> None:
         """From time to time, go on with runs whose owners are gone."""
@@ -104,7 +106,8 @@ class Node:
 
     def _stop(self, log_id: str, reason: str) -> None:
         run = self.runs.get(log_id)
-        if run is not None and not run.ended:
+        if run is not None and not run.ended and log_id not in self._stopping:
+            self._stopping.add(log_id)
             self.start(_cancel(run, reason))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from ..backends.local import LocalBackend
 from ..backends.local_run import LocalRun
 from ..core.context import GRACE
 from ..core.decisions import Decision
+from ..core.errors import RetinueError
 from ..core.events import Event
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
@@ -80,6 +82,11 @@ class Run:
         return self._end.done()
 
     @property
+    def is_over(self) -> bool:
+        """Whether it had ended with its process, and only its background tasks go on here."""
+        return self._past is not None and self._past.result is not None
+
+    @property
     def is_stored(self) -> bool:
         """Whether it has begun, so that its store knows of it."""
         return self._local.scope is not None
@@ -142,6 +149,8 @@ class Run:
         if self.waits:
             return await self._give_up(reason)
         if not self._end.done():
+            noted = asyncio.create_task(self.keeping.note_cancel(reason))
+            await self._come_up_to_date(grace)
             self._local.request.cancellation.set(reason)
             if self._local.scope is None and self._before is not None:
                 await self._leave_behind(reason)  # it has not come to its turn
@@ -152,7 +161,16 @@ class Run:
             await asyncio.wait({self._task}, timeout=grace)
             if not self._end.done() and not self._settling:
                 await self._leave_behind(reason)
+            await asyncio.wait({noted}, timeout=grace)
         return await self.result()
+
+    async def _come_up_to_date(self, grace: float) -> None:
+        """Let a run of a process that has ended come to where it was: what it said and did there is part of it."""
+        if self._past is None:
+            return
+        there = asyncio.create_task(self.journal.caught_up())
+        await asyncio.wait({there, self._end}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        there.cancel()
 
     @property
     def tasks(self) -> int:
@@ -215,6 +233,7 @@ class Run:
             if not self._end.done():
                 self._end.set_exception(exc)
                 self._end.exception()  # nobody need be waiting
+            await self._break_down(str(exc))
             self._close()
 
     async def _stop_before_it_went_on(self) -> None:
@@ -231,6 +250,15 @@ class Run:
         if self._past is not None and self._past.held and self.waits:
             self._past.held = False
             self._close()
+
+    async def _break_down(self, reason: str) -> None:
+        """Store the end of a run that something came out of which is no result: its thread is for others."""
+        if self._local.scope is None or self.is_over:
+            return
+        self._local.request.cancellation.set(reason)
+        self._record.result = self._local.log.results.get(self.run_id) or self._local.abandon()
+        with contextlib.suppress(RetinueError):
+            await self.keeping.settle(self._record, None, 0)
 
     async def _work(self) -> RunResult | None:
         """Run to the end or to where it waits; None where it has ended before, and only its tasks go on."""

@@ -163,6 +163,8 @@ class Runtime:
     def take(self, run: Run) -> None:
         """Know a run, and that it has its thread or waits for it."""
         self._runs[run.run_id] = run
+        if run.is_over:
+            return
         line = self._lines.setdefault(run.thread_id, [])
         if not any(known.run_id == run.run_id for known in line):
             line.append(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from ..core.state import PersistedState
 from ..core.stores import DurableStore, JournalEntry, OwnedLog, Retention, RunRecord, WhenBusy
 from ..loop.decide import Answer
 from ..loop.log import EventLog
+from ..loop.past import Pause
 from ..loop.records import StoredRequest, decode_request, encode_request
 from ..loop.recovery import Told, close_runs
 from ..storage.durable import DurableJournal, Recorded
@@ -33,7 +35,10 @@ from .run import Past, Run
 
 _log = logging.getLogger(__name__)
 
+PAUSE = "pause"
+
 _answers = msgspec.json.Decoder(list[Answer]).decode
+_pause = msgspec.json.Decoder(Pause).decode
 
 
 class Home(Protocol):
@@ -119,7 +124,11 @@ class StoredRuns:
         if epoch is None:
             return None
         _log.info("going on with run %s, which %s left", log.log_id, log.owner)
-        return await self._open(log.log_id, epoch)
+        try:
+            return await self._open(log.log_id, epoch)
+        except (RetinueError, ValueError) as exc:  # others must not suffer for it
+            _log.error("run %s, which %s left, cannot be gone on with: %s", log.log_id, log.owner, exc)
+            return None
 
     def _knows(self, record: RunRecord) -> bool:
         agent, run_id = record.identity.agent, record.identity.run_id
@@ -150,9 +159,8 @@ class StoredRuns:
         events = await self._events(run_id)
         entries = await self.store.read_journal(run_id)
         log = EventLog(self._backend.sinks, events)
-        log.told = Told(events)
         writer = LogWriter(run_id, log, self.store, epoch, written=len(events), entries=len(entries))
-        log.writer = writer
+        log.told, log.writer = Told(events, _pauses(run_id, events, entries, writer)), writer
         try:
             stored = _request_in(entries)
             request = self._request(stored)
@@ -184,7 +192,6 @@ class StoredRuns:
     async def _fail(self, record: RunRecord, log: EventLog, writer: LogWriter, reason: str) -> None:
         """End a run that cannot be gone on with, and everything under it."""
         error = f"its process ended, and it cannot be gone on with: {reason}"
-        _log.error("run %s: %s", record.identity.run_id, error)
         close_runs(log, (), error, status=RunStatus.FAILED)
         identity = record.identity
         record.result = RunResult(
@@ -253,6 +260,15 @@ class StoredRuns:
             await asyncio.wait([*ends, *self._ends], timeout=grace)
         await self.node.close()
         await self.store.close()
+
+
+def _pauses(run_id: str, events: Sequence[Event], entries: Sequence[JournalEntry], writer: LogWriter) -> list[Pause]:
+    """When nobody was at work on a run, by its journal, and since the last that was told of it."""
+    pauses = [_pause(entry.body) for entry in entries if entry.kind == PAUSE]
+    if events:
+        pauses.append((events[-1].at, time.time()))
+        writer.add(JournalEntry(run_id, f"{PAUSE}:{len(pauses)}", PAUSE, msgspec.json.encode(pauses[-1])))
+    return pauses
 
 
 def _request_in(entries: Sequence[JournalEntry]) -> StoredRequest:

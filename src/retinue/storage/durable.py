@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -21,12 +20,8 @@ from .logs import LogWriter
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
 BEGUN, AGAIN = "begun", "again"
 """What was begun and may not be begun twice; what waits for a child, and is run again to find it."""
-_PATIENCE = 5.0
-"""Seconds for which a recorded call waits for those that ended before it."""
 
 
 class Recorded:
@@ -36,12 +31,16 @@ class Recorded:
         self.count = 0
         self.by_run: dict[str, dict[str, JournalEntry]] = {}
         self.begun: dict[str, set[str]] = {}
+        self.told_again = asyncio.Event()
+        """Set when a run asks for something that is not here."""
         for entry in entries:
             self.count += 1
             if entry.kind == BEGUN:
                 self.begun.setdefault(entry.run_id, set()).add(entry.key)
             else:
                 self.by_run.setdefault(entry.run_id, {})[entry.key] = entry
+        if not any(entry.kind == "model" for known in self.by_run.values() for entry in known.values()):
+            self.told_again.set()
 
 
 class DurableJournal:
@@ -57,9 +56,6 @@ class DurableJournal:
         self._run: RunScope | None = None
         self._unsure = False
         """Whether the last answer of the model may not be in the store yet: it is, before anything follows from it."""
-        self._order = [entry.key for entry in self._known.values() if entry.kind == "tool"]
-        """The recorded calls that have not been told again, in the order in which they ended."""
-        self._told = asyncio.Event()
 
     def bind(self, run: Any) -> None:
         self._run = run
@@ -72,6 +68,9 @@ class DurableJournal:
 
     def child(self, run_id: str) -> DurableJournal:
         return DurableJournal(run_id, self._writer, self._recorded)
+
+    async def caught_up(self) -> None:
+        await self._recorded.told_again.wait()
 
     def recall(self, key: str) -> bytes | None:
         entry = self._known.get(key)
@@ -95,9 +94,8 @@ class DurableJournal:
     ) -> T:
         before = self._known.get(key)
         if before is not None and (before.kind != AGAIN or self._went_on(key)):
-            if before.kind == "tool":
-                await self._turn(key)
-            return self._read(kind, before.body)
+            return self._read(kind, key, before.body)
+        self._recorded.told_again.set()
         if instead is not None and before is None:
             if key in self._begun:
                 return await self._keep(kind, key, instead())
@@ -126,10 +124,11 @@ class DurableJournal:
             await self._write(JournalEntry(self._run_id, key, kind, encode_result(value, None)))
         return value
 
-    def _read(self, kind: Kind, body: bytes) -> Any:
+    def _read(self, kind: Kind, key: str, body: bytes) -> Any:
         run = self._run
         assert run is not None
         if kind == "tool":
+            run.count_call(_call_id(key))
             return decode_outcome(body, run.state, run.hooks)
         if kind == "model":
             turn = decode_turn(body)
@@ -153,19 +152,6 @@ class DurableJournal:
         call, _, leg = key.partition("#")
         entry = self._known.get(f"{call}#{int(leg or 0) + 1}")
         return entry is not None and (entry.kind != AGAIN or self._went_on(entry.key))
-
-    async def _turn(self, key: str) -> None:
-        """Wait until the calls that ended before this one have ended again: who is first decides what is committed."""
-        while self._order and self._order[0] != key and key in self._order:
-            self._told.clear()
-            try:
-                await asyncio.wait_for(self._told.wait(), _PATIENCE)
-            except TimeoutError:
-                _log.warning("run %s: recorded call %s was not asked for again", self._run_id, self._order[0])
-                break
-        if key in self._order:
-            self._order.remove(key)
-        self._told.set()
 
 
 def _outcome_on_paper(run: RunScope, key: str, outcome: CallOutcome) -> tuple[CallOutcome, bytes]:

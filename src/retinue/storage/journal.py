@@ -38,6 +38,9 @@ class _Passing:
     def child(self, run_id: str) -> MemoryJournal:
         return MemoryJournal()
 
+    async def caught_up(self) -> None:
+        return
+
     def recall(self, key: str) -> bytes | None:
         return None
 

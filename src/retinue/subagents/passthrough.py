@@ -44,8 +44,9 @@ class StreamingPassthroughSink:
             self._step_from = len(self._pieces)
 
     def retell(self, text: str) -> None:
-        """Take in what the child had said, and this call had shown, before its process ended."""
+        """Take in what the child had said, and this call had shown, before its process ended: no step takes it back."""
         self._pieces.append(text)
+        self._step_from = len(self._pieces)
 
     def _take_error(self, event: ErrorRaised) -> None:
         if self._errors is ChildErrorForwarding.WRAP:

@@ -1,0 +1,21 @@
+"""Where scenes are played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .scene import Spot
+
+
+@pytest.fixture
+def spot(tmp_path: Path) -> Spot:
+    return Spot(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Spot:
+    """Where the same is played with nobody dying."""
+    (tmp_path / "other").mkdir()
+    return Spot(tmp_path / "other")
