@@ -33,7 +33,7 @@ from ..core.runs import RunResult, Usage
 from .log import EventLog
 from .outcomes import cancelled
 from .past import Clock, Order, Pause, Spent
-from .scope import RunScope
+from .scope import Ending, RunScope
 
 _SAME_BY: dict[str, tuple[str, ...]] = {
     "run_started": (),
@@ -156,6 +156,15 @@ class RecoveredScope(RunScope):
         if retell is not None and text:
             retell(text)
 
+    def finish(self, ending: Ending) -> RunResult:
+        """As for any run; children that nobody asked for again end before it."""
+        spent = self.log.told.spent
+        spent.close(self.run_id)
+        if spent.has_open and not self.log.holders and ending.status is not RunStatus.SUSPENDED:
+            left = [run for run in _open_runs(self.log.events, ()) if _is_under(run.started.ns, self.ns)]
+            _close(self.log, left, "nobody asked for it again", RunStatus.CANCELLED)
+        return super().finish(ending)
+
     def count_call(self, call_id: str) -> None:
         for usage in self._spend(self.log.told.spent.take_call(self.run_id, call_id)):
             self.usage += usage
@@ -183,8 +192,13 @@ class _OpenRun(Struct):
 
 
 def close_runs(log: EventLog, above: Namespace, reason: str, *, status: RunStatus = RunStatus.CANCELLED) -> None:
-    """Tell the end of every run at or below a place in the log that nobody will go on with, the deepest first."""
-    for run in sorted(_open_runs(log.events, above), key=lambda run: -len(run.started.ns)):
+    """Tell the end of every run at or below a place in the log that nobody will go on with."""
+    _close(log, _open_runs(log.events, above), reason, status)
+
+
+def _close(log: EventLog, runs: list[_OpenRun], reason: str, status: RunStatus) -> None:
+    """Tell the end of runs, the deepest first."""
+    for run in sorted(runs, key=lambda run: -len(run.started.ns)):
         started = run.started
         for call_id, name in run.calls.items():
             dropped = cancelled(ToolCall(call_id, name, {}), reason)
@@ -237,6 +251,11 @@ def _is_below(ns: Namespace, above: Namespace) -> bool:
     if last < 0:
         return True
     return len(ns) > last and ns[:last] == above[:last] and ns[last].partition("~")[0] == above[last]
+
+
+def _is_under(ns: Namespace, above: Namespace) -> bool:
+    """Whether a place is that of a child of a run, or deeper."""
+    return len(ns) > len(above) and ns[: len(above)] == above
 
 
 def _follow_call(run: _OpenRun, event: Event) -> None:
