@@ -266,6 +266,20 @@ def patient(spot: Spot) -> Scene:
     return Scene([Agent("boss", boss, "You lead.", [ask], subagents=[helps])], answers=True)
 
 
+def fickle(spot: Spot) -> Scene:
+    """A call that wants a child the first time only."""
+    helps = helper(spot)
+
+    @tool(idempotent=True)
+    async def delegate(ctx: ToolContext) -> str:
+        """Have a helper do it, or not."""
+        spot.did("delegate")
+        return "by myself" if spot.done()["delegate"] > 1 else str(await ctx.run_child("helper", "do A"))
+
+    boss = turns(spot, "boss", call("delegate", id="tA"), say("All done.", usage=USED))
+    return Scene([Agent("boss", boss, "You lead.", [delegate]), helps])
+
+
 class Count(Struct):
     number: int
 

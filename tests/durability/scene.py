@@ -70,6 +70,8 @@ class Scene(Struct):
     """What must have been done before the run is cancelled, where it is."""
     answers: bool = False
     """Whether what waits for a human is answered."""
+    then: str = ""
+    """What else is asked on the same thread meanwhile; it waits for its turn."""
     crowd: int = 0
     """How many such runs there are at once, where there are several."""
 
@@ -210,6 +212,10 @@ async def crowd(spot: Spot, runtime: Runtime, scene: Scene, size: int) -> None:
 async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
     run = runtime.stream(scene.agents[0], scene.says, **{"thread_id": "thread-1", **scene.options})
     (spot.folder / "run_id").write_text(run.run_id)
+    if scene.then:
+        later = runtime.stream(scene.agents[0], scene.then, thread_id="thread-1", when_busy="enqueue")
+        (spot.folder / "later_id").write_text(later.run_id)
+        return await later.result()
     if not scene.cancel_after:
         return await run.result()
     while scene.cancel_after not in spot.done():  # noqa: ASYNC110

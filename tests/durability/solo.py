@@ -294,3 +294,16 @@ def elsewhere(spot: Spot) -> Scene:
 def broken(spot: Spot) -> Scene:
     """As `plain`, with a model that has nothing to say."""
     return Scene([Agent("solo", ScriptedModel([]), "You work.", tools(spot), [Keys()])])
+
+
+def queued(spot: Spot) -> Scene:
+    """A run, and another on the same thread that waits for it."""
+    model = turns(
+        spot,
+        "m",
+        call("look", {"text": "a"}, id="c1"),
+        say("First."),
+        call("look", {"text": "b"}, id="c2"),
+        say("Second."),
+    )
+    return Scene([Agent("solo", model, "You work.", tools(spot), [Keys()])], then="again")

@@ -160,3 +160,11 @@ async def test_a_tree_that_had_its_answers(spot: Spot, point: str) -> None:
     assert (texts["tA"], texts["tB"]) == ("A is done", "B is done")
     assert {count for what, count in spot.done().items() if what.startswith("ask")} == {2}
     assert result.usage.input_tokens == 300
+
+
+async def test_a_child_that_nobody_asks_for_again_ends(spot: Spot) -> None:
+    played = await died(spot, family.fickle, "look:A2")
+    assert played.texts()[2][1] == "by myself"
+    assert played.of(("tools:tA",))[-1].status is RunStatus.CANCELLED  # type: ignore[attr-defined]
+    assert [event.status for event in played.all("child_finished")] == [RunStatus.CANCELLED]
+    assert played.calls() == {"kA1": "succeeded", "kA2": "cancelled", "tA": "succeeded"}

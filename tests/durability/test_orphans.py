@@ -96,3 +96,17 @@ async def test_a_crowd_is_recovered_at_once(spot: Spot) -> None:
         for run_id in run_ids[::20]:
             check([event async for event in runtime.events(run_id)])
     assert took < 20, f"it took {took:.1f} s"
+
+
+@pytest.mark.parametrize("point", ["look:a", "m:2", "look:b"])
+async def test_runs_that_wait_for_a_thread_come_in_their_order(spot: Spot, point: str) -> None:
+    kill(spot, name_of(solo.queued), point)
+    async with recovering(spot, solo.queued) as runtime:
+        later = await asyncio.wait_for(runtime.result((spot.folder / "later_id").read_text()), 10)
+        first = await runtime.result((spot.folder / "run_id").read_text())
+        thread = await runtime.store.load_thread("thread-1")
+    assert (first.response, later.response) == ("First.", "Second.")
+    assert thread is not None
+    said = [message.text for message in thread.messages]
+    assert said == ["go", "", "looked a", "First.", "again", "", "looked b", "Second."]
+    assert thread.state.extensions == {"solo.seen": ["a", "b"]}

@@ -38,8 +38,13 @@ class Spent:
         elif isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
             self._open.discard(event.run_id)
 
+    @property
+    def has_open(self) -> bool:
+        """Whether there are children whose end was not told."""
+        return bool(self._open)
+
     def close(self, run_id: str) -> None:
-        """A run is not gone on with after all."""
+        """A run has ended, or is not gone on with."""
         self._open.discard(run_id)
 
     def take_call(self, run_id: str, call_id: str) -> tuple[int, list[Usage]]:

@@ -37,17 +37,17 @@ from .scope import Ending, RunScope
 
 _SAME_BY: dict[str, tuple[str, ...]] = {
     "run_started": (),
-    "run_finished": ("status",),
+    "run_finished": (),
     "messages_snapshot": (),
     "state_snapshot": (),
     "step_started": ("step",),
     "step_finished": ("step",),
     "inference_finished": ("step",),
     "tool_call_ready": ("call_id",),
-    "tool_call_finished": ("call_id", "status"),
+    "tool_call_finished": ("call_id",),
     "tool_call_resumed": ("call_id",),
     "child_started": ("child_run_id",),
-    "child_finished": ("child_run_id", "status"),
+    "child_finished": ("child_run_id",),
     "handoff": ("to_agent",),
 }
 """By what an event that the loop tells again is known for the same. What tools tell is not told again."""
@@ -64,7 +64,10 @@ def _same(run_id: str, step: int, event: Event) -> tuple[Any, ...] | None:
         bare = replace(event, seq=0, at=0.0, run_id="", parent_run_id=None, agent="", ns=())
         return run_id, "custom", step, to_json_bytes(bare)
     fields = _SAME_BY.get(event.kind)
-    return None if fields is None else (run_id, event.kind, *[getattr(event, name) for name in fields])
+    if fields is None:
+        return None
+    waits = getattr(event, "status", None) == "suspended"  # an end is an end, whatever it would be now
+    return run_id, event.kind, waits, *[getattr(event, name) for name in fields]
 
 
 class CutOff(Struct):
@@ -150,16 +153,19 @@ class RecoveredScope(RunScope):
         if not self.sealed and not self.log.told.takes(self.run_id, self.step, event):
             super().emit(event)
 
-    def finish(self, ending: Ending) -> RunResult:
-        if ending.status.is_terminal:
-            _close_below(self.log, self.ns)
-        return super().finish(ending)
-
     def retell(self, text: str) -> None:
         """Let the one who listens to this run alone know what it had said."""
         retell = getattr(self.sink, "retell", None)
         if retell is not None and text:
             retell(text)
+
+    def finish(self, ending: Ending) -> RunResult:
+        """As for any run; children that nobody asked for again end before it."""
+        spent = self.log.told.spent
+        spent.close(self.run_id)
+        if spent.has_open and ending.status.is_terminal:
+            _close_below(self.log, self.ns)
+        return super().finish(ending)
 
     def count_call(self, call_id: str) -> None:
         for usage in self._spend(self.log.told.spent.take_call(self.run_id, call_id)):
@@ -194,12 +200,13 @@ def close_runs(log: EventLog, above: Namespace, reason: str, *, status: RunStatu
 
 def _close_below(log: EventLog, ns: Namespace) -> None:
     """Tell the end of the runs below one that ends, which had not been found again; not of what tasks go on with."""
-    deeper = [run for run in _open_runs(log.events, ()) if run.started.ns[: len(ns)] == ns != run.started.ns]
+    deeper = [run for run in _open_runs(log.events, ()) if _is_under(run.started.ns, ns)]
     left = [run for run in deeper if not any(run.started.ns[: len(held)] == held for held in log.held)]
-    _close(log, left, "the run above it has ended", RunStatus.CANCELLED)
+    _close(log, left, "nobody asked for it again", RunStatus.CANCELLED)
 
 
 def _close(log: EventLog, runs: list[_OpenRun], reason: str, status: RunStatus) -> None:
+    """Tell the end of runs, the deepest first."""
     for run in sorted(runs, key=lambda run: -len(run.started.ns)):
         started = run.started
         for call_id, name in run.calls.items():
@@ -253,6 +260,11 @@ def _is_below(ns: Namespace, above: Namespace) -> bool:
     if last < 0:
         return True
     return len(ns) > last and ns[:last] == above[:last] and ns[last].partition("~")[0] == above[last]
+
+
+def _is_under(ns: Namespace, above: Namespace) -> bool:
+    """Whether a place is that of a child of a run, or deeper."""
+    return len(ns) > len(above) and ns[: len(above)] == above
 
 
 def _follow_call(run: _OpenRun, event: Event) -> None:

@@ -27,6 +27,10 @@ Interrupt = Callable[[str], Awaitable[object]]
 class Keeping(Protocol):
     """How one run is stored."""
 
+    async def enter(self, record: RunRecord) -> None:
+        """Write down that it waits for its thread, so that it does so whatever becomes of this process."""
+        ...
+
     async def begin(self, record: RunRecord) -> ThreadRecord | None:
         """Write down that it begins, when its thread is free; its thread as it is then."""
         ...
@@ -59,6 +63,9 @@ class StoreKeeping:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    async def enter(self, record: RunRecord) -> None:
+        return
 
     async def begin(self, record: RunRecord) -> ThreadRecord | None:
         thread = await self._store.load_thread(record.identity.thread_id)
@@ -104,17 +111,27 @@ class LogKeeping:
         self._legs = legs
         self._when_busy, self._interrupt = when_busy, interrupt
 
+    async def enter(self, record: RunRecord) -> None:
+        record.queued = True
+        await self._begin_run(record)
+
+    async def _begin_run(self, record: RunRecord) -> str | None:
+        """Write down what was asked of it, once; the run that has its thread, where another has."""
+        request, self._request = self._request, None
+        if request is None:
+            return None
+        entry = JournalEntry(record.identity.run_id, "request", "request", request)
+        return await self._store.begin_run(record, entry, self._owner, self._lease)
+
     async def begin(self, record: RunRecord) -> ThreadRecord | None:
-        identity, holder = record.identity, None
+        identity, known = record.identity, self._request is None
         record.queued = record.queued or self._when_busy != "reject"
-        if self._request is not None:
-            entry = JournalEntry(identity.run_id, "request", "request", self._request)
-            holder = await self._store.begin_run(record, entry, self._owner, self._lease)
-            if holder is not None and self._when_busy == "reject":
-                raise ThreadBusy(identity.thread_id, holder)
+        holder = await self._begin_run(record)
+        if holder is not None and self._when_busy == "reject":
+            raise ThreadBusy(identity.thread_id, holder)
         if record.result is not None and record.result.status.is_terminal:
             self.writer.done = True  # only its tasks go on: it has left its thread, and waits for nobody
-        elif holder is not None or self._request is None:
+        elif holder is not None or known:
             await self._take_thread(record, holder)
         record.queued = False
         self.writer.start()

@@ -106,7 +106,7 @@ class Node:
 
     def _stop(self, log_id: str, reason: str) -> None:
         run = self.runs.get(log_id)
-        if run is not None and not run.ended and log_id not in self._stopping:
+        if run is not None and not (run.ended or run.is_cancelled or log_id in self._stopping):
             self._stopping.add(log_id)
             self.start(_cancel(run, reason))
 

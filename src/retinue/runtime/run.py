@@ -52,11 +52,12 @@ class Run:
         on_end: Callable[[Run, bool], None],
         *,
         before: asyncio.Future[None] | None = None,
+        behind: Run | None = None,
         past: Past | None = None,
         leg: tuple[Sequence[Answer], Mapping[str, Decision]] | None = None,
     ) -> None:
         self._local, self._backend, self.keeping, self._on_end = local, backend, keeping, on_end
-        self._before, self._past, self._leg = before, past, leg
+        self._before, self._behind, self._past, self._leg = before, behind, past, leg
         self._first = len(local.log.events)
         identity = local.request.identity
         self.run_id, self.thread_id, self.agent = identity.run_id, identity.thread_id, identity.agent
@@ -66,6 +67,8 @@ class Run:
         loop = asyncio.get_running_loop()
         self.left: asyncio.Future[None] = loop.create_future()
         """Done when it has left its thread to others."""
+        self._entered = asyncio.Event()
+        """Set when its store knows of it, or never will."""
         self._end: asyncio.Future[RunResult] = loop.create_future()
         self._task = loop.create_task(self._conduct(), name=self.run_id)
 
@@ -80,6 +83,11 @@ class Run:
     @property
     def ended(self) -> bool:
         return self._end.done()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has told it to stop."""
+        return self._local.request.cancellation.reason is not None
 
     @property
     def is_over(self) -> bool:
@@ -267,6 +275,11 @@ class Run:
             await self.keeping.go_on(answers)
             return await self._local.resume(fresh)
         if self._before is not None:
+            if self._behind is not None:
+                await self._behind._entered.wait()
+                self._behind = None
+            await self.keeping.enter(self._record)
+            self._entered.set()
             await self._before
         past = self._past or Past(self._record)
         if past.result is not None:
@@ -276,6 +289,7 @@ class Run:
             await self._local.take_up_tasks()
             return None
         thread = await self.keeping.begin(self._record)
+        self._entered.set()
         self._before = None
         self._backend.begin(self._local, thread)
         result = await self._local.execute()
@@ -295,6 +309,7 @@ class Run:
         self._close()
 
     def _close(self) -> None:
+        self._entered.set()
         self._local.log.close()
         waits = self.waits
         if not waits:

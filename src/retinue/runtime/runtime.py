@@ -149,7 +149,7 @@ class Runtime:
             local = self._backend.open(request, journal, log)
             run = Run(local, self._backend, StoreKeeping(self._store), self.run_ended, before=before)
         else:
-            run = self._stored.start(request, log, when_busy, before)
+            run = self._stored.start(request, log, when_busy, before, line[-1] if line else None)
         self.take(run)
         return run
 

@@ -64,15 +64,20 @@ class StoredRuns:
         self._ends: set[asyncio.Task[None]] = set()
 
     def start(
-        self, request: RunRequest, log: EventLog, when_busy: WhenBusy, before: asyncio.Future[None] | None
+        self,
+        request: RunRequest,
+        log: EventLog,
+        when_busy: WhenBusy,
+        before: asyncio.Future[None] | None,
+        behind: Run | None,
     ) -> Run:
-        """A new run."""
+        """A new run, which may begin after `before` and stands in line behind another."""
         run_id = request.identity.run_id
         writer = LogWriter(run_id, log, self.store)
         log.writer = writer
         local = self._backend.open(request, DurableJournal(run_id, writer, Recorded()), log)
         keeping = self._keeping(writer, encode_request(request, 0, PersistedState()), when_busy=when_busy)
-        run = Run(local, self._backend, keeping, self._home.run_ended, before=before)
+        run = Run(local, self._backend, keeping, self._home.run_ended, before=before, behind=behind)
         self.node.take(run)
         return run
 
