@@ -24,7 +24,8 @@ EXAMPLES = [
 def test_example_runs(code: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
-    out = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-W", "error", script]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     assert out.stdout
 
