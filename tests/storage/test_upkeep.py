@@ -22,6 +22,12 @@ HOUR, YEAR = 3600.0, 365 * 86_400.0
 
 
 @pytest.fixture
+def one_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deltas do not share rows."""
+    monkeypatch.setattr("retinue.storage.packs._FEW", 10**9)
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "app.db"
 
@@ -59,6 +65,7 @@ async def test_only_what_ended_long_ago_goes(store: SqlStore) -> None:
     assert await check(store) == []
 
 
+@pytest.mark.usefixtures("one_a_row")
 async def test_a_large_run_goes_in_many_small_transactions(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_MOST_ROWS", 10)
     monkeypatch.setattr(upkeep, "_PAGE", 2)
@@ -97,6 +104,7 @@ async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkey
     assert sum(event.kind == "text_delta" for event in found[0]) == 5
 
 
+@pytest.mark.usefixtures("one_a_row")
 async def test_what_was_interrupted_half_way_is_no_damage(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
@@ -109,6 +117,22 @@ async def test_what_was_interrupted_half_way_is_no_damage(store: SqlStore, monke
             await prune(store, 0, deltas=deltas, progress=stop)
         assert await check(store) == []
     assert (await prune(store, 0)).runs == 1
+
+
+async def test_deltas_that_share_a_row_are_looked_at_and_go(store: SqlStore) -> None:
+    await put_run(store, "r1", deltas=600)
+    rows = await tamper(store, "SELECT seq, held FROM events WHERE kind = 'deltas' ORDER BY seq")
+    assert [tuple(row) for row in rows] == [(258, 256), (514, 256), (602, 88)]
+    found = await store.read_events("r1", 250, 20)
+    assert found is not None
+    assert [event.seq for event in found[0]] == list(range(251, 271))
+    assert await check(store) == []
+    await tamper(store, "UPDATE events SET held = 255 WHERE seq = 258")
+    assert [finding.problem for finding in await check(store)] == ["event 3 is missing", "says that it is event 3"]
+    await tamper(store, "DELETE FROM events WHERE seq = 258")
+    assert [finding.problem for finding in await check(store)] == ["events 3 to 258 are missing"]
+    assert await prune(store, 0, deltas=True) == Pruned(runs=1, events=344)
+    assert await check(store) == []
 
 
 async def test_threads_go_when_nothing_needs_them(store: SqlStore) -> None:
@@ -214,6 +238,7 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
     assert ("events", 62, 62) in told
 
 
+@pytest.mark.usefixtures("one_a_row")
 async def test_many_findings_of_a_kind_are_counted(store: SqlStore) -> None:
     await put_run(store, "r1", deltas=200)
     await tamper(store, "UPDATE events SET body = 'x'")

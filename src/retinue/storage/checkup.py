@@ -116,32 +116,38 @@ async def _events(database: Database, findings: _Findings, tell: Progress) -> No
 
 def _look_at_events(link: Link, place: _Place) -> tuple[list[Finding], _Place, int]:
     rows = link.run(
-        f"SELECT log_id, seq, body FROM events WHERE (log_id, seq) > (?, ?) ORDER BY log_id, seq LIMIT {_PAGE}",
+        f"SELECT log_id, seq, body, held FROM events WHERE (log_id, seq) > (?, ?) ORDER BY log_id, seq LIMIT {_PAGE}",
         place.log_id,
         place.seq,
     )
     findings, place = list[Finding](), msgspec.structs.replace(place)
-    for log_id, seq, body in rows:
+    for log_id, seq, body, held in rows:
         if log_id != place.log_id:
             log = link.run("SELECT pruned FROM logs WHERE log_id = ?", log_id)
             if not log:
                 findings.append(Finding(code="no_log", what=f"run {log_id!r}", problem="has events, but no log"))
             place = _Place(log_id, 0, not log or bool(log[0][0]))
-        if seq != place.seq + 1 and not place.may_have_gaps:
-            missing = f"event {seq - 1} is" if seq == place.seq + 2 else f"events {place.seq + 1} to {seq - 1} are"
+        first = seq - held + 1
+        if first != place.seq + 1 and not place.may_have_gaps:
+            missing = (
+                f"event {first - 1} is" if first == place.seq + 2 else f"events {place.seq + 1} to {first - 1} are"
+            )
             findings.append(Finding(code="gap", what=f"run {log_id!r}", problem=f"{missing} missing"))
         place.seq = seq
-        if problem := _event_problem(body, seq):
+        if problem := _event_problem(body, first, seq):
             findings.append(Finding(code="event", what=f"event {seq} of run {log_id!r}", problem=problem))
     return findings, place, len(rows)
 
 
-def _event_problem(body: bytes, seq: int) -> str | None:
+def _event_problem(body: bytes, first: int, last: int) -> str | None:
     try:
-        event: Any = DECODERS["event"](body)
+        events: Any = DECODERS["event"](body)
     except UNREADABLE as exc:
         return f"cannot be read: {exc}"
-    return None if event.seq == seq else f"says that it is event {event.seq}"
+    for seq, event in zip(range(first, last + 1), events, strict=False):
+        if event.seq != seq:
+            return f"says that it is event {event.seq}"
+    return None if len(events) == last - first + 1 else f"holds {len(events)} events, not {last - first + 1}"
 
 
 _BODIES = (

@@ -81,6 +81,7 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         _date_the_undated,
         "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
     ),
+    ("ALTER TABLE events ADD COLUMN held INTEGER NOT NULL DEFAULT 1",),
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -8,14 +8,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..core.codec import to_json_bytes, to_json_value
+from ..core.codec import to_json_value
 from ..core.errors import OwnershipLost, StoreError
-from ..core.events import Event, event_from_bytes
+from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import CANCELS, JournalEntry, LogBatch, OwnedLog, RunRecord, ThreadRecord, Watch
 from .lanes import Link
+from .packs import events_in, rows_of
 
 T = TypeVar("T")
 _Row = tuple[Any, ...]
@@ -33,7 +34,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "result": _result,
     "identity": _identity,
     "decisions": _decided,
-    "event": event_from_bytes,
+    "event": events_in,
 }
 """How what is stored is read, by what it is."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
@@ -186,7 +187,7 @@ class SqlStore:
 
     async def write(self, batch: LogBatch) -> None:
         log_id, place = batch.log_id, batch.first_entry
-        events = [(log_id, event.seq, event.kind, to_json_bytes(event)) for event in batch.events]
+        events = rows_of(log_id, batch.events)
         entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
         save_thread = None if batch.thread is None else _saving_thread(batch.thread, batch.thread_from)
         save_run = None if batch.run is None else _saving_run(batch.run)
@@ -204,7 +205,7 @@ class SqlStore:
                 if not _are_there(link, batch, events, entries):
                     raise StoreError(self.place, f"something else is stored of run {log_id!r} than was written here")
             else:
-                link.run_many("INSERT INTO events (log_id, seq, kind, body) VALUES (?, ?, ?, ?)", events)
+                link.run_many("INSERT INTO events (log_id, seq, kind, body, held) VALUES (?, ?, ?, ?, ?)", events)
                 link.run_many(_INSERT_ENTRY, entries)
             if save_thread is not None:
                 save_thread(link)
@@ -233,7 +234,12 @@ class SqlStore:
             return None
         rows, ended = found
         what = f"an event of run {log_id!r} after number {after}"
-        return [self._read(event_from_bytes, row[0], what) for row in rows], ended and len(rows) < limit
+        events: list[Event] = []
+        for row in rows:
+            events += [event for event in self._read(events_in, row[0], what) if event.seq > after]
+            if len(events) >= limit:
+                return events[:limit], False
+        return events, ended
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
@@ -351,7 +357,7 @@ def _has_begun(link: Link, owner: str, entry: _Row) -> bool:
 def _are_there(link: Link, batch: LogBatch, events: list[_Row], entries: list[_Row]) -> bool:
     """Whether exactly this is stored of a log already; of one that has ended for good, without its journal."""
     found = link.run(
-        "SELECT log_id, seq, kind, body FROM events WHERE log_id = ? AND seq >= ? AND seq <= ? ORDER BY seq",
+        "SELECT log_id, seq, kind, body, held FROM events WHERE log_id = ? AND seq >= ? AND seq <= ? ORDER BY seq",
         *(batch.log_id, events[0][1] if events else 0, events[-1][1] if events else -1),
     )
     recorded = link.run(

@@ -11,20 +11,18 @@ from functools import partial
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError, StoreError
-from ..core.events import ActivityDelta, ReasoningDelta, TextDelta, ToolCallArgsDelta, ToolCallStreamDelta
 from ..core.stores import Durability, Retention
 from .checkup import Finding as Finding
 from .checkup import check as check
 from .lanes import Link
 from .oldthreads import forget_threads
+from .packs import KINDS
 from .schema import SCHEMA_VERSION, check_version
 from .sql import Database, SqlStore
 from .urls import open_store, without_secrets
 
 _log = logging.getLogger(__name__)
 
-DELTAS = (TextDelta, ReasoningDelta, ToolCallArgsDelta, ToolCallStreamDelta, ActivityDelta)
-"""Events that say piece by piece what another says as a whole."""
 PRUNE_EVERY = 3600.0
 DAY = 86_400.0
 
@@ -33,7 +31,6 @@ _MOST_ROWS = 500
 """Rows dropped in one transaction, so that nobody waits long for his own."""
 _BEGUN, _THINNED = 1, 2
 """What a log says of itself: that some of its events are gone, that all of its deltas are."""
-_KINDS = ", ".join(f"'{delta.kind}'" for delta in DELTAS)
 
 
 class Pruned(Struct, kw_only=True):
@@ -154,15 +151,16 @@ def _remove(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> 
     gone, room = Pruned(), _MOST_ROWS
     drop = (
         "DELETE FROM events WHERE log_id = ? AND seq IN "
-        "(SELECT seq FROM events WHERE log_id = ? ORDER BY seq LIMIT ?) RETURNING seq"
+        "(SELECT seq FROM events WHERE log_id = ? ORDER BY seq LIMIT ?) RETURNING held"
     )
     for place, run_id in enumerate(run_ids):
         if room <= 0:
             return list(run_ids[place:]), gone
         if not _is_free(link, run_id, before):
             continue
-        dropped = len(link.run(drop, run_id, run_id, room))
-        gone.events += dropped
+        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
+        dropped = len(held)
+        gone.events += sum(held)
         if dropped == room:
             link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", _BEGUN, run_id)
             return list(run_ids[place:]), gone
@@ -178,15 +176,16 @@ def _thin(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tu
     gone, room = Pruned(), _MOST_ROWS
     drop = (
         "DELETE FROM events WHERE log_id = ? AND seq IN "
-        f"(SELECT seq FROM events WHERE log_id = ? AND kind IN ({_KINDS}) ORDER BY seq LIMIT ?) RETURNING seq"
+        f"(SELECT seq FROM events WHERE log_id = ? AND kind IN ({KINDS}) ORDER BY seq LIMIT ?) RETURNING held"
     )
     for place, run_id in enumerate(run_ids):
         if room <= 0:
             return list(run_ids[place:]), gone
         if not _is_free(link, run_id, before):
             continue
-        dropped = len(link.run(drop, run_id, run_id, room))
-        gone.events += dropped
+        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
+        dropped = len(held)
+        gone.events += sum(held)
         is_done = dropped < room
         if dropped or is_done:
             link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", _THINNED if is_done else _BEGUN, run_id)
@@ -199,11 +198,11 @@ def _thin(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tu
 
 def _count(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tuple[list[str], Pruned]:
     """What would go of runs."""
-    gone, only = Pruned(), f" AND kind IN ({_KINDS})" if deltas else ""
+    gone, only = Pruned(), f" AND kind IN ({KINDS})" if deltas else ""
     for run_id in run_ids:
         if _is_free(link, run_id, before, locking=False):
             gone.runs += 1
-            gone.events += link.run(f"SELECT COUNT(*) FROM events WHERE log_id = ?{only}", run_id)[0][0]
+            gone.events += link.run(f"SELECT COALESCE(SUM(held), 0) FROM events WHERE log_id = ?{only}", run_id)[0][0]
             if not deltas:
                 gone.entries += link.run("SELECT COUNT(*) FROM journal WHERE log_id = ?", run_id)[0][0]
     return [], gone
