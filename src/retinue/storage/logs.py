@@ -218,5 +218,5 @@ async def stored_events(store: EventStore, log_id: str, after: int = 0) -> Async
                 yield event
             if ended:
                 return
-            if len(events) < BATCH:
+            if not events:
                 await watch.wait(LOOK_AGAIN)

@@ -226,9 +226,18 @@ class SqlStore:
             log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
             if not log:
                 return None
-            query = "SELECT body FROM events WHERE log_id = ? AND seq > ? ORDER BY seq LIMIT ?"
-            return link.run(query, log_id, after, limit), bool(log[0][0])
+            there = [row[0] for row in link.run(f"SELECT seq {which} LIMIT ?", log_id, after, limit)]
+            if not there:
+                return [], bool(log[0][0])
+            # A row may hold many: only as many as are asked for are read.
+            last = next((seq for seq in there if seq - after >= limit), there[-1])
+            rows = link.run(f"SELECT body {which}", log_id, after) if last == there[-1] and len(there) < limit else None
+            if rows is not None:
+                return rows, bool(log[0][0])
+            return link.run(f"SELECT body {upto}", log_id, after, last), False
 
+        which = "FROM events WHERE log_id = ? AND seq > ? ORDER BY seq"
+        upto = "FROM events WHERE log_id = ? AND seq > ? AND seq <= ? ORDER BY seq"
         found = await self.database.read(read)
         if found is None:
             return None
@@ -236,10 +245,9 @@ class SqlStore:
         what = f"an event of run {log_id!r} after number {after}"
         events: list[Event] = []
         for row in rows:
-            events += [event for event in self._read(events_in, row[0], what) if event.seq > after]
-            if len(events) >= limit:
-                return events[:limit], False
-        return events, ended
+            events += self._read(events_in, row[0], what)
+        first = next((place for place, event in enumerate(events) if event.seq > after), len(events))
+        return events[first : first + limit], ended and len(events) - first < limit
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
