@@ -154,7 +154,7 @@ def stores() -> Iterator[dict[str, Url]]:
     """How to get an empty store of each kind."""
     from tests.databases import postgres_server
 
-    with tempfile.TemporaryDirectory() as root, postgres_server() as server:
+    with tempfile.TemporaryDirectory() as root, postgres_server(fsync=True) as server:
         count = iter(range(10_000))
         yield {
             "memory": lambda: "memory:",

