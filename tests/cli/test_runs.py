@@ -91,7 +91,8 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     assert tree[3].startswith("suspended: 1 step, 1 call, 120 tokens, ")
     assert "  call_1 (ticket ticket_1): permission: May I write a.md?" in lines
     assert '    with {"path":"a.md"}' in lines
-    assert lines[-1].startswith("answer with: retinue runs resume run_c --approve call_1[=JSON]")
+    assert lines[-2].startswith("answer with: retinue runs resume run_c --approve call_1[=JSON]")
+    assert "--target MODULE:ATTR" in lines[-1]
     failed = cli("runs", "show", "run_b", "--json")
     shown = json.loads(failed.out)
     assert (shown["status"], shown["error"]) == ("failed", "it broke")

@@ -132,6 +132,25 @@ async def test_a_run_that_waits_for_its_turn_can_be_cancelled(anywhere: str) -> 
         assert (await second.run("a", "three", thread_id="t")).status is RunStatus.COMPLETED
 
 
+async def test_a_newer_run_ends_also_those_that_wait(anywhere: str) -> None:
+    gate = Gate()
+    async with two_nodes(anywhere, gate) as (first, second):
+        old = first.stream("a", "one", thread_id="t")
+        await until(lambda: gate.entered)
+        queued = second.stream("a", "two", thread_id="t", when_busy="enqueue")
+        await asyncio.sleep(0.2)
+        began = asyncio.get_running_loop().time()
+        new = first.stream("a", "three", thread_id="t", when_busy="interrupt")
+        ended = [await old.result(), await queued.result()]
+        assert [result.status for result in ended] == [RunStatus.CANCELLED] * 2
+        await until(lambda: len(gate.entered) == 2)
+        assert asyncio.get_running_loop().time() - began < 4.5  # nobody waits out a grace period
+        gate.open.set()
+        assert (await new.result()).response == "three went through"
+        kinds = [event.kind async for event in second.events(queued.run_id)]
+        assert (kinds[0], kinds[-1]) == ("run_started", "run_finished")
+
+
 async def test_a_run_is_cancelled_by_another_runtime(stored: str) -> None:
     gate = Gate()
     async with two_nodes(stored, gate) as (first, second):

@@ -123,6 +123,7 @@ def waiting_lines(record: RunRecord) -> Iterator[str]:
             yield f"    wants {one_line(_compact(ticket.response_schema), 300)}"
     run_id, call_id = record.identity.run_id, next(iter(record.result.suspended))
     yield f"answer with: retinue runs resume {run_id} --approve {call_id}[=JSON]   or   --cancel {call_id}[=REASON]"
+    yield "             and --target MODULE:ATTR or --workspace DIR, for the agents it was started with"
 
 
 def event_line(event: Event) -> str:

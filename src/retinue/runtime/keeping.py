@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -148,7 +149,8 @@ class LogKeeping:
             if holder is not None and self._when_busy == "interrupt" and holder not in interrupted:
                 interrupted.add(holder)
                 if self._interrupt is not None:
-                    await self._interrupt(holder)
+                    with contextlib.suppress(RunElsewhere):  # it was asked to stop, and is waited for
+                        await self._interrupt(holder)
             with self._store.watch(holder or record.identity.run_id) as watch:
                 holder = await self._store.take_thread(record)
                 if holder is None:

@@ -17,7 +17,6 @@ from ..core.events import Event
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
-from ..core.state import PersistedState
 from ..core.stores import RunRecord
 from ..loop.decide import Answer
 from ..loop.handles import ChildHandle, children_of
@@ -160,7 +159,7 @@ class Run:
             noted = asyncio.create_task(self.keeping.note_cancel(reason))
             await self._come_up_to_date(grace)
             self._local.request.cancellation.set(reason)
-            if self._local.scope is None and self._before is not None:
+            if self._local.scope is None and (self._before is not None or self._record.queued):
                 await self._leave_behind(reason)  # it has not come to its turn
                 return await self.result()
             # Before the loop has begun it sees for itself that it need not; once it has ended there is nothing to stop.
@@ -202,19 +201,12 @@ class Run:
 
     async def _leave_behind(self, reason: str) -> None:
         """End a run that does not stop, or never came to its beginning."""
-        result = self._local.abandon()
-        if result is not None:
-            await self._settle(result)
+        if self._local.scope is not None:
+            await self._settle(self._local.abandoned())
             return
         self._task.cancel(reason)
-        result = RunResult(
-            status=RunStatus.CANCELLED,
-            run_id=self.run_id,
-            thread_id=self.thread_id,
-            state=PersistedState(),
-            error=reason,
-            termination="cancelled",
-        )
+        self._local.begin()
+        result = self._local.abandoned()  # it tells a beginning and an end; its thread is not its own to change
         self._end.set_result(result)
         self._record.result = result
         await self.keeping.settle(self._record, None, 0)

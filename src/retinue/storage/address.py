@@ -74,7 +74,7 @@ class PostgresAddress:
             return StoreError(self.place, f"{said}: is the server up, and can it take more?", passes=True)
         if isinstance(error, psycopg.OperationalError) and not state:
             return StoreError(self.place, f"{said}: check user, password and database of its URL")
-        return StoreError(self.place, f"{said}: is it a Retinue database? `retinue db check` looks it over")
+        return StoreError(self.place, f"{said}: is it a Retinue database?")
 
     def _shown(self, error: Exception) -> str:
         lines = [" ".join(line.split()) for line in str(error).splitlines()]

@@ -98,7 +98,7 @@ class SqliteDatabase:
             return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
         if "malformed" in said:
             return StoreError(self.place, f"{said}: restore a backup")
-        return StoreError(self.place, f"{said}: is it a Retinue database? `retinue db check` looks it over")
+        return StoreError(self.place, f"{said}: is it a Retinue database?")
 
 
 class _Glances:
