@@ -181,8 +181,6 @@ def request(**fields: Any) -> RunRequest:
     st.none() | st.floats(0, 9),
     st.booleans(),
     st.booleans(),
-    st.integers(0, 99),
-    objects,
 )
 def test_a_request_is_read_back_equal(
     said: Any,
@@ -193,8 +191,6 @@ def test_a_request_is_read_back_equal(
     timeout: Any,
     keeps: Any,
     apart: Any,
-    n: Any,
-    state: Any,
 ) -> None:
     asked = request(
         messages=said,
@@ -206,7 +202,7 @@ def test_a_request_is_read_back_equal(
         keeps_thread=keeps,
         detached=apart,
     )
-    assert decode_request(encode_request(asked, n, PersistedState(7, state))) == StoredRequest(
+    assert decode_request(encode_request(asked)) == StoredRequest(
         agent="writer",
         identity=asked.identity,
         messages=said,
@@ -217,8 +213,6 @@ def test_a_request_is_read_back_equal(
         timeout=timeout,
         keeps_thread=keeps,
         detached=apart,
-        thread_messages=n,
-        thread_state=PersistedState(7, state),
         lost=None,
     )
 
@@ -231,7 +225,7 @@ def test_a_command_that_says_nothing_is_still_one() -> None:
 
 def test_a_limit_that_is_infinite_is_none() -> None:
     endless = request(limits=Limits(seconds=math.inf), timeout=math.inf)
-    stored = decode_request(encode_request(endless, 0, PersistedState()))
+    stored = decode_request(encode_request(endless))
     assert (stored.limits, stored.timeout, stored.lost) == (Limits(), None, None)
 
 
@@ -336,7 +330,7 @@ def test_a_result_that_would_not_be_read_back(kind: Any, output: Any) -> None:
     ],
 )
 def test_what_a_request_loses_it_says(fields: Any, lost: str) -> None:
-    stored = decode_request(encode_request(request(**fields), 1, PersistedState()))
+    stored = decode_request(encode_request(request(**fields)))
     assert (stored.lost, stored.context, stored.model) == (lost, {"n": 1}, None)
     assert stored.messages == (Message.user("hello"),)
 
@@ -345,11 +339,9 @@ def test_what_a_request_loses_it_says(fields: Any, lost: str) -> None:
     "fields", [{"messages": (Message.user("\ud800"),)}, {"seed": PersistedState(0, {"a": Opaque()})}], ids=str
 )
 def test_a_request_of_which_the_heart_is_lost_still_says_whose_it_was(fields: Any) -> None:
-    stored = decode_request(encode_request(request(**fields, context={"db": Opaque()}), 1, PersistedState()))
+    stored = decode_request(encode_request(request(**fields, context={"db": Opaque()})))
     assert stored.lost is not None
-    assert stored.lost.startswith(
-        "its context 'db' has no JSON form; its messages, its seed or the state of its thread"
-    )
+    assert stored.lost.startswith("its context 'db' has no JSON form; its messages or its seed")
     assert (stored.identity.run_id, stored.messages, stored.seed) == ("run_1", (), PersistedState())
 
 

@@ -45,7 +45,7 @@ class _Outcome(Struct):
 
 
 class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run began: what was asked of it, and where its thread stood."""
+    """How a run began: what was asked of it."""
 
     agent: str
     identity: RunIdentity
@@ -57,9 +57,6 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout: float | None = None
     keeps_thread: bool = False
     detached: bool = False
-    thread_messages: int = 0
-    """How many messages its thread had."""
-    thread_state: PersistedState = field(default_factory=PersistedState)
     lost: str | None = None
     """What of the request could not be stored, in words: the run cannot be begun again from this."""
 
@@ -117,7 +114,7 @@ def decode_result(data: bytes, output_format: OutputFormat | None) -> RunResult:
         raise RecordUnreadable(f"the output of run {read.run_id!r}", reason_of(exc)) from exc
 
 
-def encode_request(request: RunRequest, thread_messages: int, thread_state: PersistedState) -> bytes:
+def encode_request(request: RunRequest) -> bytes:
     """How a run begins. What cannot be stored is left out, and `lost` says so."""
     context, lost = _storable(request.context)
     model: Any = request.model
@@ -135,16 +132,13 @@ def encode_request(request: RunRequest, thread_messages: int, thread_state: Pers
         timeout=request.timeout,
         keeps_thread=request.keeps_thread,
         detached=request.detached,
-        thread_messages=thread_messages,
-        thread_state=thread_state,
         lost="; ".join(lost) or None,
     )
     try:
         return _written(stored, _request, "a request")
     except RecordUnwritable as exc:
-        lost.append(f"its messages, its seed or the state of its thread cannot be written as JSON ({exc.reason})")
-        nothing = PersistedState()
-        rest = replace(stored, messages=(), seed=nothing, thread_state=nothing, lost="; ".join(lost))
+        lost.append(f"its messages or its seed cannot be written as JSON ({exc.reason})")
+        rest = replace(stored, messages=(), seed=PersistedState(), lost="; ".join(lost))
         return _written(rest, _request, f"the request of run {request.identity.run_id!r}")
 
 

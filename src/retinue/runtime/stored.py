@@ -76,7 +76,7 @@ class StoredRuns:
         writer = LogWriter(run_id, log, self.store)
         log.writer = writer
         local = self._backend.open(request, DurableJournal(run_id, writer, Recorded()), log)
-        keeping = self._keeping(writer, encode_request(request, 0, PersistedState()), when_busy=when_busy)
+        keeping = self._keeping(writer, encode_request(request), when_busy=when_busy)
         run = Run(local, self._backend, keeping, self._home.run_ended, before=before, behind=behind)
         self.node.take(run)
         return run

@@ -28,13 +28,11 @@ class Recorded:
     """The entries of one journal, by run and key, as the process before left them."""
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self.count = 0
         self.by_run: dict[str, dict[str, JournalEntry]] = {}
         self.begun: dict[str, set[str]] = {}
         self.told_again = asyncio.Event()
         """Set when a run asks for something that is not here."""
         for entry in entries:
-            self.count += 1
             if entry.kind == BEGUN:
                 self.begun.setdefault(entry.run_id, set()).add(entry.key)
             else:

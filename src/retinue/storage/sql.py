@@ -226,18 +226,15 @@ class SqlStore:
             log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
             if not log:
                 return None
-            there = [row[0] for row in link.run(f"SELECT seq {which} LIMIT ?", log_id, after, limit)]
-            if not there:
-                return [], bool(log[0][0])
-            # A row may hold many: only as many as are asked for are read.
-            last = next((seq for seq in there if seq - after >= limit), there[-1])
-            rows = link.run(f"SELECT body {which}", log_id, after) if last == there[-1] and len(there) < limit else None
-            if rows is not None:
-                return rows, bool(log[0][0])
-            return link.run(f"SELECT body {upto}", log_id, after, last), False
+            numbers = "SELECT seq FROM events WHERE log_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+            there = [row[0] for row in link.run(numbers, log_id, after, limit)]
+            # A row may hold many events: no more rows are read than hold those that are asked for.
+            enough = next((seq for seq in there if seq - after >= limit), None)
+            last = enough or (there[-1] if there else after)
+            bodies = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq <= ? ORDER BY seq"
+            is_all = enough is None and len(there) < limit
+            return link.run(bodies, log_id, after, last), is_all and bool(log[0][0])
 
-        which = "FROM events WHERE log_id = ? AND seq > ? ORDER BY seq"
-        upto = "FROM events WHERE log_id = ? AND seq > ? AND seq <= ? ORDER BY seq"
         found = await self.database.read(read)
         if found is None:
             return None
@@ -247,7 +244,7 @@ class SqlStore:
         for row in rows:
             events += self._read(events_in, row[0], what)
         first = next((place for place, event in enumerate(events) if event.seq > after), len(events))
-        return events[first : first + limit], ended and len(events) - first < limit
+        return events[first : first + limit], ended
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
