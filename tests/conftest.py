@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from .databases import TestServer
+
+# How long an example takes depends on what else the machine does: that is for benchmarks.
+settings.register_profile("retinue", deadline=None)
+settings.load_profile("retinue")
 
 
 @pytest.fixture(scope="session")
