@@ -54,9 +54,7 @@ async def make_declared(harness: HarnessAgent, name: str, max_steps: int | None 
     entry = catalog.entries.get(name)
     if entry is None:
         known = ", ".join(sorted(catalog.entries))
-        raise ConfigurationError(
-            f"there is no sub-agent {name!r} here; there are: {known}. An agent of your own code is named with --target MODULE:ATTR, where a command takes that"
-        )
+        raise ConfigurationError(f"there is no sub-agent {name!r} here; there are: {known}")
     if entry.declaration is None:
         return Declared(harness.mirror(entry.id), None)
     declaration = entry.declaration if max_steps is None else replace(entry.declaration, max_steps=max_steps)

@@ -17,6 +17,7 @@ from ..core.events import Event
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
+from ..core.state import PersistedState
 from ..core.stores import RunRecord
 from ..loop.decide import Answer
 from ..loop.handles import ChildHandle, children_of
@@ -205,8 +206,16 @@ class Run:
             await self._settle(self._local.abandoned())
             return
         self._task.cancel(reason)
-        self._local.begin()
-        result = self._local.abandoned()  # it tells a beginning and an end; its thread is not its own to change
+        if self._before is not None or self._record.queued:
+            self._local.begin()  # it tells a beginning and an end; its thread is not its own to change
+        result = self._local.abandon() or RunResult(
+            status=RunStatus.CANCELLED,
+            run_id=self.run_id,
+            thread_id=self.thread_id,
+            state=PersistedState(),
+            error=reason,
+            termination="cancelled",
+        )
         self._end.set_result(result)
         self._record.result = result
         await self.keeping.settle(self._record, None, 0)
