@@ -232,6 +232,22 @@ async def test_a_file_that_cannot_be_used_is_named_and_left_alone(
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
+async def open_with_runtime(url: str) -> None:
+    async with Runtime.open(url):
+        pass
+
+
+async def test_who_opens_a_new_file_while_another_does_waits(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # SQLite changes no mode beside it, and does not wait for its end
+    opening = asyncio.create_task(open_with_runtime(f"sqlite:///{tmp_path / 'app.db'}"))
+    await asyncio.sleep(0.1)
+    assert not opening.done()
+    other.execute("ROLLBACK")
+    await opening
+    other.close()
+
+
 async def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="create it"):
         async with Runtime.open(f"sqlite:///{tmp_path}/none/app.db"):

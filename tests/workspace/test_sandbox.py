@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -136,6 +138,31 @@ async def test_cancelling_ends_everything_in_it(shell: Shell, delay: float) -> N
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
+    assert await until(lambda: not processes_with(mark))
+
+
+async def test_cancelling_ends_a_sandbox_that_was_slow_to_be_tied(
+    bwrap: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first process in a sandbox closes what it has open before it is tied to the bwrap outside: have it close much.
+    code = (
+        "import os, resource, sys; most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; most = min(most, 20_000)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)); null = os.open('/dev/null', os.O_RDONLY)\n"
+        "for number in range(null + 1, most - 100): os.dup2(null, number)\n"
+        f"os.execv({shutil.which('bwrap')!r}, sys.argv)"
+    )
+    (tmp_path / "slow.py").write_text(code)
+    slow = fake_bwrap(
+        tmp_path / "bin", f'exec {shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / "slow.py"))} "$@"'
+    )
+    monkeypatch.setenv("PATH", f"{slow}{os.pathsep}{os.environ['PATH']}")
+    shell, mark = Shell(SandboxFilesystem(root)), f"64.{os.getpid()}"
+    for _ in range(5):
+        work = asyncio.create_task(shell(f"sleep {mark} & sleep {mark}"))
+        await asyncio.sleep(0)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
     assert await until(lambda: not processes_with(mark))
 
 

@@ -137,7 +137,7 @@ class _Session:
         try:
             link = SqliteLink(connection, self._begin)
             check_version(link.version(), self._path)  # before anything is changed, the mode of the file included
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'full' else 'NORMAL'}")
             if link.version() < SCHEMA_VERSION:
                 self._migrate(link)
@@ -156,6 +156,19 @@ class _Session:
         except BaseException:
             link.rollback()
             raise
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Of several who do this to a new file at once, SQLite refuses all but one without waiting: try for as long."""
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.005)
 
 
 class SqliteLink:

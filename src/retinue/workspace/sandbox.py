@@ -33,12 +33,13 @@ _NETWORK_SETTINGS = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates",
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,99}")
 _PROBE_SECONDS = 20
 
-# Until bwrap has tied its inner process to its outer one, ending the outer ends nothing: so a command first says that
-# it is there, and begins when it is told to.
+# Until the first process of the sandbox is tied to the bwrap outside, ending that one ends nothing. It is tied when it
+# sleeps, waiting for its children: then a command says that it is ready, and begins when it is told to.
 #
 # A name may have been made a link since it was looked at: what was really bound is compared from the inside, where
 # it can no longer change, before anything else is done.
 _ENTER = (
+    'until read -r id name state rest </proc/1/stat && test "$state" = S; do :; done; '
     "echo >&0; read -r go || exit 125; "
     'test "$(PATH=/usr/bin:/bin stat -c %d:%i .)" = "$0" || '
     '{ echo "the folder was replaced while the sandbox was made"; exit 126; }; exec /bin/sh -c "$1" </dev/null'
