@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from benchmarks.models import serving
+from benchmarks.stream_server import EVENTS
+from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, open_model, tool
 from retinue.core.events import TextDelta
 from retinue.core.runs import RunIdentity
 from retinue.core.stores import JournalEntry, LogBatch, RunRecord
@@ -20,7 +22,7 @@ from retinue.storage.logs import stored_events
 from retinue.storage.urls import open_store
 
 RUNS, AT_ONCE, CALLS = 640, 32, 3
-STEPS, DELTAS = 200, 20_000
+STEPS, DELTAS = 200, 200_000
 LONG, MANY = 100_000, 1_000_000
 
 Url = Callable[[], str]
@@ -105,6 +107,26 @@ async def a_token(url: str) -> float:
     return took / DELTAS * 1e6
 
 
+async def a_token_from_afar(url: str, server: str) -> float:
+    """Microseconds a token takes that a model streams over HTTP, by the wall clock."""
+    model: Any = open_model("openai-chat:m", base_url=f"{server}/v1", api_key="k")
+
+    @tool
+    def note(text: str) -> str:
+        """Take a note."""
+        return "ok"
+
+    async with Runtime.open(url, [Agent("a", model, tools=[note], max_steps=1)], recover=False) as runtime:
+        began = 0.0
+        for number in range(4):
+            if number == 1:  # the first fills caches
+                began = time.perf_counter()
+            assert len([event async for event in runtime.stream("a", "go")]) > EVENTS
+        took = time.perf_counter() - began
+    await model.aclose()
+    return took / 3 / EVENTS * 1e6
+
+
 async def fill(url: str, logs: int, events: int) -> list[str]:
     """Logs of so many events each, written as a runtime writes them."""
     store: Any = open_store(url)
@@ -170,13 +192,16 @@ def show(rounds: int) -> None:
     def note(what: str, value: float) -> None:
         told.setdefault(what, []).append(value)
 
-    with stores() as kinds:
+    with stores() as kinds, serving() as server:
         for number in range(rounds):
             sys.stderr.write(f"round {number + 1} of {rounds}\n")
             for name, url in kinds.items():
                 note(f"runs a second, {name}", asyncio.run(runs_a_second(url())))
                 note(f"a step, {name}, µs", asyncio.run(a_step(url())))
                 note(f"a token, {name}, µs", asyncio.run(a_token(url())))
+                for pace in ("burst", "paced"):
+                    told_by = f"{server}/{pace}"
+                    note(f"a token over HTTP, {pace}, {name}, µs", asyncio.run(a_token_from_afar(url(), told_by)))
         for name in ("SQLite", "PostgreSQL"):
             note(f"events a second read back, {name}", asyncio.run(replay(kinds[name]())))
         opened, listed = asyncio.run(large(kinds["SQLite"]()))
@@ -188,7 +213,6 @@ def show(rounds: int) -> None:
         print(f"{what:44} {middle[what]:12,.1f}   ({each})")
     for name in ("SQLite", "PostgreSQL"):
         kept, bare = middle[f"a step, {name}, µs"], middle["a step, memory, µs"]
-        slower = middle[f"a token, {name}, µs"] / middle["a token, memory, µs"]
-        print(
-            f"{name}: keeping a step costs {(kept - bare) / 1e3:.2f} ms ({kept / bare:.1f}x), a token is {slower:.2f}x"
-        )
+        print(f"{name}: keeping a step costs {(kept - bare) / 1e3:.2f} ms ({kept / bare:.1f}x)")
+        for what in ("a token", "a token over HTTP, burst", "a token over HTTP, paced"):
+            print(f"{name}: {what} takes {middle[f'{what}, {name}, µs'] / middle[f'{what}, memory, µs']:.2f}x")

@@ -59,7 +59,7 @@ class Broken(SqliteStore):
         def change(work: Any) -> Any:
             return lambda link: work(Changed(link, self.old, self.new))
 
-        vars(self.database)["write"] = lambda work, about="", alone=False: write(change(work), about)
+        vars(self.database)["write"] = lambda work, about="", **how: write(change(work), about, **how)
         vars(self.database)["read"] = lambda work: read(change(work))
 
 

@@ -1,10 +1,14 @@
-"""Lanes: threads that do work on a database, each with a connection. What waits together is committed together."""
+"""Lanes: threads that do work on a database, each with a connection. What waits together is committed together.
+
+Little work need not go to a thread and back, which takes longer than the work: see `Lane.quick`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
@@ -16,6 +20,11 @@ T = TypeVar("T")
 
 MOST = 256
 """Pieces of work in one transaction."""
+MOST_QUICK, QUICK_IN_A_ROW = 32, 256
+"""Pieces of work in a transaction that is done without the thread; and such transactions in a row: the thread has
+chores of its own, which are done with the next."""
+SLOW, PAUSE = 0.01, 1.0
+"""Seconds after which such a transaction was none for an event loop, and for how long there is none then."""
 
 
 class Link(Protocol):
@@ -67,22 +76,39 @@ class Lane:
     In one transaction it is in the order of what it is about. Work that also touches something else has one for itself:
     so two lanes, which keep what they have touched until they commit, never wait for each other. A lane whose work is
     all of that kind joins none: `most` is 1.
+
+    With `quick`, which lends the same connection and has it wait for nothing, little work that finds the lane free is
+    done by the event loop itself, all of one turn together. Where that fails, the thread does it again and tells why.
     """
 
     def __init__(
-        self, place: str, session: Session, problem: Callable[[Exception], Exception], most: int = MOST
+        self,
+        place: str,
+        session: Session,
+        problem: Callable[[Exception], Exception],
+        most: int = MOST,
+        quick: Session | None = None,
     ) -> None:
         self._place, self._session, self._problem, self._most = place, session, problem, most
+        self._quick = quick
+        self._gathered: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+        self._using = threading.Lock()
+        self._unfinished, self._quick_left, self._quick_from = 0, QUICK_IN_A_ROW, 0.0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
         self._taking = threading.Lock()
 
-    async def do(self, work: Callable[[Link], T], about: str = "", alone: bool = False) -> T:
+    async def do(self, work: Callable[[Link], T], about: str = "", alone: bool = False, little: bool = False) -> T:
         """Have work done and committed; whoever waits here is told then."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._take((about, work, alone, loop, done))
+        job = about, work, alone, loop, done
+        if little and self._quick is not None:
+            self._gather(loop, job)
+        else:
+            self._do_gathered(loop)
+            self._take(job)
         return await done
 
     def do_now(self, work: Callable[[Link], T], about: str = "") -> T:
@@ -93,6 +119,7 @@ class Lane:
 
     async def close(self) -> None:
         """Do what waits, and end."""
+        self._do_gathered(asyncio.get_running_loop())
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -108,10 +135,52 @@ class Lane:
         with self._taking:  # nothing is put behind the end, where nobody would find it
             if self._closed:
                 raise StoreError(self._place, "it was closed")
+            self._unfinished += 1
             self._jobs.put(job)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
                 self._worker.start()
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
+        gathered = self._gathered.get(loop)
+        if gathered is None:
+            self._gathered[loop] = [job]
+            loop.call_soon(self._do_gathered, loop)
+        else:
+            gathered.append(job)
+
+    def _do_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        jobs = self._gathered.pop(loop, [])
+        if not jobs or self._did_quickly(jobs):
+            return
+        for job in jobs:
+            try:
+                self._take(job)
+            except StoreError as exc:
+                _settle([(job[-1], (None, exc))])
+
+    def _did_quickly(self, jobs: list[_Job]) -> bool:
+        """Do all of it at once in this thread, where nobody is before it and nothing need be waited for."""
+        began = time.monotonic()
+        if self._quick is None or len(jobs) > MOST_QUICK or began < self._quick_from:
+            return False
+        with self._taking:
+            if self._closed or self._unfinished or not self._quick_left:
+                return False
+            self._quick_left -= 1
+            self._using.acquire()  # at once: who has nothing to do uses nothing
+        try:
+            with self._quick() as link:
+                outcomes = _in_one(link, [work for _, work, _, _, _ in jobs])
+        except Exception:  # the thread does it again, with all patience, and sees whose fault it was
+            return False
+        finally:
+            self._using.release()
+            now = time.monotonic()
+            if now - began > SLOW:
+                self._quick_from = now + PAUSE
+        _settle([(job[-1], outcome) for job, outcome in zip(jobs, outcomes, strict=True)])
+        return True
 
     def _serve(self) -> None:
         while True:
@@ -120,7 +189,12 @@ class Lane:
                 batch.append(self._jobs.get())
             jobs = [job for job in batch if job is not None]
             for some in _parted(jobs):
-                _tell(some, self._together([work for _, work, _, _, _ in some]))
+                with self._using:
+                    outcomes = self._together([work for _, work, _, _, _ in some])
+                with self._taking:
+                    self._unfinished -= len(some)
+                    self._quick_left = QUICK_IN_A_ROW
+                _tell(some, outcomes)
             if len(jobs) < len(batch):
                 return
 

@@ -122,9 +122,9 @@ class LogWriter:
         try:
             while True:
                 await self._until_needed()
-                while self._waiting or self._written < len(log.events):
+                if self._waiting or self._written < len(log.events):
                     await self._write_once()
-                if log.closed:
+                elif log.closed:
                     await self._let_go()
                     if not self._waiting:
                         return
@@ -137,7 +137,9 @@ class LogWriter:
 
     async def _let_go(self) -> None:
         self._letting_go = True
-        await self._put(LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True, done=self.done))
+        end = LogBatch(log_id=self.log_id, epoch=self.epoch, ended=True, released=True, done=self.done)
+        end.first_entry = self._recorded
+        await self._put(end)
         self._letting_go, self._released = False, True
 
     async def _until_needed(self) -> None:

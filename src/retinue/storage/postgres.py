@@ -68,7 +68,9 @@ class PostgresDatabase:
     async def open(self) -> None:
         await self._about_all.do(lambda link: None)
 
-    async def write(self, work: Callable[[Link], T], about: str = "", *, alone: bool = False) -> T:
+    async def write(
+        self, work: Callable[[Link], T], about: str = "", *, alone: bool = False, little: bool = False
+    ) -> T:
         lane = self._writing[zlib.crc32(about.encode(errors="replace")) % WRITERS] if about else self._about_all
         return await lane.do(work, about, alone)
 

@@ -16,7 +16,7 @@ from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import CANCELS, JournalEntry, LogBatch, OwnedLog, RunRecord, ThreadRecord, Watch
 from .lanes import Link
-from .packs import events_in, rows_of
+from .packs import EventRow, events_in, rows_of
 
 T = TypeVar("T")
 _Row = tuple[Any, ...]
@@ -40,6 +40,8 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
 UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """What decoders raise."""
 
+_FEW, _LITTLE = 100, 64_000
+"""Rows, and bytes in them, that are written in no time."""
 _RUN = "identity, started_at, result, status, decided, run_id"
 _RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ? AND status = 'queued'"
 _INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
@@ -54,8 +56,11 @@ class Database(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, work: Callable[[Link], T], about: str = "", *, alone: bool = False) -> T:
-        """Do work about one log or about everything; `alone` where it locks anything else, a thread above all."""
+    async def write(
+        self, work: Callable[[Link], T], about: str = "", *, alone: bool = False, little: bool = False
+    ) -> T:
+        """Do work about one log or about everything; `alone` where it locks anything else, a thread above all; `little`
+        where it is so small that asking another thread would take longer."""
         ...
 
     async def read(self, work: Callable[[Link], T]) -> T: ...
@@ -173,7 +178,7 @@ class SqlStore:
                 link.run(_RUNS_NOW, identity.run_id)
             return holder
 
-        return await self.database.write(begin, identity.run_id, alone=True)
+        return await self.database.write(begin, identity.run_id, alone=True, little=len(request.body) < _LITTLE)
 
     async def take_thread(self, record: RunRecord) -> str | None:
         def take(link: Link) -> str | None:
@@ -218,7 +223,8 @@ class SqlStore:
                 link.run("DELETE FROM journal WHERE log_id = ?", log_id)
             link.note(log_id)
 
-        await self.database.write(write, log_id, alone=save_thread is not None or save_run is not None)
+        alone = save_thread is not None or save_run is not None
+        await self.database.write(write, log_id, alone=alone, little=_is_little(batch, events, entries))
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
         def read(link: Link) -> tuple[list[Any], bool] | None:
@@ -324,6 +330,13 @@ class SqlStore:
             return decode(body)
         except UNREADABLE as exc:
             raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
+
+
+def _is_little(batch: LogBatch, events: list[EventRow], entries: list[_Row]) -> bool:
+    """Whether a batch is written in no time: no crowd of rows, nothing long in them, not much to throw away."""
+    said = 0 if batch.thread is None else len(batch.thread.messages) - batch.thread_from
+    rows = len(events) + len(entries) + said + (batch.first_entry if batch.done else 0)
+    return rows <= _FEW and sum([len(row[3]) for row in events]) + sum([len(row[5]) for row in entries]) < _LITTLE
 
 
 def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:

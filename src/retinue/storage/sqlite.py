@@ -19,6 +19,8 @@ from .sql import SqlStore
 T = TypeVar("T")
 
 _BUSY_SECONDS = 10.0
+_CHECKPOINT = 1000
+"""Pages of the log of writes after which it is moved into the file."""
 _LOOK_EVERY = 0.1
 """Seconds between two looks at what another process may have written."""
 _PASSES = ("locked", "busy", "full", "disk I/O error", "unable to open", "readonly")
@@ -27,7 +29,7 @@ _MOST_PROBLEMS = 100
 
 
 class SqliteStore(SqlStore):
-    """Keeps everything in one file in WAL mode. One thread writes, so that many runs cost little more than one."""
+    """Keeps everything in one file in WAL mode. One connection writes, so that many runs cost little more than one."""
 
     def __init__(self, path: str, durability: Durability = "process") -> None:
         super().__init__(SqliteDatabase(path, durability))
@@ -43,15 +45,19 @@ class SqliteDatabase:
     def __init__(self, path: str, durability: Durability) -> None:
         self.place = path
         writer, reader = _Session(path, durability, "BEGIN IMMEDIATE"), _Session(path, durability, "BEGIN")
-        self._writing = Lane(path, writer.lend, self._problem)
+        # Who asks that each commit reaches the disk waits for the disk, which is nothing for an event loop.
+        quick = None if durability == "full" else writer.lend_quick
+        self._writing = Lane(path, writer.lend, self._problem, quick=quick)
         self._reading = Lane(path, reader.lend, self._problem)
         self._sessions = (writer, reader)
 
     async def open(self) -> None:
         await self._writing.do(lambda link: None)
 
-    async def write(self, work: Callable[[Link], T], about: str = "", *, alone: bool = False) -> T:
-        return await self._writing.do(work)
+    async def write(
+        self, work: Callable[[Link], T], about: str = "", *, alone: bool = False, little: bool = False
+    ) -> T:
+        return await self._writing.do(work, little=little)
 
     async def read(self, work: Callable[[Link], T]) -> T:
         return await self._reading.do(work)
@@ -73,6 +79,7 @@ class SqliteDatabase:
         return [row[0] for row in found if row[0] != "ok"]
 
     async def close(self) -> None:
+        await self._writing.close()
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -114,18 +121,35 @@ class _Session:
     def __init__(self, path: str, durability: Durability, begin: str) -> None:
         self._path, self._durability, self._begin = path, durability, begin
         self._link: SqliteLink | None = None
+        self._is_patient = True
 
     @contextmanager
     def lend(self) -> Generator[Link]:
         link = self._link = self._link or self._connect()
+        self._be_patient(link, True)
         try:
             yield link
         except BaseException:
             self.close()
             raise
 
+    @contextmanager
+    def lend_quick(self) -> Generator[Link]:
+        """As `lend`, with a connection that is there, and that waits for nobody and does no chores."""
+        link = self._link
+        if link is None:
+            raise StoreError(self._path, "there is no connection yet")
+        self._be_patient(link, False)
+        yield link
+
+    def _be_patient(self, link: SqliteLink, patient: bool) -> None:
+        if patient != self._is_patient:
+            link.run(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000) if patient else 0}")
+            link.run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT if patient else 0}")
+            self._is_patient = patient
+
     def close(self) -> None:
-        link, self._link = self._link, None
+        link, self._link, self._is_patient = self._link, None, True
         if link is not None:
             link.connection.close()
 
