@@ -54,6 +54,9 @@ class LocalBackground:
 
     async def next_leg(self, run_id: str, token: CancellationToken, answered: Callable[[], None]) -> RunResult:
         question = self._question(run_id)
+        child = self._backend.waiting_child(run_id)
+        if child is not None and (answers := child.answers_before()):
+            question.take(child.take(answers))
 
         def give_up() -> None:
             question.loop.call_soon_threadsafe(question.take, None)
@@ -91,6 +94,10 @@ class LocalBackground:
             raise ExecutionBackendError(run_id, "it is not there any more")
         return result
 
+    def waits(self, run_id: str) -> bool:
+        """Whether a background child of that id waits for a human."""
+        return self._backend.waiting_child(run_id) is not None
+
     async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult | None:
         """Answer a background child that waits; its result, or where it waits next. None where there is none."""
         child = self._backend.waiting_child(run_id)
@@ -99,6 +106,7 @@ class LocalBackground:
         answers = child.match(decisions)
         if not answers:
             return child.result
+        child.note_answers(answers)
         question = self._question(run_id)  # it may be answered before anybody has come to ask it
         question.take(child.take(answers))
         return await asyncio.shield(question.result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,9 @@ _THREAD = "thread"
 """Where a journal says how the thread stood."""
 
 
+_answers = msgspec.json.Decoder(list[Answer]).decode
+
+
 class _Mark(Struct, frozen=True):
     messages: int
     state: PersistedState
@@ -66,6 +69,7 @@ class LocalRun:
     __slots__ = (
         "_blueprint",
         "_hooks",
+        "_legs",
         "_model",
         "_ns",
         "_parent_budget",
@@ -91,6 +95,7 @@ class LocalRun:
     ) -> None:
         self.request, self.identity = request, request.identity
         self.journal, self._resolver, self._ns = journal, resolver, ns
+        self._legs = 0
         if parent is None:
             self.log, self._parent_budget, self._hooks = log, None, blueprint.hooks
         else:
@@ -188,6 +193,19 @@ class LocalRun:
         """Take decisions in that `match` has passed; what the run is to go on with, by call id."""
         assert self.scope is not None
         return take_answers(self.scope, answers)
+
+    def note_answers(self, answers: Sequence[Answer]) -> None:
+        """Have it recorded, before anything that follows, what a child goes on with that nobody waits for."""
+        self._legs += 1
+        self.journal.note(f"decisions:{self._legs}", msgspec.json.encode(answers))
+
+    def answers_before(self) -> list[Answer]:
+        """What it went on with from here in a process that has ended."""
+        body = self.journal.recall(f"decisions:{self._legs + 1}")
+        if body is None:
+            return []
+        self._legs += 1
+        return _answers(body)
 
     def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
         """Go on with decisions that were taken in."""

@@ -103,6 +103,23 @@ class OwnedLog(Struct, frozen=True):
     """Whether its owner has not been heard of for longer than it said."""
 
 
+class Asked(Struct, frozen=True):
+    """Decisions on a run, for the process that works on it."""
+
+    ask_id: str
+    run_id: str
+    """A run of a log, or a background child under one."""
+    body: bytes
+
+
+class AskStatus(Struct, frozen=True):
+    """What became of what was asked."""
+
+    taker: str | None
+    """The owner that does it, if any has begun to."""
+    reply: bytes | None
+
+
 class Store(Protocol):
     """Contract: what was saved is read back equal, by any reader, after `save` has returned."""
 
@@ -134,8 +151,8 @@ class Watch(Protocol):
         ...
 
 
-CANCELS = "cancel"
-"""The topic of requests to cancel."""
+REQUESTS = "requests"
+"""The topic of what is asked of the owners of logs."""
 
 
 class EventStore(Protocol):
@@ -146,7 +163,7 @@ class EventStore(Protocol):
         ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch a log, by its id, or whether somebody wants a run cancelled (`CANCELS`)."""
+        """Watch a log, by its id, what is asked of owners (`REQUESTS`), or the reply to it, by the id of the ask."""
         ...
 
 
@@ -203,4 +220,26 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def ask_cancel(self, log_id: str, reason: str) -> None:
         """Have the owner of a log cancel its run."""
+        ...
+
+    async def ask(self, asked: Asked) -> None:
+        """Have whoever works on a run take decisions in."""
+        ...
+
+    async def asked(self) -> list[Asked]:
+        """What was asked and nobody does yet, oldest first."""
+        ...
+
+    async def take_ask(self, ask_id: str, owner: str) -> bool:
+        """Do what was asked, where nobody else does."""
+        ...
+
+    async def reply(self, ask_id: str, body: bytes) -> None: ...
+
+    async def ask_status(self, ask_id: str) -> AskStatus | None:
+        """None where it was withdrawn."""
+        ...
+
+    async def withdraw(self, ask_id: str) -> bool:
+        """Ask no longer; whether nobody had begun to do it."""
         ...

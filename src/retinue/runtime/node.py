@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import RetinueError
 from ..core.ids import unique
-from ..core.stores import CANCELS, DurableStore, OwnedLog
+from ..core.stores import REQUESTS, DurableStore, OwnedLog
 from .run import Run
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Node:
         self._store, self.lease = store, lease
         self.owner = f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}/{unique()}"
         self.runs: dict[str, Run] = {}
+        self.hear: Callable[[], Awaitable[None]] | None = None
+        """Looks at what else others ask of it."""
         self._stopping: set[str] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._alive: asyncio.Task[None] | None = None
@@ -82,11 +84,13 @@ class Node:
         """For as long as there are runs: keep them, and hear what others want of them."""
         loop = asyncio.get_running_loop()
         renewed = loop.time()
-        with self._store.watch(CANCELS) as watch:
+        with self._store.watch(REQUESTS) as watch:
             while self.runs:
                 with contextlib.suppress(RetinueError):
                     for log_id, reason in (await self._store.cancels(self.owner)).items():
                         self._stop(log_id, reason)
+                    if self.hear is not None:
+                        await self.hear()
                 if loop.time() - renewed >= self.lease / 3:
                     renewed = await self._renew(renewed)
                 await watch.wait(_LOOK_EVERY)

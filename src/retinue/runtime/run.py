@@ -12,7 +12,7 @@ from ..backends.local import LocalBackend
 from ..backends.local_run import LocalRun
 from ..core.context import GRACE
 from ..core.decisions import Decision
-from ..core.errors import RetinueError
+from ..core.errors import DecisionRefused, RetinueError
 from ..core.events import Event
 from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
@@ -63,7 +63,7 @@ class Run:
         self.run_id, self.thread_id, self.agent = identity.run_id, identity.thread_id, identity.agent
         self._record = RunRecord(identity=identity, started_at=local.journal.now()) if past is None else past.record
         self._next_leg: Run | None = None
-        self._settling = False
+        self._went_on = self._settling = False
         loop = asyncio.get_running_loop()
         self.left: asyncio.Future[None] = loop.create_future()
         """Done when it has left its thread to others."""
@@ -136,6 +136,8 @@ class Run:
         answers = self._local.match(decisions)
         if not answers:
             return self
+        if self._leg is not None and not self._went_on:  # it does not look like it yet
+            raise DecisionRefused(f"run {self.run_id!r} is running, it waits for nothing")
         self._local.log.reopen()
         self._next_leg = next_leg = Run(
             self._local, self._backend, self.keeping, self._on_end, leg=(answers, self._local.take(answers))
@@ -274,6 +276,7 @@ class Run:
         if self._leg is not None:
             answers, fresh = self._leg
             await self.keeping.go_on(answers)
+            self._went_on = True
             return await self._local.resume(fresh)
         if self._before is not None:
             if self._behind is not None:

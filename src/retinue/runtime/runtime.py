@@ -12,7 +12,7 @@ from ..core.agents import Agent
 from ..core.backend import ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused, ThreadBusy, UnknownRun
+from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
 from ..core.journal import Journal
 from ..core.messages import as_messages
@@ -216,10 +216,22 @@ class Runtime:
         """As `stream_resume`, and wait for the end or for the next time it waits. The run may be another process's.
 
         It may also be a background child: the id is in its events and, as the run id, in its task's record.
+        Where another process works on it, because of its tasks for one, that process does it and this one waits.
         """
         if run_id not in self._runs and (answered := await self._background.answer(run_id, decisions)) is not None:
             return answered
-        run = await self.load(run_id)
+        while True:
+            try:
+                run = await self.load(run_id)
+                break
+            except (RunElsewhere, UnknownRun) as exc:
+                if self._stored is None:
+                    raise
+                answered = await self._stored.asking.ask(run_id, decisions)
+                if answered is not None:
+                    return answered
+                if isinstance(exc, UnknownRun) or await self._stored.is_elsewhere(run_id):
+                    raise
         if run is not None:
             try:
                 next_leg = self.stream_resume(run_id, decisions)
@@ -233,6 +245,14 @@ class Runtime:
         if all((target, decision.id) in record.decided for target, decision in decisions.items()):
             return record.result
         raise DecisionRefused(f"run {run_id!r} is {record.result.status}, it waits for nothing")
+
+    def awaits(self, run_id: str) -> bool | None:
+        """Whether a run waits for a human in this process; None where it is not in this process."""
+        if self._background.waits(run_id):
+            return True
+        run = self._runs.get(run_id)
+        is_ours = run is not None and self._stored is not None and run_id in self._stored.node.runs
+        return run.waits if run is not None and is_ours else None
 
     async def load(self, run_id: str) -> Run | None:
         """Bring a run that waits, or whose process has ended, into this process; None where it has ended.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
 from ..core.context import CancellationToken
+from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, RetinueError, RunElsewhere, UnknownRun
 from ..core.events import Event
 from ..core.lifecycle import RunStatus
@@ -28,6 +29,7 @@ from ..storage.durable import DurableJournal, Recorded
 from ..storage.logs import LogWriter
 from ..storage.sql import SqlStore
 from ..storage.upkeep import keep_pruning
+from .asking import Asking
 from .keeping import DECISIONS, LogKeeping
 from .node import Node, is_gone
 from .registry import AgentRegistry
@@ -50,6 +52,10 @@ class Home(Protocol):
 
     async def cancel(self, run_id: str) -> RunResult: ...
 
+    async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult: ...
+
+    def awaits(self, run_id: str) -> bool | None: ...
+
 
 class StoredRuns:
     """The runs of one runtime in a durable store."""
@@ -59,6 +65,7 @@ class StoredRuns:
     ) -> None:
         self.store, self._backend, self._registry, self._home = store, backend, registry, home
         self.node = Node(store, lease)
+        self.asking = Asking(store, self.node, home)
         self._left: set[str] = set()
         """Runs that cannot be gone on with here, as has been told."""
         self._ends: set[asyncio.Task[None]] = set()

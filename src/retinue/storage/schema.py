@@ -82,6 +82,10 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
     ),
     ("ALTER TABLE events ADD COLUMN held INTEGER NOT NULL DEFAULT 1",),
+    (
+        """CREATE TABLE asks (ask_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, asked_at REAL NOT NULL, body BLOB NOT NULL,
+        taker TEXT, reply BLOB)""",
+    ),
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

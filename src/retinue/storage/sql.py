@@ -14,7 +14,17 @@ from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
-from ..core.stores import CANCELS, JournalEntry, LogBatch, OwnedLog, RunRecord, ThreadRecord, Watch
+from ..core.stores import (
+    REQUESTS,
+    Asked,
+    AskStatus,
+    JournalEntry,
+    LogBatch,
+    OwnedLog,
+    RunRecord,
+    ThreadRecord,
+    Watch,
+)
 from .lanes import Link
 from .packs import EventRow, events_in, rows_of
 
@@ -42,6 +52,8 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 
 _FEW, _LITTLE = 100, 64_000
 """Rows, and bytes in them, that are written in no time."""
+_FORGOTTEN = 24 * 3600.0
+"""Seconds after which nobody waits any more for what was asked."""
 _RUN = "identity, started_at, result, status, decided, run_id"
 _RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ? AND status = 'queued'"
 _INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
@@ -310,9 +322,50 @@ class SqlStore:
     async def ask_cancel(self, log_id: str, reason: str) -> None:
         def ask(link: Link) -> None:
             link.run("UPDATE logs SET cancel = ? WHERE log_id = ? AND owner IS NOT NULL", reason, log_id)
-            link.note(CANCELS)
+            link.note(REQUESTS)
 
         await self.database.write(ask, log_id)
+
+    async def ask(self, asked: Asked) -> None:
+        def ask(link: Link) -> None:
+            now = link.clock()
+            link.run("DELETE FROM asks WHERE asked_at < ?", now - _FORGOTTEN)
+            link.run(
+                "INSERT INTO asks (ask_id, run_id, asked_at, body) VALUES (?, ?, ?, ?) ON CONFLICT (ask_id) DO NOTHING",
+                asked.ask_id,
+                asked.run_id,
+                now,
+                asked.body,
+            )
+            link.note(REQUESTS)
+
+        await self.database.write(ask, alone=True)
+
+    async def asked(self) -> list[Asked]:
+        query = "SELECT ask_id, run_id, body FROM asks WHERE taker IS NULL ORDER BY asked_at, ask_id"
+        found = await self.database.read(lambda link: link.run(query))
+        return [Asked(ask_id, run_id, bytes(body)) for ask_id, run_id, body in found]
+
+    async def take_ask(self, ask_id: str, owner: str) -> bool:
+        query = "UPDATE asks SET taker = ? WHERE ask_id = ? AND (taker IS NULL OR taker = ?) RETURNING ask_id"
+        return bool(await self.database.write(lambda link: link.run(query, owner, ask_id, owner), alone=True))
+
+    async def reply(self, ask_id: str, body: bytes) -> None:
+        def reply(link: Link) -> None:
+            link.run("UPDATE asks SET reply = ? WHERE ask_id = ?", body, ask_id)
+            link.note(ask_id)
+
+        await self.database.write(reply, alone=True)
+
+    async def ask_status(self, ask_id: str) -> AskStatus | None:
+        query = "SELECT taker, reply FROM asks WHERE ask_id = ?"
+        found = await self.database.read(lambda link: link.run(query, ask_id))
+        return AskStatus(found[0][0], None if found[0][1] is None else bytes(found[0][1])) if found else None
+
+    async def withdraw(self, ask_id: str) -> bool:
+        query = "DELETE FROM asks WHERE ask_id = ? RETURNING taker"
+        found = await self.database.write(lambda link: link.run(query, ask_id), alone=True)
+        return not found or found[0][0] is None
 
     def _run(self, row: Any) -> RunRecord:
         identity, started_at, result, status, decided, run_id = row

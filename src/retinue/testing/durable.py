@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event, TextDelta
 from ..core.lifecycle import RunStatus
-from ..core.stores import CANCELS, DurableStore, JournalEntry, LogBatch, OwnedLog, RunRecord
+from ..core.stores import REQUESTS, Asked, AskStatus, DurableStore, JournalEntry, LogBatch, OwnedLog, RunRecord
 from .stores import ODD, StoreSuite, stored_run, stored_thread
 
 ROUNDS = 50
@@ -295,13 +295,55 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
     async def check_who_watches_for_cancels_is_told(self) -> None:
         async with self._two() as (store, other):
             await begin(store, stored_run("r1"))
-            with store.watch(CANCELS) as watch:
+            with store.watch(REQUESTS) as watch:
                 await other.ask_cancel("r1", "enough")
 
                 async def is_asked() -> bool:
                     return await store.cancels("p1") == {"r1": "enough"}
 
                 await _within(watch, is_asked)
+
+    async def check_what_is_asked_is_done_by_one(self) -> None:
+        async with self._two() as (store, other):
+            asks = [Asked(f"a{number}", f"r{number % 3} {ODD}", f"body {number}".encode()) for number in range(ROUNDS)]
+            for asked in asks:
+                await store.ask(asked)
+            await store.ask(asks[0])  # again: it was not heard that the first try went well
+            assert await other.asked() == asks
+            for asked in asks:
+                taken = await asyncio.gather(store.take_ask(asked.ask_id, "p1"), other.take_ask(asked.ask_id, "p2"))
+                assert sorted(taken) == [False, True], taken
+                taker = "p1" if taken[0] else "p2"
+                assert await store.take_ask(asked.ask_id, taker)
+                assert await other.ask_status(asked.ask_id) == AskStatus(taker, None)
+            assert await other.asked() == []
+            assert not await store.take_ask("unknown", "p1")
+
+    async def check_who_asked_is_told(self) -> None:
+        async with self._two() as (store, other):
+            asked = Asked("a1", "r1", b"body")
+            with other.watch(REQUESTS) as watch:
+                await store.ask(asked)
+
+                async def is_asked() -> bool:
+                    return await other.asked() == [asked]
+
+                await _within(watch, is_asked)
+            assert await other.take_ask("a1", "p2")
+            with store.watch("a1") as watch:
+                await other.reply("a1", b"\x00 reply")
+
+                async def is_told() -> bool:
+                    return await store.ask_status("a1") == AskStatus("p2", b"\x00 reply")
+
+                await _within(watch, is_told)
+            assert not await store.withdraw("a1")
+            assert await store.ask_status("a1") is None
+            await other.reply("a1", b"too late")
+            assert await store.ask_status("a1") is None
+            await store.ask(asked)
+            assert await store.withdraw("a1")
+            assert await other.asked() == []
 
     async def _nothing_was_written(self, store: DurableStore) -> None:
         assert await store.read_events("r1") == ([], False)
@@ -330,6 +372,6 @@ async def _has_events(store: DurableStore, after: int) -> bool:
 async def _within(watch: Any, is_so: Any, seconds: float = 10.0) -> None:
     """Look until something is so, and wait between: it must not take half as long as the watch may."""
     began = time.monotonic()
-    while not await is_so():
+    while not await is_so() and time.monotonic() - began < seconds:
         await watch.wait(seconds)
     assert time.monotonic() - began < seconds / 2, "nobody was told of a change"

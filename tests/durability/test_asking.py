@@ -1,0 +1,287 @@
+"""Answers to runs that another process still works on, for the sake of their tasks: it takes them in, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    Decision,
+    DecisionRefused,
+    HarnessAgent,
+    RunElsewhere,
+    RunResult,
+    RunStatus,
+    Runtime,
+    TaskStatus,
+    ToolContext,
+    ToolResult,
+    UnknownRun,
+    tool,
+)
+from retinue.core.events import RunStarted
+from retinue.runtime import asking
+from retinue.testing import ScriptedModel, call, say
+
+PROJECT = Path(__file__).parents[2]
+
+
+def agents(folder: Path) -> list[Agent]:
+    """A boss that starts a task and asks to be allowed something; its worker waits for a file, or asks as well.
+
+    Every effect is a line of the file `done`.
+    """
+
+    def did(what: str) -> None:
+        with (folder / "done").open("a") as file:
+            file.write(f"{what}\n")
+
+    @tool
+    async def pay(to: str, ctx: ToolContext) -> Any:
+        """Pay somebody who may be paid."""
+        if ctx.resume_input is None:
+            return ToolResult.suspended(f"may I pay {to}?")
+        did(f"paid {to}")
+        if ctx.resume_input == "and die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.2 if ctx.resume_input == "slowly" else 0)
+        return f"paid {to}: {ctx.resume_input}"
+
+    @tool(idempotent=True)
+    async def wait_for(name: str) -> str:
+        """Wait for a file."""
+        while not (folder / name).exists():  # noqa: ASYNC110 - it is a file
+            await asyncio.sleep(0.02)
+        return "there it is"
+
+    def work(request: Any) -> Any:
+        what, last = request.messages[-1].text, request.messages[-1]
+        if last.role == "tool":
+            said = [m.text for m in request.messages if m.role == "tool"]
+            return (
+                call("wait_for", {"name": "gate"}, id="w2")
+                if len(said) == 1 and "paid" in what
+                else say(f"end: {what}")
+            )
+        return call("pay", {"to": "bob"}, id="w1") if "ask" in what else call("wait_for", {"name": "gate"}, id="w1")
+
+    def lead(request: Any) -> Any:
+        if any(message.role == "tool" for message in request.messages):
+            return say("All done.")
+        task, *more = request.messages[-1].text.split()
+        spawn = call("agent_spawn", {"agent_id": "worker", "task": task, "timeout_seconds": 0}, id="c1")
+        return [spawn, *[call("pay", {"to": who}, id=f"p-{who}") for who in more]]
+
+    worker = Agent("worker", ScriptedModel(work), "You work.", [pay, wait_for])
+    (folder / "ws").mkdir(exist_ok=True)
+    return [
+        HarnessAgent(
+            "boss",
+            ScriptedModel(lead),
+            tools=[pay],
+            subagents=[worker],
+            workspace=folder / "ws",
+            general_purpose=False,
+        )
+    ]
+
+
+class Desk:
+    """Runs of one folder and database."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+
+    def open(self, **options: Any) -> Runtime:
+        return Runtime.open(self.url, agents(self.folder), **options)
+
+    def let_tasks_end(self) -> None:
+        (self.folder / "gate").touch()
+
+    @property
+    def done(self) -> list[str]:
+        file = self.folder / "done"
+        return file.read_text().split("\n")[:-1] if file.exists() else []
+
+    async def child_of(self, runtime: Runtime, run_id: str) -> str:
+        async for event in runtime.events(run_id):
+            if isinstance(event, RunStarted) and event.run_id != run_id:
+                return event.run_id
+        raise AssertionError("there is no child")
+
+    async def task_ended(self, runtime: Runtime, run_id: str) -> str:
+        """How the task under a run ended; its log is complete then."""
+        statuses = [event.status async for event in runtime.events(run_id) if event.kind == "task_updated"]  # type: ignore[attr-defined]
+        return statuses[-1]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+    made = Desk(
+        tmp_path,
+        f"sqlite:///{tmp_path}/app.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url"),
+    )
+    yield made
+    made.let_tasks_end()
+
+
+async def start(runtime: Runtime, input: str) -> RunResult:
+    result = await runtime.run("boss", input, thread_id="t")
+    assert result.status is RunStatus.SUSPENDED
+    return result
+
+
+async def test_a_run_that_waits_while_its_task_goes_on_is_answered_from_elsewhere(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "wait ann")).run_id
+        result = await second.resume(run_id, {"p-ann": Decision.resume("yes")})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "All done.")
+        assert await first.result(run_id) == result
+        desk.let_tasks_end()
+        assert await desk.task_ended(second, run_id) == TaskStatus.COMPLETED
+    assert desk.done == ["paid ann"]
+
+
+async def test_part_by_part_and_twice(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "wait ann eve")).run_id
+        yes = Decision.resume("yes")
+        half = await second.resume(run_id, {"p-ann": yes})
+        assert (half.status, set(half.suspended)) == (RunStatus.SUSPENDED, {"p-eve"})
+        assert await second.resume(run_id, {"p-ann": yes}) == half
+        whole = await second.resume(run_id, {"p-eve": Decision.cancel("too dear")})
+        assert whole.status is RunStatus.COMPLETED
+        assert await second.resume(run_id, {"p-ann": yes}) == whole
+    assert desk.done == ["paid ann"]
+
+
+async def test_what_does_not_fit_is_refused_by_who_knows(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "wait ann")).run_id
+        with pytest.raises(DecisionRefused, match="does not wait for 'nobody'; it waits for: p-ann"):
+            await second.resume(run_id, {"nobody": Decision.resume("yes")})
+        with pytest.raises(DecisionRefused, match="no decision was given"):
+            await second.resume(run_id, {})
+        assert (await first.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+
+
+async def test_of_two_who_answer_one_wins(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second, desk.open() as third:
+        run_id = (await start(first, "wait ann")).run_id
+        answers = [runtime.resume(run_id, {"p-ann": Decision.resume("slowly")}) for runtime in (second, third)]
+        said = await asyncio.gather(*answers, return_exceptions=True)
+        (won,) = [one for one in said if isinstance(one, RunResult)]
+        (lost,) = [one for one in said if not isinstance(one, RunResult)]
+        assert won.status is RunStatus.COMPLETED
+        assert isinstance(lost, RunElsewhere | DecisionRefused), lost
+    assert desk.done == ["paid ann"]
+
+
+async def test_a_background_child_that_waits_is_answered_from_elsewhere(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run = await first.run("boss", "ask", thread_id="t")
+        assert run.status is RunStatus.COMPLETED
+        child = await desk.child_of(first, run.run_id)
+        desk.let_tasks_end()
+        result = await second.resume(child, {"w1": Decision.resume("yes")})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "end: there it is")
+        assert await desk.task_ended(second, run.run_id) == TaskStatus.COMPLETED
+    assert desk.done == ["paid bob"]
+
+
+async def test_nobody_is_asked_about_a_run_that_there_is_not(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk.open() as second:
+        began = time.monotonic()
+        with pytest.raises(UnknownRun, match="run_none"):
+            await second.resume("run_none", {"c": Decision.resume()})
+        assert time.monotonic() - began < asking.PATIENCE / 2
+        monkeypatch.setattr(asking, "PATIENCE", 0.3)
+        async with desk.open() as first:
+            await start(first, "wait ann")
+            with pytest.raises(UnknownRun, match="run_none"):
+                await second.resume("run_none", {"c": Decision.resume()})
+
+
+OTHER = """
+import asyncio, sys
+from pathlib import Path
+from retinue import Runtime
+from tests.durability.test_asking import agents
+async def main():
+    async with Runtime.open(sys.argv[1], agents(Path(sys.argv[2])), lease=2.0) as runtime:
+        result = await runtime.run("boss", sys.argv[3], thread_id="t")
+        print(result.run_id, flush=True)
+        async for event in runtime.events(result.run_id):
+            if event.kind == "run_started" and event.run_id != result.run_id:
+                print(event.run_id, flush=True)
+asyncio.run(main())
+"""
+
+
+class Elsewhere:
+    """A process with a run of which a task goes on."""
+
+    def __init__(self, desk: Desk, input: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", OTHER, desk.url, str(desk.folder), input],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def __aenter__(self) -> tuple[str, str]:
+        """The ids of the run and of its background child."""
+        out: Any = self._process.stdout
+        run_id, child_id = [(await asyncio.to_thread(out.readline)).strip() for _ in range(2)]
+        return run_id, child_id
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._process.kill()
+        await asyncio.to_thread(self._process.communicate)
+
+
+async def test_another_process_takes_answers_in(desk: Desk) -> None:
+    async with Elsewhere(desk, "ask ann") as (run_id, child_id), desk.open() as here:
+        result = await here.resume(run_id, {"p-ann": Decision.resume("yes")})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "All done.")
+        desk.let_tasks_end()
+        child = await here.resume(child_id, {"w1": Decision.resume("yes")})
+        assert child.response == "end: there it is"
+        assert await desk.task_ended(here, run_id) == TaskStatus.COMPLETED
+    assert sorted(desk.done) == ["paid ann", "paid bob"]
+
+
+async def test_where_it_dies_of_it_whoever_answered_goes_on(desk: Desk) -> None:
+    async with Elsewhere(desk, "wait ann") as (run_id, _), desk.open(recover=False) as here:
+        decisions = {"p-ann": Decision.resume("and die")}
+        result = await asyncio.wait_for(here.resume(run_id, decisions), 30)
+        assert result.status is RunStatus.COMPLETED
+        told = [message.text for message in result.messages if message.role == "tool"]
+        assert "interrupted" in told[1]
+        desk.let_tasks_end()
+        assert await desk.task_ended(here, run_id) == TaskStatus.COMPLETED
+    assert desk.done == ["paid ann"]
+
+
+async def test_what_a_background_child_was_told_is_not_lost_with_its_process(desk: Desk) -> None:
+    async with Elsewhere(desk, "ask") as (run_id, child_id), desk.open(recover=False) as here:
+        answer = asyncio.create_task(here.resume(child_id, {"w1": Decision.resume("yes")}))
+        async with asyncio.timeout(20):
+            while "paid bob" not in desk.done:  # noqa: ASYNC110 - it is a file
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)  # it waits for the gate now
+    answer.cancel()
+    desk.let_tasks_end()
+    async with desk.open() as next_one:
+        assert await desk.task_ended(next_one, run_id) == TaskStatus.COMPLETED
+    assert desk.done == ["paid bob"]
