@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import crowd
 from benchmarks.models import serving
 from benchmarks.stream_server import EVENTS
 from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, open_model, tool
@@ -161,6 +163,19 @@ async def replay(url: str) -> float:
     return LONG / took
 
 
+async def taken_up(url: str) -> float:
+    """Milliseconds to go on with a run of a thousand children, of which half had worked when it was killed."""
+    died = subprocess.run(
+        [sys.executable, "-m", "benchmarks.crowd", url], stdout=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    began = time.perf_counter()
+    async with Runtime.open(url, crowd.agents()) as runtime:
+        result = await runtime.result(died.stdout.strip())
+        took = time.perf_counter() - began
+    assert result.response == "done", result
+    return took * 1e3
+
+
 async def large(url: str) -> tuple[float, float]:
     """Milliseconds to open a database of a million events, and to list its newest runs."""
     await fill(url, 1_000, MANY // 1_000)
@@ -204,6 +219,7 @@ def show(rounds: int) -> None:
                     note(f"a token over HTTP, {pace}, {name}, µs", asyncio.run(a_token_from_afar(url(), told_by)))
         for name in ("SQLite", "PostgreSQL"):
             note(f"events a second read back, {name}", asyncio.run(replay(kinds[name]())))
+            note(f"{crowd.CHILDREN:,} children gone on with, {name}, ms", asyncio.run(taken_up(kinds[name]())))
         opened, listed = asyncio.run(large(kinds["SQLite"]()))
         note("a million events opened, SQLite, ms", opened)
         note("and its runs listed, ms", listed)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ..core.backend import RunRequest
 from ..core.codec import to_json_bytes
 from ..core.events import ChildFinished, Namespace
+from ..core.journal import Journal
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunIdentity, RunResult
 from .scope import OpenCall, RunScope
@@ -61,17 +62,24 @@ def same_child(parent: RunScope, call_id: str, request: RunRequest) -> int:
     journal, open_call = parent.journal, parent.open_calls.get(call_id)
     taken = {} if open_call is None else open_call.children
     asked = hashlib.blake2b(to_json_bytes(asked_for(request)), digest_size=8).hexdigest()
-    number = 1
-    while (body := journal.recall(f"child_ids:{segment(call_id, number)}")) is not None:
-        noted = msgspec.json.decode(body, type=_Noted)
-        if noted.asked == asked and number not in taken:
-            request.identity = replace(request.identity, run_id=noted.run_id, thread_id=noted.thread_id)
-            return number
-        number += 1
-    number, made = max(number, next_number(parent, call_id)), request.identity
+    number = following = next_number(parent, call_id)
+    known = _noted(journal, call_id, number)
+    if known is None or known.asked != asked:  # it is not the next one, as it mostly is
+        number = 1
+        while (known := _noted(journal, call_id, number)) is not None and (known.asked != asked or number in taken):
+            number += 1
+    if known is not None:
+        request.identity = replace(request.identity, run_id=known.run_id, thread_id=known.thread_id)
+        return number
+    number, made = max(number, following), request.identity
     noted = _Noted(made.run_id, made.thread_id, asked)
     journal.note(f"child_ids:{segment(call_id, number)}", msgspec.json.encode(noted))
     return number
+
+
+def _noted(journal: Journal, call_id: str, number: int) -> _Noted | None:
+    body = journal.recall(f"child_ids:{segment(call_id, number)}")
+    return None if body is None else msgspec.json.decode(body, type=_Noted)
 
 
 def child_ns(parent: RunScope, call_id: str, number: int) -> Namespace:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..core.events import ChildStarted, Event, InferenceFinished, RunFinished, RunStarted, ToolCallFinished
+from ..core.events import ChildStarted, Event, InferenceFinished, Namespace, RunFinished, RunStarted, ToolCallFinished
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.runs import Usage
 from .children import give_slot_back
@@ -27,25 +28,29 @@ class Spent:
         self._usages: dict[str, list[Usage]] = {}
         self._started: dict[str, dict[str, list[str]]] = {}
         """The children of each run, by the call that started them."""
-        self._open: set[str] = set()
+        self._open: dict[str, Namespace] = {}
+        """Where the children are whose end was not told."""
+        self._open_under: Counter[Namespace] = Counter()
 
     def follow(self, event: Event) -> None:
         if isinstance(event, InferenceFinished) and event.parent_run_id is not None:
             self._usages.setdefault(event.run_id, []).append(event.usage)
         elif isinstance(event, ChildStarted):
             self._started.setdefault(event.run_id, {}).setdefault(event.call_id, []).append(event.child_run_id)
-            self._open.add(event.child_run_id)
+            if event.child_run_id not in self._open:
+                self._open[event.child_run_id] = event.child_ns
+                self._open_under.update(_above(event.child_ns))
         elif isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
-            self._open.discard(event.run_id)
+            self.close(event.run_id)
 
-    @property
-    def has_open(self) -> bool:
-        """Whether there are children whose end was not told."""
-        return bool(self._open)
+    def has_open_under(self, ns: Namespace) -> bool:
+        """Whether there are children below a place whose end was not told."""
+        return self._open_under[ns] > 0
 
     def close(self, run_id: str) -> None:
         """A run has ended, or is not gone on with."""
-        self._open.discard(run_id)
+        if (ns := self._open.pop(run_id, None)) is not None:
+            self._open_under.subtract(_above(ns))
 
     def take_call(self, run_id: str, call_id: str) -> tuple[int, list[Usage]]:
         """How many children a call has, at any depth, and what each of their model calls used; once.
@@ -68,6 +73,11 @@ class Spent:
             count += below
             usages = [*usages, *used]
         return count, usages
+
+
+def _above(ns: Namespace) -> list[Namespace]:
+    """The places above one."""
+    return [ns[:length] for length in range(len(ns))]
 
 
 class Clock:
@@ -100,40 +110,85 @@ class Clock:
         return used + max(0.0, now - until)
 
 
+class _Line:
+    """The calls of one run, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.calls: deque[str] = deque()
+        self.gone: Counter[str] = Counter()
+        """Those that have ended again, behind one that has not."""
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+        self.moves = 0
+
+    def take_out(self, call_id: str) -> None:
+        self.gone[call_id] += 1
+        while self.calls and self.gone[self.calls[0]]:
+            self.gone[self.calls.popleft()] -= 1
+
+    def left(self) -> Iterator[str]:
+        """Those that have not ended again."""
+        gone = +self.gone
+        for call_id in self.calls:
+            if gone[call_id]:
+                gone[call_id] -= 1
+            else:
+                yield call_id
+
+
 class Order:
     """In which order the calls of a run have ended: who is first decides what is committed."""
 
     def __init__(self) -> None:
-        self._left: dict[str, list[str]] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._lines: dict[str, _Line] = {}
 
     def follow(self, event: Event) -> None:
         if isinstance(event, ToolCallFinished):
-            self._left.setdefault(event.run_id, []).append(event.call_id)
+            self._lines.setdefault(event.run_id, _Line()).calls.append(event.call_id)
 
-    def ended(self, run_id: str, call_id: str) -> None:
-        """A call has ended again."""
-        left = self._left.get(run_id, [])
-        if call_id in left:
-            left.remove(call_id)
-        waiting, self._waiting = self._waiting, []
-        for change in waiting:
-            if not change.done():
-                change.set_result(None)
+    def ended(self, run: Any, call_id: str, *, again: bool) -> None:
+        """A call has ended, again where it had before; whose turn it is then goes on."""
+        line = self._lines.get(run.run_id)
+        if line is None:
+            return
+        line.moves += 1
+        if again:
+            line.take_out(call_id)
+        for one in line.left() if line.waiting else ():
+            if one in line.waiting:
+                _wake(line.waiting.pop(one))
+                return
+            if _is_at_work(run, one):
+                return
+        for one in list(line.waiting):  # those that had not ended come after all that had
+            _wake(line.waiting.pop(one))
 
     async def turn(self, run: Any, call_id: str) -> None:
         """Wait until the calls of this step that ended before this one have ended again."""
-        while before := self._before(run, call_id):
+        line = self._lines.get(run.run_id)
+        while line is not None and (before := self._before(run, line, call_id)) is not None:
             give_slot_back(run, call_id)  # they may need it
-            change = asyncio.get_running_loop().create_future()
-            self._waiting.append(change)
+            moves, change = line.moves, asyncio.get_running_loop().create_future()
+            line.waiting[call_id] = change
             done, _ = await asyncio.wait({change}, timeout=_PATIENCE)
-            if not done:
-                _log.warning("run %s: call %s does not end again as it did", run.run_id, before[0])
+            if not done and line.moves == moves:
+                line.waiting.pop(call_id, None)
+                _log.warning("run %s: call %s does not end again as it did", run.run_id, before)
                 return
 
-    def _before(self, run: Any, call_id: str) -> list[str]:
-        left = self._left.get(run.run_id, [])
-        earlier = left[: left.index(call_id)] if call_id in left else left
-        open_calls = run.open_calls
-        return [one for one in earlier if one in open_calls and open_calls[one].status is not ToolCallStatus.SUSPENDED]
+    def _before(self, run: Any, line: _Line, call_id: str) -> str | None:
+        for one in line.left():
+            if one == call_id:
+                return None
+            if _is_at_work(run, one):
+                return one
+        return None
+
+
+def _is_at_work(run: Any, call_id: str) -> bool:
+    open_call = run.open_calls.get(call_id)
+    return open_call is not None and open_call.status is not ToolCallStatus.SUSPENDED
+
+
+def _wake(change: asyncio.Future[None]) -> None:
+    if not change.done():
+        change.set_result(None)

@@ -112,8 +112,6 @@ class Told:
             del self._left[same]
         else:
             self._left[same] = count - 1
-        if isinstance(event, ToolCallFinished):
-            self.order.ended(run_id, event.call_id)
         return True
 
     def calls_of(self, run_id: str) -> set[str]:
@@ -150,8 +148,13 @@ class RecoveredScope(RunScope):
     __slots__ = ()
 
     def emit(self, event: Event) -> None:
-        if not self.sealed and not self.log.told.takes(self.run_id, self.step, event):
+        if self.sealed:
+            return
+        told = self.log.told.takes(self.run_id, self.step, event)
+        if not told:
             super().emit(event)
+        if isinstance(event, ToolCallFinished):
+            self.log.told.order.ended(self, event.call_id, again=told)
 
     def retell(self, text: str) -> None:
         """Let the one who listens to this run alone know what it had said."""
@@ -163,7 +166,7 @@ class RecoveredScope(RunScope):
         """As for any run; children that nobody asked for again end before it."""
         spent = self.log.told.spent
         spent.close(self.run_id)
-        if spent.has_open and ending.status.is_terminal:
+        if spent.has_open_under(self.ns) and ending.status.is_terminal:
             _close_below(self.log, self.ns)
         return super().finish(ending)
 
