@@ -179,7 +179,10 @@ def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> 
     assert 'It said: {"approved": true}' in answered.out.replace('":t', '": t')
     again = finished("runs", "show", run_id)
     assert "status: completed" in again.out
-    assert "\n    ok     sign(" in again.out
+    assert again.out.count("\n  step ") == 2
+    assert again.out.count("sign(") == 1
+    assert '\n    ok     sign(paper="lease")  ' in again.out
+    assert "\ncompleted: 2 steps, 1 call, " in again.out
 
 
 def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
@@ -245,6 +248,7 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
+    assert re.search(r"\nrunning: 1 step, 0 calls, [\d.]+ m?s so far\n", shown.out)
     follower = started("runs", "events", run_id, "--follow")
     assert follower.stderr is not None
     assert b"no process works on it now" in follower.stderr.readline()
@@ -259,7 +263,9 @@ def test_a_run_of_a_dead_process_is_gone_on_with(url: str) -> None:
     done = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", env={"HURRY": "1"})
     assert (done.code, done.err) == (0, "")
     assert "I begin. I end." in done.out
-    assert "status: completed" in finished("runs", "show", run_id).out
+    shown = finished("runs", "show", run_id).out
+    assert "status: completed" in shown
+    assert "\ncompleted: 1 step, 0 calls, " in shown
 
 
 def test_a_run_of_a_dead_process_is_cancelled(url: str) -> None:
