@@ -185,6 +185,15 @@ def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> 
     assert "\ncompleted: 2 steps, 1 call, " in again.out
 
 
+@pytest.mark.parametrize("action", [["resume", "--approve", "call_sign"], ["cancel"]])
+def test_an_agent_of_ones_own_code_is_asked_for(cli: Cli, url: str, folder: Path, action: list[str]) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    code, out, err = cli("runs", *action, run_id, "--workspace", str(folder))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"the agent 'clerk' is not declared in '{folder}': name with --target MODULE:ATTR the one in your code" in err
+    assert json.loads(cli("runs", "show", run_id, "--json").out)["status"] == "suspended"
+
+
 def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
     args = ("--target", "tests.cli.staff:clerk", "--cancel", "call_sign=never", "--json")
