@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from retinue import RunStatus
+from retinue import RunStatus, StoreError
 from retinue.cli.db import seconds
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import sql_store
 from retinue.storage.urls import without_secrets
 
@@ -71,6 +71,36 @@ def test_check_finds_nothing_or_names_it(cli: Cli, url: str, path: Path) -> None
     assert "\x1b" not in found.out
     as_json = json.loads(cli("db", "check", "--db", url, "--json").out)
     assert (as_json["ok"], {finding["code"] for finding in as_json["findings"]}) == (False, {"gap", "result"})
+
+
+@pytest.mark.parametrize("part", [slice(4_096, None), slice(100, 4_096), slice(20_000, 30_000)])
+def test_a_damaged_file_has_errors_wherever_it_is_broken(cli: Cli, url: str, path: Path, part: slice) -> None:
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[part] = b"\xff" * len(data[part])
+    for damaged in (bytes(data), whole[: len(whole) // 2], whole[:1_000]):
+        path.write_bytes(damaged)
+        code, out, err = cli("db", "check", "--db", url)
+        assert (code, err) == (1, "")
+        assert out == f"error: {path}: database disk image is malformed: restore a backup\n1 error, 0 warnings\n"
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: str, path: Path) -> None:
+    async def fails(*args: object) -> None:
+        raise StoreError(str(path), "the server went away", passes=True)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SqliteDatabase, "problems", fails)
+        code, out, err = cli("db", "check", "--db", url)
+    assert (code, out, err) == (2, "", f"retinue: {path}: the server went away\n")
+
+
+def test_check_says_what_its_exit_codes_mean(cli: Cli) -> None:
+    said = " ".join(cli("db", "check", "--help").out.split())
+    assert "Exit code 0: no errors" in said
+    assert "1: errors, such as a damaged file" in said
+    assert "2: nothing to look at" in said
 
 
 def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:

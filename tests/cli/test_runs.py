@@ -257,6 +257,10 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
+    checked = finished("db", "check")
+    assert checked.code == 0
+    assert f"warning: run '{run_id}': the process " in checked.out
+    assert " is gone: the next runtime that opens this database takes it over\n" in checked.out
     assert re.search(r"\nrunning: 1 step, 0 calls, [\d.]+ m?s so far\n", shown.out)
     follower = started("runs", "events", run_id, "--follow")
     assert follower.stderr is not None

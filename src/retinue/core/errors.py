@@ -372,11 +372,14 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again."""
+    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again.
 
-    def __init__(self, place: str, problem: str, *, passes: bool = False) -> None:
+    Where it is `damaged`, it was kept once, and is broken.
+    """
+
+    def __init__(self, place: str, problem: str, *, passes: bool = False, damaged: bool = False) -> None:
         super().__init__(place, problem)
-        self.place, self.problem, self.passes = place, problem, passes
+        self.place, self.problem, self.passes, self.damaged = place, problem, passes, damaged
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"

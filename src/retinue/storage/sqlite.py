@@ -97,7 +97,7 @@ class SqliteDatabase:
         if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _PASSES):
             return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
         if "malformed" in said:
-            return StoreError(self.place, f"{said}: restore a backup")
+            return StoreError(self.place, f"{said}: restore a backup", damaged=True)
         return StoreError(self.place, f"{said}: is it a Retinue database?")
 
 
