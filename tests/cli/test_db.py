@@ -126,6 +126,7 @@ def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:
 COMMANDS = (
     ["db", "check"],
     ["db", "migrate"],
+    ["db", "migrate", "--dry-run"],
     ["db", "prune", "--older-than", "1d"],
     ["runs", "list"],
     ["runs", "show", "r"],
@@ -140,7 +141,8 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
     problems += [("postgres:/u:secret@h/d", "not a place"), ("memory:", "'memory:' is no database")]
     if command[1] != "migrate":
         problems.append((url, f"there is no Retinue database at {path}: is it the right --db?"))
-    problems.append((f"sqlite:///{tmp_path}", "unable to open database file"))
+    problems.append((f"sqlite:///{tmp_path}", "it is a folder: name a file"))
+    problems.append((f"sqlite:///{tmp_path}/missing/app.db", f"there is no folder {tmp_path}/missing: create it"))
     for given, says in problems:
         outcome = cli(*command, "--db", given)
         assert (outcome.code, outcome.out) == (2, "")

@@ -82,6 +82,7 @@ class SqliteDatabase:
             session.close()
 
     def _stored_version(self) -> int:
+        _check_place(self.place)
         if not os.path.exists(self.place):
             return 0
         try:
@@ -130,9 +131,7 @@ class _Session:
             link.connection.close()
 
     def _connect(self) -> SqliteLink:
-        folder = os.path.dirname(os.path.abspath(self._path))
-        if not os.path.isdir(folder):
-            raise StoreError(self._path, f"there is no folder {folder}: create it")
+        _check_place(self._path)
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             link = SqliteLink(connection, self._begin)
@@ -156,6 +155,15 @@ class _Session:
         except BaseException:
             link.rollback()
             raise
+
+
+def _check_place(path: str) -> None:
+    """Whether a file can be there; SQLite says only that it cannot open it, as it does of trouble that passes."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise StoreError(path, f"there is no folder {folder}: create it")
+    if os.path.isdir(path):
+        raise StoreError(path, "it is a folder: name a file, as in sqlite:///folder/app.db")
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
