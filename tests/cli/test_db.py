@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retinue import RunStatus, StoreError
-from retinue.cli.db import seconds
+from retinue.cli.numbers import span
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import sql_store
@@ -161,10 +161,12 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
 
 
 def test_times_are_written_as_people_do(cli: Cli) -> None:
-    assert [seconds(text) for text in ("30d", "12h", "90m", "45s", "1.5H")] == [2_592_000, 43_200, 5_400, 45, 5_400]
-    for text in ("30", "d", "-1d", "1w", "1e9d", "", "nan"):
-        refused = cli("db", "prune", f"--older-than={text}", "--db", "sqlite:///x.db")
-        assert (refused.code, "is not a time: write 30d" in refused.err) == (2, True)
+    assert [span(text) for text in ("30d", "12h", "90m", "45s", "1.5H")] == [2_592_000, 43_200, 5_400, 45, 5_400]
+    for text in ("30", "d", "-1d", "1w", "1e9d", "", "nan", "\u00b2d", f"{'9' * 400}d"):
+        for given in ([f"--older-than={text}"], ["--older-than", text]):
+            refused = cli("db", "prune", *given, "--db", "sqlite:///x.db")
+            assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+            assert f"{text!r} is not a time: write 30d, 12h, 90m or 45s" in refused.err
     both = cli("db", "prune", "--older-than", "1d", "--deltas", "--threads", "--db", "sqlite:///x.db")
     assert (both.code, "leave it or --threads out" in both.err) == (2, True)
 

@@ -121,7 +121,12 @@ def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: str) 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["list", "--limit", "x"], "'x' is not a whole number"),
+        (["list", "--limit", "x"], "'x' is not a whole number above 0"),
+        (["list", "--limit", "0"], "'0' is not a whole number above 0"),
+        (["list", "--limit", "-1"], "'-1' is not a whole number above 0"),
+        (["list", "--limit", "9" * 19], "is not a whole number above 0"),
+        (["events", "run_a", "--after", "-3"], "'-3' is not a whole number of 0 or more"),
+        (["events", "run_a", "--after", "1.5"], "'1.5' is not a whole number of 0 or more"),
         (["list", "--status", "odd"], "invalid choice: 'odd'"),
         (["resume", "run_c"], "what is the answer? It waits for: call_1 (ticket ticket_1)"),
         (["resume", "run_c", "--approve", "call_1={"], "--approve call_1: what follows = is not JSON"),
@@ -190,7 +195,9 @@ def test_an_agent_of_ones_own_code_is_asked_for(cli: Cli, url: str, folder: Path
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
     code, out, err = cli("runs", *action, run_id, "--workspace", str(folder))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"the agent 'clerk' is not declared in '{folder}': name with --target MODULE:ATTR the one in your code" in err
+    assert (
+        f"the agent 'clerk' is not declared in '{folder}': name with --target MODULE:ATTR the one in your code" in err
+    )
     assert json.loads(cli("runs", "show", run_id, "--json").out)["status"] == "suspended"
 
 

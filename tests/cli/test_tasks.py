@@ -99,6 +99,7 @@ def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
         (["list"], "has no background tasks"),
         (["show", "task_1"], "there is no task 'task_1'"),
         (["wait", "task_1", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["wait", "task_1", "--timeout", "-1"], "'-1' is not a number of seconds"),
         (["show"], "see retinue tasks show --help"),
         (["list", "--status", "odd"], "invalid choice: 'odd'"),
         ([], "see retinue tasks --help"),

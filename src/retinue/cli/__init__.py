@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from ..core.errors import ConfigurationError, RetinueError
 from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
@@ -38,6 +39,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._negative_number_matcher = re.compile(r"-\d")  # -1d is a wrong time, not an option
+
     def error(self, message: str) -> NoReturn:
         complain(f"{message}; see {self.prog} --help")
         self.exit(MISUSED)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Any
 
 from .database import add_options, database_url
+from .numbers import span
 
 if TYPE_CHECKING:
     from ..storage.checkup import Finding
     from ..storage.sql import SqlStore
     from ..storage.upkeep import Migrated, Pruned
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _MORE = "docs/operations.md says more."
 _CODES = (
     "Exit code 0: no errors, though there may be warnings; 1: errors, such as a damaged file or an older schema; "
@@ -33,7 +32,7 @@ def add_to(commands: Any) -> None:
     pruning = "drop what is left of runs that ended long ago; the rest is not held up"
     prune_parser = _action(actions, "prune", pruning, prune)
     prune_parser.add_argument(
-        "--older-than", metavar="TIME", type=seconds, required=True, help="since when they ended: 30d, 12h, 90m or 45s"
+        "--older-than", metavar="TIME", type=span, required=True, help="since when they ended: 30d, 12h, 90m or 45s"
     )
     prune_parser.add_argument("--deltas", action="store_true", help="drop only the deltas, which are most of a log")
     prune_parser.add_argument("--threads", action="store_true", help="drop conversations without runs as well")
@@ -47,14 +46,6 @@ def _action(actions: Any, name: str, about: str, execute: Any, more: str = "") -
     add_options(action)
     action.set_defaults(execute=execute)
     return action
-
-
-def seconds(text: str) -> float:
-    """A time as people write it."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 30d, 12h, 90m or 45s")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def check(args: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from .numbers import count_from_1
+
 if TYPE_CHECKING:
     from ..core.agents import Agent
     from ..core.model import Model
@@ -42,7 +44,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--db", metavar="URL", help="keep the run in a database, as in sqlite:///app.db: see retinue runs"
     )
-    parser.add_argument("--max-steps", metavar="N", type=_positive, help="model calls before the run is given up")
+    parser.add_argument("--max-steps", metavar="N", type=count_from_1, help="model calls before the run is given up")
     parser.add_argument("--json", action="store_true", help="print one event a line, as JSON")
     parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     parser.set_defaults(execute=execute)
@@ -131,9 +133,3 @@ async def _runtime(agent: Agent, url: str | None) -> AsyncGenerator[Runtime]:
         yield runtime
     finally:
         await runtime.close()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .database import add_options, database_url
+from .numbers import count_from_0, count_from_1
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,10 +42,10 @@ def add_to(commands: Any) -> None:
     listing.add_argument("--thread", metavar="ID", help="only those of one conversation")
     listing.add_argument("--user", metavar="ID", help="only those of one user")
     listing.add_argument("--status", choices=_STATUSES, help="only those that stand so")
-    listing.add_argument("--limit", metavar="N", type=_number, default=50, help="at most so many (default: 50)")
+    listing.add_argument("--limit", metavar="N", type=count_from_1, default=50, help="at most so many (default: 50)")
     _action(actions, "show", "show the tree of agents of a run, and what it waits for", execute_show)
     events = _action(actions, "events", "print the events of a run, one a line", execute_events)
-    events.add_argument("--after", metavar="N", type=_number, default=0, help="only those after number N")
+    events.add_argument("--after", metavar="N", type=count_from_0, default=0, help="only those after number N")
     events.add_argument("--follow", action="store_true", help="go on until the run has ended or waits")
     cancel = _action(actions, "cancel", "stop a run, and wait until it has stopped", execute_cancel)
     cancel.add_argument("--reason", metavar="TEXT", default="cancelled", help="why, for the record")
@@ -75,12 +76,6 @@ def _action(actions: Any, name: str, about: str, execute: Any, *, one: bool = Tr
     add_options(action)
     action.set_defaults(execute=execute)
     return action
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
 
 
 def execute_list(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..tasks.repository import TaskRepository
+from .numbers import seconds
 
 if TYPE_CHECKING:
     from ..tasks.task import TaskRecord
@@ -39,7 +40,7 @@ def add_to(commands: Any) -> None:
         action = _action(actions, name, about, execute)
         action.add_argument("task_id", metavar="TASK_ID", help="the whole id, or enough of its end to know it by")
         if name == "wait":
-            action.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after so long")
+            action.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
 
 
 def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
@@ -141,8 +142,8 @@ async def _wait_for(
     service = TaskService(repository)
     await service.sweep(trust_clock=True)
     service.watch()  # an executor that is gone is found out
-    seconds = args.timeout if args.timeout is not None else float("inf")
-    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, seconds))
+    most = args.timeout if args.timeout is not None else float("inf")
+    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, most))
     stopped = asyncio.create_task(interrupt.wait())
     await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -256,13 +257,3 @@ def _print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=2))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
