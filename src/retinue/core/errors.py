@@ -36,6 +36,7 @@
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
     │       ├── FileMissing       nothing is there
+    │       ├── FilesystemDown    no path can be used: what keeps the files is broken or out of reach
     │       └── PathDenied        it leads out, through a link, to a special file, or permission is missing
     └── Escape                    passes through the loop to the caller of run()
         └── JournalMismatch       a replayed run asked for something that was not recorded
@@ -462,6 +463,10 @@ def shown_path(path: str) -> str:
 
 class FileMissing(PathError):
     """Nothing is at that path."""
+
+
+class FilesystemDown(PathError):
+    """What keeps the files cannot be used, so that no path can."""
 
 
 class PathDenied(PathError):
