@@ -86,6 +86,25 @@ def test_a_damaged_file_has_errors_wherever_it_is_broken(cli: Cli, url: str, pat
         assert out == f"error: {path}: database disk image is malformed: restore a backup\n1 error, 0 warnings\n"
 
 
+@pytest.mark.parametrize("first", [100, 4_096])
+def test_a_damaged_file_cannot_be_used_wherever_it_is_broken(cli: Cli, url: str, path: Path, first: int) -> None:
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    data = path.read_bytes()
+    for command in (
+        ["runs", "list"],
+        ["runs", "show", "run_a"],
+        ["db", "prune", "--older-than", "0s"],
+        ["tasks", "list"],
+    ):
+        path.write_bytes(data[:first] + b"\xff" * (len(data) - first))
+        code, out, err = cli(*command, "--db", url)
+        assert (code, out) == (2, "")
+        assert err == f"retinue: {path}: database disk image is malformed: restore a backup\n"
+    if first == 100:
+        planned = cli("db", "migrate", "--dry-run", "--db", url)
+        assert (planned.code, "is malformed: restore a backup" in planned.err) == (2, True)
+
+
 def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: str, path: Path) -> None:
     async def fails(*args: object) -> None:
         raise StoreError(str(path), "the server went away", passes=True)

@@ -78,6 +78,11 @@ def test_list_is_a_table_newest_first(cli: Cli, url: str, path: Path) -> None:
     assert waits["ended_at"] is None
 
 
+def test_a_new_database_has_no_runs_yet(cli: Cli, url: str, path: Path) -> None:
+    assert cli("db", "migrate").code == 0
+    assert cli("runs", "list") == (0, "", f"retinue: {path} has no runs yet\n")
+
+
 def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Path) -> None:
     stored(path, ("run_c", RunStatus.SUSPENDED, "t3"), ("run_b", RunStatus.FAILED, "t2"))
     code, out, _ = cli("runs", "show", "run_c")
@@ -97,6 +102,7 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     shown = json.loads(failed.out)
     assert (shown["status"], shown["error"]) == ("failed", "it broke")
     assert shown["tree"]["steps"][0]["calls"][0]["status"] == "succeeded"
+    assert (shown["usage"]["input_tokens"], shown["usage"]["cached_tokens"]) == (100, 0)
 
 
 def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
@@ -188,6 +194,20 @@ def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> 
     assert again.out.count("sign(") == 1
     assert '\n    ok     sign(paper="lease")  ' in again.out
     assert "\ncompleted: 2 steps, 1 call, " in again.out
+
+
+def test_children_that_wait_under_one_name_are_answered_by_their_paths(url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "manager", "Have both signed"))
+    resume = ("runs", "resume", run_id, "--target", "tests.cli.staff:everyone", "--approve")
+    either = finished(*resume, "call_sign")
+    assert (either.code, "it waits for: first/call_sign, second/call_sign" in either.err) == (2, True)
+    one = finished(*resume, "second/call_sign")
+    assert (one.code, one.err) == (1, f"retinue: the run waits for 1 answer; see: retinue runs show {run_id}\n")
+    both = finished(*resume, "first/call_sign")
+    assert (both.code, both.err) == (0, "")
+    shown = finished("runs", "show", run_id).out
+    assert [shown.count(f" ok     {call}(") for call in ("task", "sign")] == [2, 2]
+    assert "\ncompleted: 2 steps, 4 calls, " in shown
 
 
 @pytest.mark.parametrize("action", [["resume", "--approve", "call_sign"], ["cancel"]])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from ..core.errors import ConfigurationError, RetinueError
+from ..core.errors import ConfigurationError, RetinueError, StoreError
 from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
 from .text import clean, complain, is_unicode
 
@@ -66,7 +66,8 @@ def _report(exc: Exception, verbose: bool) -> int:
         print(clean("".join(traceback.format_exception(exc))), file=sys.stderr)
     if isinstance(exc, RetinueError):
         complain(str(exc))
-        return MISUSED if isinstance(exc, ConfigurationError) else FAILED
+        is_unusable = isinstance(exc, StoreError) and exc.damaged
+        return MISUSED if is_unusable or isinstance(exc, ConfigurationError) else FAILED
     more = "" if verbose else "; run it again with --verbose to see where"
     complain(f"unexpected {type(exc).__name__}: {exc}{more}")
     return FAILED

@@ -81,7 +81,7 @@ def run_json(record: RunRecord, ended_at: float | None) -> dict[str, Any]:
         "started_at": record.started_at,
         "ended_at": ended_at,
         "steps": None if result is None else result.steps,
-        "usage": None if result is None else msgspec.to_builtins(result.usage),
+        "usage": None if result is None else msgspec.structs.asdict(result.usage),
         "response": None if result is None else result.response,
         "error": None if result is None else result.error,
         "termination": None if result is None else result.termination,

@@ -99,7 +99,8 @@ def execute_list(args: argparse.Namespace) -> int:
     elif records:
         _print_table(records, ends)
     else:
-        complain(f"{place} has no such runs")
+        is_filtered = any(wanted is not None for wanted in (args.thread, args.user, args.status))
+        complain(f"{place} has no such runs" if is_filtered else f"{place} has no runs yet")
     return COMPLETED
 
 

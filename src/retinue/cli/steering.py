@@ -21,7 +21,7 @@ from .exits import COMPLETED, FAILED
 from .interrupt import Interrupt, watch
 from .outline import run_json, waiting_lines
 from .targets import load_runtime, workspace_runtime
-from .text import complain, one_line
+from .text import complain, count, one_line
 from .view import View, make_view
 
 PATIENCE = 10.0
@@ -187,6 +187,8 @@ def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:
         return interrupt.code
-    more = f"; see: retinue runs show {run_id}" if result.status is RunStatus.SUSPENDED else ""
-    complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}{more}")
+    if result.status is RunStatus.SUSPENDED:
+        complain(f"the run waits for {count(len(result.suspended), 'answer')}; see: retinue runs show {run_id}")
+    else:
+        complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
     return FAILED

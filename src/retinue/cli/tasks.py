@@ -45,8 +45,9 @@ def add_to(commands: Any) -> None:
 
 def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_WHERE}")
-    action.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
-    action.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
+    where = action.add_mutually_exclusive_group()
+    where.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
+    where.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
     action.add_argument("--json", action="store_true", help="print JSON")
     action.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     action.set_defaults(execute=execute)
@@ -73,6 +74,8 @@ def execute_list(args: argparse.Namespace) -> int:
         _print_json([_as_json(record) for record in records])
     else:
         _print_table(records)
+    if found and not records:
+        complain(f"{_where(args)!r} has no such tasks")
     if not found:
         complain(f"{_where(args)!r} has no background tasks: agents start them with timeout_seconds=0")
     return COMPLETED

@@ -87,6 +87,7 @@ class SqliteDatabase:
             return 0
         try:
             with closing(sqlite3.connect(self.place, timeout=_BUSY_SECONDS)) as connection:
+                connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")  # the number alone says nothing of the rest
                 return connection.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.DatabaseError as exc:
             raise self._problem(exc) from exc
