@@ -233,10 +233,11 @@ def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
 
 def test_a_waiting_run_is_cancelled_by_another_process(cli: Cli, url: str) -> None:
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
-    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:clerk", "--reason", "not needed")
-    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
+    args = ("--target", "tests.cli.staff:clerk", "--reason", "not needed")
+    stopped = finished("runs", "cancel", run_id, *args, "--json")
     (record,) = json.loads(cli("runs", "list", "--json").out)
-    assert record["status"] == "cancelled"
+    assert (stopped.code, json.loads(stopped.out)) == (0, record)
+    assert (record["status"], record["error"], record["ended_at"] is None) == ("cancelled", "not needed", False)
 
 
 def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -284,6 +285,7 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
+    assert f"no process works on it now: retinue runs resume {run_id} goes on with it" in shown.err
     checked = finished("db", "check")
     assert checked.code == 0
     assert f"warning: run '{run_id}': the process " in checked.out

@@ -245,6 +245,13 @@ async def test_an_owner_that_is_known_to_be_gone_is_told_before_its_lease_is_ove
     assert (found.code, found.what, found.severity) == ("gone", "run 'r1'", "warning")
 
 
+async def test_of_any_number_of_runs_it_is_known_when_they_ended(store: SqlStore) -> None:
+    await put_run(store, "r1")
+    await put_run(store, "r2", RunStatus.RUNNING, thread_id="t2")
+    ends = await store.ends_of([*[f"x{number}" for number in range(70_000)], "r1", "r2"])
+    assert list(ends) == ["r1"]
+
+
 @pytest.mark.usefixtures("one_a_row")
 async def test_many_findings_of_a_kind_are_counted(store: SqlStore) -> None:
     await put_run(store, "r1", deltas=200)

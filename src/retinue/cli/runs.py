@@ -132,22 +132,30 @@ def execute_show(args: argparse.Namespace) -> int:
     from .database import find_run, opened
     from .exits import COMPLETED
     from .outline import run_json, tree_json
+    from .steering import is_at_work
+    from .text import complain
     from .tree import RunTree
 
     url = database_url(args.db)
 
-    async def look() -> tuple[RunRecord, RunTree, float | None]:
+    async def look() -> tuple[RunRecord, RunTree, float | None, bool]:
         async with opened(url) as store:
             record, tree = await find_run(store, args.run_id), RunTree()
             async for event in _so_far(store, args.run_id, 0):
                 tree.take(event)
-            return record, tree, (await store.ends_of([args.run_id])).get(args.run_id)
+            ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
+            return record, tree, ended_at, record.result is None and not await is_at_work(store, args.run_id)
 
-    record, tree, ended_at = asyncio.run(look())
+    record, tree, ended_at, is_left = asyncio.run(look())
     if args.json:
         _print_json({**run_json(record, ended_at), "tree": None if tree.root is None else tree_json(tree.root)})
     else:
         _print_run(record, tree, ended_at)
+    if is_left:
+        complain(
+            f"no process works on it now: retinue runs resume {args.run_id} goes on with it, "
+            f"retinue runs cancel {args.run_id} ends it"
+        )
     return COMPLETED
 
 

@@ -76,12 +76,12 @@ async def cancel(url: str, args: argparse.Namespace) -> int:
             if ended is None:
                 complain(f"run {args.run_id} was asked to stop, and has not yet; see: retinue runs show {args.run_id}")
                 return FAILED
-            return _tell(ended, RunStatus.CANCELLED, args)
+            return await _tell(store, ended, args)
     async with runtime:
         await runtime.load(args.run_id)
         await runtime.cancel(args.run_id, reason=args.reason)
     async with opened(url) as store:
-        return _tell(await find_run(store, args.run_id), RunStatus.CANCELLED, args)
+        return await _tell(store, await find_run(store, args.run_id), args)
 
 
 async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
@@ -172,14 +172,15 @@ async def _runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Run
     return runtime
 
 
-def _tell(record: RunRecord, wanted: RunStatus, args: argparse.Namespace) -> int:
-    """Say how a run stands now."""
+async def _tell(store: SqlStore, record: RunRecord, args: argparse.Namespace) -> int:
+    """Say how a run stands that was to be cancelled."""
     if args.json:
-        print(json.dumps(run_json(record, None), indent=2, default=str))
+        ends = await store.ends_of([args.run_id])
+        print(json.dumps(run_json(record, ends.get(args.run_id)), indent=2, default=str))
     else:
         error = f": {one_line(record.result.error, 300)}" if record.result is not None and record.result.error else ""
         print(f"run {args.run_id} {record.status}{error}")
-    return COMPLETED if record.status == wanted.value else FAILED
+    return COMPLETED if record.status == RunStatus.CANCELLED.value else FAILED
 
 
 def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
