@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from retinue import RunStatus, StoreError
 from retinue.cli.numbers import span
+from retinue.storage import sqlite
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import sql_store
@@ -103,6 +106,19 @@ def test_a_damaged_file_cannot_be_used_wherever_it_is_broken(cli: Cli, url: str,
     if first == 100:
         planned = cli("db", "migrate", "--dry-run", "--db", url)
         assert (planned.code, "is malformed: restore a backup" in planned.err) == (2, True)
+
+
+def test_who_only_looks_does_not_wait_for_who_writes(
+    cli: Cli, url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 0.2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for command in (["runs", "list"], ["runs", "show", "run_a"], ["runs", "events", "run_a"], ["db", "check"]):
+            assert cli(*command, "--db", url).code == 0
+        refused = cli("db", "prune", "--older-than", "0s", "--db", url)
+        said = f"retinue: {path}: database is locked: another process has held it for long, try again\n"
+        assert refused == (2, "", said)
 
 
 def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: str, path: Path) -> None:

@@ -34,7 +34,10 @@ def database_url(given: str | None) -> str:
 
 @asynccontextmanager
 async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore]:
-    """A database that is there already; brought to this version's schema unless it is to stay as it is."""
+    """A database that is there already; brought to this version's schema unless it is to stay as it is.
+
+    Nothing else is written, so that who only looks waits for nobody. What goes wrong with it is misuse of whoever named it.
+    """
     from ..storage.schema import SCHEMA_VERSION, check_version
     from ..storage.upkeep import sql_store
 
@@ -44,18 +47,18 @@ async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore
             version = check_version(await store.database.version(), store.place)
             if not version:
                 raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
-            if not as_it_is:
+            if version < SCHEMA_VERSION:
+                if as_it_is:
+                    raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
                 await store.open()
-            elif version < SCHEMA_VERSION:
-                raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
-        yield store
+            yield store
     finally:
         await store.close()
 
 
 @contextmanager
 def said_as_misuse() -> Generator[None]:
-    """Turns the error of a database that cannot be opened into one of whoever named it."""
+    """Turns the error of a database that cannot be used into one of whoever named it."""
     try:
         yield
     except StoreError as exc:

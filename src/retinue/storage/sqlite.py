@@ -21,7 +21,8 @@ T = TypeVar("T")
 _BUSY_SECONDS = 10.0
 _LOOK_EVERY = 0.1
 """Seconds between two looks at what another process may have written."""
-_PASSES = ("locked", "busy", "full", "disk I/O error", "unable to open", "readonly")
+_TAKEN = ("locked", "busy")
+_PASSES = ("full", "disk I/O error", "unable to open", "readonly")
 """What SQLite says of trouble that need not last."""
 _MOST_PROBLEMS = 100
 
@@ -96,6 +97,8 @@ class SqliteDatabase:
         if not isinstance(error, sqlite3.DatabaseError):
             return error
         said = str(error)
+        if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _TAKEN):
+            return StoreError(self.place, f"{said}: another process has held it for long, try again", passes=True)
         if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _PASSES):
             return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
         if "malformed" in said:
