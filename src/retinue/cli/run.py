@@ -92,6 +92,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED
     from .interrupt import watch
+    from .outline import how_it_ended
     from .text import complain, count
     from .view import make_view
 
@@ -114,7 +115,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:
         return interrupt.code
-    complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
+    complain(f"the run did not complete: {how_it_ended(result)}")
     if result.status is RunStatus.SUSPENDED and args.db is not None:
         complain(f"it waits for an answer; see: retinue runs show {result.run_id} --db {without_secrets(args.db)}")
     return FAILED

@@ -19,9 +19,9 @@ from ..storage.sql import SqlStore
 from .database import find_run, opened, said_as_misuse
 from .exits import COMPLETED, FAILED
 from .interrupt import Interrupt, watch
-from .outline import run_json, waiting_lines
+from .outline import how_it_ended, run_json, waiting_lines
 from .targets import load_runtime, workspace_runtime
-from .text import complain, count, one_line
+from .text import complain, count
 from .view import View, make_view
 
 PATIENCE = 10.0
@@ -178,8 +178,7 @@ async def _tell(store: SqlStore, record: RunRecord, args: argparse.Namespace) ->
         ends = await store.ends_of([args.run_id])
         print(json.dumps(run_json(record, ends.get(args.run_id)), indent=2, default=str))
     else:
-        error = f": {one_line(record.result.error, 300)}" if record.result is not None and record.result.error else ""
-        print(f"run {args.run_id} {record.status}{error}")
+        print(f"run {args.run_id} {record.status if record.result is None else how_it_ended(record.result)}")
     return COMPLETED if record.status == RunStatus.CANCELLED.value else FAILED
 
 
@@ -191,5 +190,5 @@ def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
     if result.status is RunStatus.SUSPENDED:
         complain(f"the run waits for {count(len(result.suspended), 'answer')}; see: retinue runs show {run_id}")
     else:
-        complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
+        complain(f"the run did not complete: {how_it_ended(result)}")
     return FAILED
