@@ -305,6 +305,7 @@ def test_a_run_of_a_dead_process_is_gone_on_with(url: str) -> None:
     done = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", env={"HURRY": "1"})
     assert (done.code, done.err) == (0, "")
     assert "I begin. I end." in done.out
+    assert "\ncompleted: 1 step, 0 calls, " in done.out
     shown = finished("runs", "show", run_id).out
     assert "status: completed" in shown
     assert "\ncompleted: 1 step, 0 calls, " in shown

@@ -204,6 +204,20 @@ def test_who_sees_only_that_a_run_goes_on_sees_what_was_asked() -> None:
     assert lines[2].startswith('    ok     write_file(path="a.md")  ')
 
 
+def test_what_is_recalled_is_not_shown_and_not_forgotten() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for one in [*begin(BOSS, "Write it."), event(ReasoningDelta, delta="I will."), *call(BOSS, "c1", "ask", x=1)]:
+        view.recall(one)
+    assert stream.getvalue() == ""
+    for one in [result(BOSS, "c1", "ask", "written"), *end(BOSS)]:
+        view.show(one)
+    assert stream.getvalue().splitlines() == [
+        "    ok     ask(x=1)  500 ms  written",
+        "completed: 1 step, 1 call, 0 tokens, 2.0 s",
+    ]
+
+
 def test_json_holds_what_utf8_cannot() -> None:
     stream = io.StringIO()
     JsonView(stream).show(event(TextDelta, delta="half \ud83d"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
+    from ..core.events import Event
     from ..core.stores import RunRecord
     from ..storage.sql import SqlStore
 
@@ -70,3 +71,11 @@ async def find_run(store: SqlStore, run_id: str) -> RunRecord:
     if record is None:
         raise ConfigurationError(f"there is no run {run_id!r} in {store.place}; see: retinue runs list")
     return record
+
+
+async def so_far(store: SqlStore, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    """The events of a run that are stored by now."""
+    while found := (await store.read_events(run_id, after) or ((), True))[0]:
+        for event in found:
+            yield event
+        after = found[-1].seq

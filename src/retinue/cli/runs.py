@@ -9,11 +9,7 @@ from .database import add_options, database_url
 from .numbers import count_from_0, count_from_1
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ..core.events import Event
     from ..core.stores import RunRecord
-    from ..storage.sql import SqlStore
     from .tree import RunTree
 
 _MORE = "docs/operations.md says more."
@@ -129,7 +125,7 @@ def _took(record: RunRecord, ended_at: float | None) -> str:
 def execute_show(args: argparse.Namespace) -> int:
     import asyncio
 
-    from .database import find_run, opened
+    from .database import find_run, opened, so_far
     from .exits import COMPLETED
     from .outline import run_json, tree_json
     from .steering import is_at_work
@@ -141,7 +137,7 @@ def execute_show(args: argparse.Namespace) -> int:
     async def look() -> tuple[RunRecord, RunTree, float | None, bool]:
         async with opened(url) as store:
             record, tree = await find_run(store, args.run_id), RunTree()
-            async for event in _so_far(store, args.run_id, 0):
+            async for event in so_far(store, args.run_id):
                 tree.take(event)
             ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
             return record, tree, ended_at, record.result is None and not await is_at_work(store, args.run_id)
@@ -157,14 +153,6 @@ def execute_show(args: argparse.Namespace) -> int:
             f"retinue runs cancel {args.run_id} ends it"
         )
     return COMPLETED
-
-
-async def _so_far(store: SqlStore, run_id: str, after: int) -> AsyncIterator[Event]:
-    """The events that are stored by now."""
-    while found := (await store.read_events(run_id, after) or ((), True))[0]:
-        for event in found:
-            yield event
-        after = found[-1].seq
 
 
 def _print_run(record: RunRecord, tree: RunTree, ended_at: float | None) -> None:
@@ -207,7 +195,7 @@ async def _events(url: str, args: argparse.Namespace) -> None:
     import sys
 
     from ..storage.logs import stored_events
-    from .database import find_run, opened
+    from .database import find_run, opened, so_far
     from .outline import event_line
     from .steering import is_at_work
     from .text import clean, complain
@@ -218,7 +206,7 @@ async def _events(url: str, args: argparse.Namespace) -> None:
         if args.follow and record.result is None and not await is_at_work(store, args.run_id):
             complain("no process works on it now: nothing comes until one takes it up")
         as_json = JsonView(sys.stdout)
-        read = stored_events if args.follow else _so_far
+        read = stored_events if args.follow else so_far
         async for event in read(store, args.run_id, args.after):
             if args.json:
                 as_json.show(event)
