@@ -57,9 +57,24 @@ class Slow:
         yield TurnEnd()
 
 
+class Manager:
+    """Has two clerks at work at once."""
+
+    name = "test:manager"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        if request.messages[-1].role == "tool":
+            yield TextChunk("Both are done.")
+        else:
+            for number, call in enumerate(("first", "second")):
+                yield CallChunk(number, call, "task", '{"subagent_type": "clerk", "description": "Sign"}')
+        yield TurnEnd()
+
+
 clerk = Agent("clerk", Clerk(), tools=[sign])
+manager = Agent("manager", Manager(), subagents=[clerk])
 slow = Agent("slow", Slow())
-everyone = [clerk, slow]
+everyone = [clerk, slow, manager]
 
 
 def on(url: str) -> Runtime:

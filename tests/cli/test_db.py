@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from retinue import RunStatus
-from retinue.cli.db import seconds
+from retinue import RunStatus, StoreError
+from retinue.cli.numbers import span
+from retinue.storage import sqlite
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
-from retinue.storage.sqlite import SqliteStore
+from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import sql_store
 from retinue.storage.urls import without_secrets
 
@@ -73,6 +76,68 @@ def test_check_finds_nothing_or_names_it(cli: Cli, url: str, path: Path) -> None
     assert (as_json["ok"], {finding["code"] for finding in as_json["findings"]}) == (False, {"gap", "result"})
 
 
+@pytest.mark.parametrize("part", [slice(4_096, None), slice(100, 4_096), slice(20_000, 30_000)])
+def test_a_damaged_file_has_errors_wherever_it_is_broken(cli: Cli, url: str, path: Path, part: slice) -> None:
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[part] = b"\xff" * len(data[part])
+    for damaged in (bytes(data), whole[: len(whole) // 2], whole[:1_000]):
+        path.write_bytes(damaged)
+        code, out, err = cli("db", "check", "--db", url)
+        assert (code, err) == (1, "")
+        assert out == f"error: {path}: database disk image is malformed: restore a backup\n1 error, 0 warnings\n"
+
+
+@pytest.mark.parametrize("first", [100, 4_096])
+def test_a_damaged_file_cannot_be_used_wherever_it_is_broken(cli: Cli, url: str, path: Path, first: int) -> None:
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    data = path.read_bytes()
+    for command in (
+        ["runs", "list"],
+        ["runs", "show", "run_a"],
+        ["db", "prune", "--older-than", "0s"],
+        ["tasks", "list"],
+    ):
+        path.write_bytes(data[:first] + b"\xff" * (len(data) - first))
+        code, out, err = cli(*command, "--db", url)
+        assert (code, out) == (2, "")
+        assert err == f"retinue: {path}: database disk image is malformed: restore a backup\n"
+    if first == 100:
+        planned = cli("db", "migrate", "--dry-run", "--db", url)
+        assert (planned.code, "is malformed: restore a backup" in planned.err) == (2, True)
+
+
+def test_who_only_looks_does_not_wait_for_who_writes(
+    cli: Cli, url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 0.2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for command in (["runs", "list"], ["runs", "show", "run_a"], ["runs", "events", "run_a"], ["db", "check"]):
+            assert cli(*command, "--db", url).code == 0
+        refused = cli("db", "prune", "--older-than", "0s", "--db", url)
+        said = f"retinue: {path}: database is locked: another process has held it for long, try again\n"
+        assert refused == (2, "", said)
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: str, path: Path) -> None:
+    async def fails(*args: object) -> None:
+        raise StoreError(str(path), "the server went away", passes=True)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SqliteDatabase, "problems", fails)
+        code, out, err = cli("db", "check", "--db", url)
+    assert (code, out, err) == (2, "", f"retinue: {path}: the server went away\n")
+
+
+def test_check_says_what_its_exit_codes_mean(cli: Cli) -> None:
+    said = " ".join(cli("db", "check", "--help").out.split())
+    assert "Exit code 0: no errors" in said
+    assert "1: errors, such as a damaged file" in said
+    assert "2: nothing to look at" in said
+
+
 def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:
     url = f"sqlite:///{path}"
     planned = cli("db", "migrate", "--db", url, "--dry-run")
@@ -96,6 +161,7 @@ def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:
 COMMANDS = (
     ["db", "check"],
     ["db", "migrate"],
+    ["db", "migrate", "--dry-run"],
     ["db", "prune", "--older-than", "1d"],
     ["runs", "list"],
     ["runs", "show", "r"],
@@ -110,7 +176,8 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
     problems += [("postgres:/u:secret@h/d", "not a place"), ("memory:", "'memory:' is no database")]
     if command[1] != "migrate":
         problems.append((url, f"there is no Retinue database at {path}: is it the right --db?"))
-    problems.append((f"sqlite:///{tmp_path}", "unable to open database file"))
+    problems.append((f"sqlite:///{tmp_path}", "it is a folder: name a file"))
+    problems.append((f"sqlite:///{tmp_path}/missing/app.db", f"there is no folder {tmp_path}/missing: create it"))
     for given, says in problems:
         outcome = cli(*command, "--db", given)
         assert (outcome.code, outcome.out) == (2, "")
@@ -129,10 +196,12 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
 
 
 def test_times_are_written_as_people_do(cli: Cli) -> None:
-    assert [seconds(text) for text in ("30d", "12h", "90m", "45s", "1.5H")] == [2_592_000, 43_200, 5_400, 45, 5_400]
-    for text in ("30", "d", "-1d", "1w", "1e9d", "", "nan"):
-        refused = cli("db", "prune", f"--older-than={text}", "--db", "sqlite:///x.db")
-        assert (refused.code, "is not a time: write 30d" in refused.err) == (2, True)
+    assert [span(text) for text in ("30d", "12h", "90m", "45s", "1.5H")] == [2_592_000, 43_200, 5_400, 45, 5_400]
+    for text in ("30", "d", "-1d", "1w", "1e9d", "", "nan", "\u00b2d", f"{'9' * 400}d"):
+        for given in ([f"--older-than={text}"], ["--older-than", text]):
+            refused = cli("db", "prune", *given, "--db", "sqlite:///x.db")
+            assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+            assert f"{text!r} is not a time: write 30d, 12h, 90m or 45s" in refused.err
     both = cli("db", "prune", "--older-than", "1d", "--deltas", "--threads", "--db", "sqlite:///x.db")
     assert (both.code, "leave it or --threads out" in both.err) == (2, True)
 

@@ -78,6 +78,11 @@ def test_list_is_a_table_newest_first(cli: Cli, url: str, path: Path) -> None:
     assert waits["ended_at"] is None
 
 
+def test_a_new_database_has_no_runs_yet(cli: Cli, url: str, path: Path) -> None:
+    assert cli("db", "migrate").code == 0
+    assert cli("runs", "list") == (0, "", f"retinue: {path} has no runs yet\n")
+
+
 def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Path) -> None:
     stored(path, ("run_c", RunStatus.SUSPENDED, "t3"), ("run_b", RunStatus.FAILED, "t2"))
     code, out, _ = cli("runs", "show", "run_c")
@@ -97,6 +102,7 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     shown = json.loads(failed.out)
     assert (shown["status"], shown["error"]) == ("failed", "it broke")
     assert shown["tree"]["steps"][0]["calls"][0]["status"] == "succeeded"
+    assert (shown["usage"]["input_tokens"], shown["usage"]["cached_tokens"]) == (100, 0)
 
 
 def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
@@ -121,7 +127,12 @@ def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: str) 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["list", "--limit", "x"], "'x' is not a whole number"),
+        (["list", "--limit", "x"], "'x' is not a whole number above 0"),
+        (["list", "--limit", "0"], "'0' is not a whole number above 0"),
+        (["list", "--limit", "-1"], "'-1' is not a whole number above 0"),
+        (["list", "--limit", "9" * 19], "is not a whole number above 0"),
+        (["events", "run_a", "--after", "-3"], "'-3' is not a whole number of 0 or more"),
+        (["events", "run_a", "--after", "1.5"], "'1.5' is not a whole number of 0 or more"),
         (["list", "--status", "odd"], "invalid choice: 'odd'"),
         (["resume", "run_c"], "what is the answer? It waits for: call_1 (ticket ticket_1)"),
         (["resume", "run_c", "--approve", "call_1={"], "--approve call_1: what follows = is not JSON"),
@@ -179,7 +190,35 @@ def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> 
     assert 'It said: {"approved": true}' in answered.out.replace('":t', '": t')
     again = finished("runs", "show", run_id)
     assert "status: completed" in again.out
-    assert "\n    ok     sign(" in again.out
+    assert again.out.count("\n  step ") == 2
+    assert again.out.count("sign(") == 1
+    assert '\n    ok     sign(paper="lease")  ' in again.out
+    assert "\ncompleted: 2 steps, 1 call, " in again.out
+
+
+def test_children_that_wait_under_one_name_are_answered_by_their_paths(url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "manager", "Have both signed"))
+    resume = ("runs", "resume", run_id, "--target", "tests.cli.staff:everyone", "--approve")
+    either = finished(*resume, "call_sign")
+    assert (either.code, "it waits for: first/call_sign, second/call_sign" in either.err) == (2, True)
+    one = finished(*resume, "second/call_sign")
+    assert (one.code, one.err) == (1, f"retinue: the run waits for 1 answer; see: retinue runs show {run_id}\n")
+    both = finished(*resume, "first/call_sign")
+    assert (both.code, both.err) == (0, "")
+    shown = finished("runs", "show", run_id).out
+    assert [shown.count(f" ok     {call}(") for call in ("task", "sign")] == [2, 2]
+    assert "\ncompleted: 2 steps, 4 calls, " in shown
+
+
+@pytest.mark.parametrize("action", [["resume", "--approve", "call_sign"], ["cancel"]])
+def test_an_agent_of_ones_own_code_is_asked_for(cli: Cli, url: str, folder: Path, action: list[str]) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    code, out, err = cli("runs", *action, run_id, "--workspace", str(folder))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (
+        f"the agent 'clerk' is not declared in '{folder}': name with --target MODULE:ATTR the one in your code" in err
+    )
+    assert json.loads(cli("runs", "show", run_id, "--json").out)["status"] == "suspended"
 
 
 def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
@@ -194,10 +233,11 @@ def test_a_waiting_run_is_told_no(cli: Cli, url: str) -> None:
 
 def test_a_waiting_run_is_cancelled_by_another_process(cli: Cli, url: str) -> None:
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
-    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:clerk", "--reason", "not needed")
-    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
+    args = ("--target", "tests.cli.staff:clerk", "--reason", "not needed")
+    stopped = finished("runs", "cancel", run_id, *args, "--json")
     (record,) = json.loads(cli("runs", "list", "--json").out)
-    assert record["status"] == "cancelled"
+    assert (stopped.code, json.loads(stopped.out)) == (0, record)
+    assert (record["status"], record["error"], record["ended_at"] is None) == ("cancelled", "not needed", False)
 
 
 def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -245,6 +285,12 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
+    assert f"no process works on it now: retinue runs resume {run_id} goes on with it" in shown.err
+    checked = finished("db", "check")
+    assert checked.code == 0
+    assert f"warning: run '{run_id}': the process " in checked.out
+    assert " is gone: the next runtime that opens this database takes it over\n" in checked.out
+    assert re.search(r"\nrunning: 1 step, 0 calls, [\d.]+ m?s so far\n", shown.out)
     follower = started("runs", "events", run_id, "--follow")
     assert follower.stderr is not None
     assert b"no process works on it now" in follower.stderr.readline()
@@ -259,15 +305,18 @@ def test_a_run_of_a_dead_process_is_gone_on_with(url: str) -> None:
     done = finished("runs", "resume", run_id, "--target", "tests.cli.staff:slow", env={"HURRY": "1"})
     assert (done.code, done.err) == (0, "")
     assert "I begin. I end." in done.out
-    assert "status: completed" in finished("runs", "show", run_id).out
+    assert "\ncompleted: 1 step, 0 calls, " in done.out
+    shown = finished("runs", "show", run_id).out
+    assert "status: completed" in shown
+    assert "\ncompleted: 1 step, 0 calls, " in shown
 
 
 def test_a_run_of_a_dead_process_is_cancelled(url: str) -> None:
     run_id = left(url)
     began = time.monotonic()
-    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:slow", "--reason", "not needed")
+    stopped = finished("runs", "cancel", run_id, "--target", "tests.cli.staff:slow")
     assert time.monotonic() - began < 15
-    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: not needed\n")
+    assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled\n")
 
 
 def test_run_keeps_what_it_is_told_to(cli: Cli, url: str, folder: Path) -> None:

@@ -99,7 +99,9 @@ def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
         (["list"], "has no background tasks"),
         (["show", "task_1"], "there is no task 'task_1'"),
         (["wait", "task_1", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["wait", "task_1", "--timeout", "-1"], "'-1' is not a number of seconds"),
         (["show"], "see retinue tasks show --help"),
+        (["list", "--db", "sqlite:///app.db"], "argument --workspace: not allowed with argument --db"),
         (["list", "--status", "odd"], "invalid choice: 'odd'"),
         ([], "see retinue tasks --help"),
     ],
@@ -147,6 +149,8 @@ def test_tasks_of_a_database(cli: Cli, tmp_path: Path) -> None:
         ["task_1", "completed"],
         ["task_2", "pending"],
     ]
+    none = cli("tasks", "list", "--status", "failed", "--db", url)
+    assert none == (0, "", f"retinue: {url!r} has no such tasks\n")
     assert cli("tasks", "show", "1", "--db", url).out.endswith("\nIt is read.\n")
     assert cli("tasks", "wait", "task_1", "--db", url).code == 0
     unknown = cli("tasks", "show", "task_9", "--db", url)

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from retinue import Event, Message, RunStatus, ToolCallStatus, ToolResult
+from retinue import Event, Message, RunStatus, ToolCall, ToolCallStatus, ToolResult
+from retinue.cli.outline import tree_lines
 from retinue.cli.text import arguments, clean, duration, headline, one_line, reply_of
 from retinue.cli.tree import RunTree
 from retinue.cli.view import JsonView, PlainView
 from retinue.core.events import (
     ErrorRaised,
     Handoff,
+    MessagesSnapshot,
     Namespace,
     ReasoningDelta,
     RunFinished,
@@ -23,6 +25,7 @@ from retinue.core.events import (
     TextDelta,
     ToolCallFinished,
     ToolCallReady,
+    ToolCallResumed,
     ToolCallStarted,
     ToolCallStreamDelta,
     UnknownEvent,
@@ -153,6 +156,66 @@ def test_events_without_a_beginning_are_shown_all_the_same() -> None:
     view.show(event(ToolCallStreamDelta, DEEP, call_id="z", tool_name="t", delta="out"))
     view.show(result(DEEP, "z", "t", "done"))
     assert "clerk: ok     t()" in stream.getvalue()
+
+
+WAITS = [
+    *begin(BOSS, "Write it."),
+    *call(BOSS, "c1", "write_file", path="a.md"),
+    result(BOSS, "c1", "write_file", "May I?", "suspended"),
+    *end(BOSS, RunStatus.SUSPENDED),
+]
+ASKED = Message.assistant("", tool_calls=(ToolCall("c1", "write_file", {"path": "a.md"}),))
+GOES_ON = [
+    event(RunStarted, thread_id="t", continues=True, at=4.0),
+    event(MessagesSnapshot, messages=(Message.user("Write it."), ASKED), at=4.0),
+    event(StepStarted, step=1, at=4.0),
+    event(ToolCallResumed, call_id="c1", tool_name="write_file", at=4.0),
+]
+
+
+def test_a_run_that_goes_on_has_its_steps_and_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 8.0)
+    tree = RunTree()
+    for one in [*WAITS, *GOES_ON]:
+        tree.take(one)
+    assert tree.root is not None
+    assert list(tree_lines(tree.root)) == [
+        "boss: Write it.",
+        "  step 1",
+        '    running write_file(path="a.md")',
+        "running: 1 step, 1 call, 7.0 s so far",
+    ]
+    for one in [result(BOSS, "c1", "write_file", "written"), event(StepStarted, step=2), *end(BOSS)]:
+        tree.take(one)
+    assert list(tree_lines(tree.root))[2:] == [
+        '    ok     write_file(path="a.md")  500 ms  written',
+        "  step 2",
+        "completed: 2 steps, 1 call, 0 tokens, 2.0 s",
+    ]
+
+
+def test_who_sees_only_that_a_run_goes_on_sees_what_was_asked() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for one in [*GOES_ON, result(BOSS, "c1", "write_file", "written"), *end(BOSS)]:
+        view.show(one)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "boss: (goes on)"
+    assert lines[2].startswith('    ok     write_file(path="a.md")  ')
+
+
+def test_what_is_recalled_is_not_shown_and_not_forgotten() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for one in [*begin(BOSS, "Write it."), event(ReasoningDelta, delta="I will."), *call(BOSS, "c1", "ask", x=1)]:
+        view.recall(one)
+    assert stream.getvalue() == ""
+    for one in [result(BOSS, "c1", "ask", "written"), *end(BOSS)]:
+        view.show(one)
+    assert stream.getvalue().splitlines() == [
+        "    ok     ask(x=1)  500 ms  written",
+        "completed: 1 step, 1 call, 0 tokens, 2.0 s",
+    ]
 
 
 def test_json_holds_what_utf8_cannot() -> None:

@@ -215,7 +215,7 @@ def folder(path: Path) -> None:
     [
         (newer, "written by a newer version (schema 999"),
         (garbage, "file is not a database"),
-        (folder, "unable to open database file"),
+        (folder, "it is a folder: name a file"),
     ],
 )
 async def test_a_file_that_cannot_be_used_is_named_and_left_alone(

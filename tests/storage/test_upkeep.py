@@ -16,7 +16,7 @@ from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import SqliteStore
 from retinue.storage.upkeep import Pruned, check, keep_pruning, migrate, prune, sql_store
 
-from .stored import put_run, rows_in, sql, tamper
+from .stored import OWNER, put_run, rows_in, sql, tamper
 
 HOUR, YEAR = 3600.0, 365 * 86_400.0
 
@@ -236,6 +236,20 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
     assert "run 'r0': events 3 to 4 are missing" in [str(finding).partition(" ")[2] for finding in found]
     assert {finding.code for finding in found if finding.severity == "warning"} == {"ownerless", "expired"}
     assert ("events", 62, 62) in told
+
+
+async def test_an_owner_that_is_known_to_be_gone_is_told_before_its_lease_is_over(store: SqlStore) -> None:
+    await put_run(store, "r1", RunStatus.RUNNING)
+    assert await check(store, is_gone=lambda owner: owner != OWNER) == []
+    (found,) = await check(store, is_gone=lambda owner: owner == OWNER)
+    assert (found.code, found.what, found.severity) == ("gone", "run 'r1'", "warning")
+
+
+async def test_of_any_number_of_runs_it_is_known_when_they_ended(store: SqlStore) -> None:
+    await put_run(store, "r1")
+    await put_run(store, "r2", RunStatus.RUNNING, thread_id="t2")
+    ends = await store.ends_of([*[f"x{number}" for number in range(70_000)], "r1", "r2"])
+    assert list(ends) == ["r1"]
 
 
 @pytest.mark.usefixtures("one_a_row")

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from retinue import MemoryTaskRepository, TaskScope, TaskStatus
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from retinue import MemoryTaskRepository, StoreError, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import beat
 from retinue.tasks.service import TaskService
 from retinue.tasks.sweeper import Sweeper
@@ -71,3 +76,29 @@ async def test_users_are_swept_too_and_what_this_process_executes_is_not() -> No
     await sweeper.sweep()
     clocks.wait(601)
     assert [record.task_id for record in await sweeper.sweep({"t1"})] == ["t2"]
+
+
+class Unreliable(MemoryTaskRepository):
+    """Has outages: what becomes of one sweep after the other."""
+
+    def __init__(self, *works: bool) -> None:
+        super().__init__(TaskSettings(sweep_every=0.001))
+        self._works, self.are_over = list(works), asyncio.Event()
+
+    async def open_scopes(self) -> Sequence[TaskScope]:
+        if not self._works:
+            self.are_over.set()
+        elif not self._works.pop(0):
+            raise StoreError("app.db", "it is broken")
+        return await super().open_scopes()
+
+
+async def test_an_outage_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    repository = Unreliable(False, False, False, True, False, False, True)
+    service = TaskService(repository)
+    service.watch()
+    async with asyncio.timeout(5):
+        await repository.are_over.wait()
+    await service.close()
+    said = "lost tasks cannot be looked for, which is tried again: app.db: it is broken"
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [(said, None)] * 2

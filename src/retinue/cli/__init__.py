@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
-from ..core.errors import ConfigurationError, RetinueError
+from ..core.errors import ConfigurationError, RetinueError, StoreError
 from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
 from .text import clean, complain, is_unicode
 
@@ -38,6 +39,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._negative_number_matcher = re.compile(r"-\d")  # -1d is a wrong time, not an option
+
     def error(self, message: str) -> NoReturn:
         complain(f"{message}; see {self.prog} --help")
         self.exit(MISUSED)
@@ -61,7 +66,8 @@ def _report(exc: Exception, verbose: bool) -> int:
         print(clean("".join(traceback.format_exception(exc))), file=sys.stderr)
     if isinstance(exc, RetinueError):
         complain(str(exc))
-        return MISUSED if isinstance(exc, ConfigurationError) else FAILED
+        is_unusable = isinstance(exc, StoreError) and exc.damaged
+        return MISUSED if is_unusable or isinstance(exc, ConfigurationError) else FAILED
     more = "" if verbose else "; run it again with --verbose to see where"
     complain(f"unexpected {type(exc).__name__}: {exc}{more}")
     return FAILED

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
+    from ..core.events import Event
     from ..core.stores import RunRecord
     from ..storage.sql import SqlStore
 
@@ -34,7 +35,10 @@ def database_url(given: str | None) -> str:
 
 @asynccontextmanager
 async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore]:
-    """A database that is there already; brought to this version's schema unless it is to stay as it is."""
+    """A database that is there already; brought to this version's schema unless it is to stay as it is.
+
+    Nothing else is written, so that who only looks waits for nobody. What goes wrong with it is misuse of whoever named it.
+    """
     from ..storage.schema import SCHEMA_VERSION, check_version
     from ..storage.upkeep import sql_store
 
@@ -44,18 +48,18 @@ async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore
             version = check_version(await store.database.version(), store.place)
             if not version:
                 raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
-            if not as_it_is:
+            if version < SCHEMA_VERSION:
+                if as_it_is:
+                    raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
                 await store.open()
-            elif version < SCHEMA_VERSION:
-                raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
-        yield store
+            yield store
     finally:
         await store.close()
 
 
 @contextmanager
 def said_as_misuse() -> Generator[None]:
-    """Turns the error of a database that cannot be opened into one of whoever named it."""
+    """Turns the error of a database that cannot be used into one of whoever named it."""
     try:
         yield
     except StoreError as exc:
@@ -67,3 +71,11 @@ async def find_run(store: SqlStore, run_id: str) -> RunRecord:
     if record is None:
         raise ConfigurationError(f"there is no run {run_id!r} in {store.place}; see: retinue runs list")
     return record
+
+
+async def so_far(store: SqlStore, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    """The events of a run that are stored by now."""
+    while found := (await store.read_events(run_id, after) or ((), True))[0]:
+        for event in found:
+            yield event
+        after = found[-1].seq

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Any
 
 from .database import add_options, database_url
+from .numbers import span
 
 if TYPE_CHECKING:
     from ..storage.checkup import Finding
+    from ..storage.sql import SqlStore
     from ..storage.upkeep import Migrated, Pruned
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _MORE = "docs/operations.md says more."
+_CODES = (
+    "Exit code 0: no errors, though there may be warnings; 1: errors, such as a damaged file or an older schema; "
+    "2: nothing to look at, as it is not there, cannot be reached, is no database or is of a newer version."
+)
 
 
 def add_to(commands: Any) -> None:
@@ -23,12 +27,12 @@ def add_to(commands: Any) -> None:
         description=f"Look after a database that runs are kept in. {_MORE}",
     )
     actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _action(actions, "check", "read everything and print what is wrong with it; exit 1 if there are errors", check)
+    _action(actions, "check", "read everything, change nothing, and print what is wrong", check, _CODES)
     migrate_parser = _action(actions, "migrate", "bring a database to the schema of this version, or make one", migrate)
     pruning = "drop what is left of runs that ended long ago; the rest is not held up"
     prune_parser = _action(actions, "prune", pruning, prune)
     prune_parser.add_argument(
-        "--older-than", metavar="TIME", type=seconds, required=True, help="since when they ended: 30d, 12h, 90m or 45s"
+        "--older-than", metavar="TIME", type=span, required=True, help="since when they ended: 30d, 12h, 90m or 45s"
     )
     prune_parser.add_argument("--deltas", action="store_true", help="drop only the deltas, which are most of a log")
     prune_parser.add_argument("--threads", action="store_true", help="drop conversations without runs as well")
@@ -36,19 +40,12 @@ def add_to(commands: Any) -> None:
         each.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
 
-def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_MORE}")
+def _action(actions: Any, name: str, about: str, execute: Any, more: str = "") -> argparse.ArgumentParser:
+    description = f"{about}. {more} {_MORE}" if more else f"{about}. {_MORE}"
+    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=description)
     add_options(action)
     action.set_defaults(execute=execute)
     return action
-
-
-def seconds(text: str) -> float:
-    """A time as people write it."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 30d, 12h, 90m or 45s")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def check(args: argparse.Namespace) -> int:
@@ -71,6 +68,7 @@ async def _check(url: str, *, quiet: bool) -> list[Finding]:
     import sys
 
     from ..core.errors import ConfigurationError
+    from ..runtime.node import is_gone
     from ..storage.upkeep import check as look_over
     from ..storage.upkeep import sql_store
     from .database import said_as_misuse
@@ -84,13 +82,25 @@ async def _check(url: str, *, quiet: bool) -> list[Finding]:
 
     try:
         with said_as_misuse():
-            if not await store.database.version():
+            if not await _is_there(store):
                 raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
-            return await look_over(store, tell)
+            return await look_over(store, tell, is_gone)
     finally:
         if watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         await store.close()
+
+
+async def _is_there(store: SqlStore) -> bool:
+    """Whether there is a database, however damaged."""
+    from ..core.errors import StoreError
+
+    try:
+        return bool(await store.database.version())
+    except StoreError as exc:
+        if exc.damaged:
+            return True
+        raise
 
 
 def _print_findings(findings: list[Finding], errors: int) -> None:

@@ -60,6 +60,9 @@ class LiveView:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def recall(self, event: Event) -> None:
+        self._tree.take(event)
+
     def show_task(self, event: Event) -> None:
         if line := self._tasks.take(event):
             self.note(line)

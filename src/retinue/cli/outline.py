@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.events import Event, event_to_json
 from ..core.results import SuspendTicket
+from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from .text import headline, one_line
 from .tree import CallNode, RunNode, call_line, summary
@@ -81,7 +82,7 @@ def run_json(record: RunRecord, ended_at: float | None) -> dict[str, Any]:
         "started_at": record.started_at,
         "ended_at": ended_at,
         "steps": None if result is None else result.steps,
-        "usage": None if result is None else msgspec.to_builtins(result.usage),
+        "usage": None if result is None else msgspec.structs.asdict(result.usage),
         "response": None if result is None else result.response,
         "error": None if result is None else result.error,
         "termination": None if result is None else result.termination,
@@ -93,6 +94,12 @@ def _tickets_json(tickets: Mapping[str, SuspendTicket]) -> dict[str, Any]:
     import msgspec
 
     return {call_id: msgspec.to_builtins(ticket) for call_id, ticket in tickets.items()}
+
+
+def how_it_ended(result: RunResult) -> str:
+    """The status of a run, and why, where that says more."""
+    why = result.error or result.termination
+    return result.status.value if why == result.status.value else f"{result.status.value}: {one_line(why, 1_000)}"
 
 
 def gist(record: RunRecord) -> str:

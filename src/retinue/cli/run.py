@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from .numbers import count_from_1
+
 if TYPE_CHECKING:
     from ..core.agents import Agent
     from ..core.model import Model
@@ -42,7 +44,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--db", metavar="URL", help="keep the run in a database, as in sqlite:///app.db: see retinue runs"
     )
-    parser.add_argument("--max-steps", metavar="N", type=_positive, help="model calls before the run is given up")
+    parser.add_argument("--max-steps", metavar="N", type=count_from_1, help="model calls before the run is given up")
     parser.add_argument("--json", action="store_true", help="print one event a line, as JSON")
     parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     parser.set_defaults(execute=execute)
@@ -90,6 +92,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED
     from .interrupt import watch
+    from .outline import how_it_ended
     from .text import complain, count
     from .view import make_view
 
@@ -112,7 +115,7 @@ async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, in
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:
         return interrupt.code
-    complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}")
+    complain(f"the run did not complete: {how_it_ended(result)}")
     if result.status is RunStatus.SUSPENDED and args.db is not None:
         complain(f"it waits for an answer; see: retinue runs show {result.run_id} --db {without_secrets(args.db)}")
     return FAILED
@@ -131,9 +134,3 @@ async def _runtime(agent: Agent, url: str | None) -> AsyncGenerator[Runtime]:
         yield runtime
     finally:
         await runtime.close()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

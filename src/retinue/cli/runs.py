@@ -6,13 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .database import add_options, database_url
+from .numbers import count_from_0, count_from_1
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ..core.events import Event
     from ..core.stores import RunRecord
-    from ..storage.sql import SqlStore
     from .tree import RunTree
 
 _MORE = "docs/operations.md says more."
@@ -41,10 +38,10 @@ def add_to(commands: Any) -> None:
     listing.add_argument("--thread", metavar="ID", help="only those of one conversation")
     listing.add_argument("--user", metavar="ID", help="only those of one user")
     listing.add_argument("--status", choices=_STATUSES, help="only those that stand so")
-    listing.add_argument("--limit", metavar="N", type=_number, default=50, help="at most so many (default: 50)")
+    listing.add_argument("--limit", metavar="N", type=count_from_1, default=50, help="at most so many (default: 50)")
     _action(actions, "show", "show the tree of agents of a run, and what it waits for", execute_show)
     events = _action(actions, "events", "print the events of a run, one a line", execute_events)
-    events.add_argument("--after", metavar="N", type=_number, default=0, help="only those after number N")
+    events.add_argument("--after", metavar="N", type=count_from_0, default=0, help="only those after number N")
     events.add_argument("--follow", action="store_true", help="go on until the run has ended or waits")
     cancel = _action(actions, "cancel", "stop a run, and wait until it has stopped", execute_cancel)
     cancel.add_argument("--reason", metavar="TEXT", default="cancelled", help="why, for the record")
@@ -77,12 +74,6 @@ def _action(actions: Any, name: str, about: str, execute: Any, *, one: bool = Tr
     return action
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def execute_list(args: argparse.Namespace) -> int:
     import asyncio
 
@@ -104,7 +95,8 @@ def execute_list(args: argparse.Namespace) -> int:
     elif records:
         _print_table(records, ends)
     else:
-        complain(f"{place} has no such runs")
+        is_filtered = any(wanted is not None for wanted in (args.thread, args.user, args.status))
+        complain(f"{place} has no such runs" if is_filtered else f"{place} has no runs yet")
     return COMPLETED
 
 
@@ -133,34 +125,34 @@ def _took(record: RunRecord, ended_at: float | None) -> str:
 def execute_show(args: argparse.Namespace) -> int:
     import asyncio
 
-    from .database import find_run, opened
+    from .database import find_run, opened, so_far
     from .exits import COMPLETED
     from .outline import run_json, tree_json
+    from .steering import is_at_work
+    from .text import complain
     from .tree import RunTree
 
     url = database_url(args.db)
 
-    async def look() -> tuple[RunRecord, RunTree, float | None]:
+    async def look() -> tuple[RunRecord, RunTree, float | None, bool]:
         async with opened(url) as store:
             record, tree = await find_run(store, args.run_id), RunTree()
-            async for event in _so_far(store, args.run_id, 0):
+            async for event in so_far(store, args.run_id):
                 tree.take(event)
-            return record, tree, (await store.ends_of([args.run_id])).get(args.run_id)
+            ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
+            return record, tree, ended_at, record.result is None and not await is_at_work(store, args.run_id)
 
-    record, tree, ended_at = asyncio.run(look())
+    record, tree, ended_at, is_left = asyncio.run(look())
     if args.json:
         _print_json({**run_json(record, ended_at), "tree": None if tree.root is None else tree_json(tree.root)})
     else:
         _print_run(record, tree, ended_at)
+    if is_left:
+        complain(
+            f"no process works on it now: retinue runs resume {args.run_id} goes on with it, "
+            f"retinue runs cancel {args.run_id} ends it"
+        )
     return COMPLETED
-
-
-async def _so_far(store: SqlStore, run_id: str, after: int) -> AsyncIterator[Event]:
-    """The events that are stored by now."""
-    while found := (await store.read_events(run_id, after) or ((), True))[0]:
-        for event in found:
-            yield event
-        after = found[-1].seq
 
 
 def _print_run(record: RunRecord, tree: RunTree, ended_at: float | None) -> None:
@@ -203,7 +195,7 @@ async def _events(url: str, args: argparse.Namespace) -> None:
     import sys
 
     from ..storage.logs import stored_events
-    from .database import find_run, opened
+    from .database import find_run, opened, so_far
     from .outline import event_line
     from .steering import is_at_work
     from .text import clean, complain
@@ -214,7 +206,7 @@ async def _events(url: str, args: argparse.Namespace) -> None:
         if args.follow and record.result is None and not await is_at_work(store, args.run_id):
             complain("no process works on it now: nothing comes until one takes it up")
         as_json = JsonView(sys.stdout)
-        read = stored_events if args.follow else _so_far
+        read = stored_events if args.follow else so_far
         async for event in read(store, args.run_id, args.after):
             if args.json:
                 as_json.show(event)

@@ -10,18 +10,19 @@ from typing import Any
 
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownAgent
+from ..core.events import Event
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..runtime import Runtime
 from ..runtime.node import is_gone
 from ..storage.sql import SqlStore
-from .database import find_run, opened, said_as_misuse
+from .database import find_run, opened, said_as_misuse, so_far
 from .exits import COMPLETED, FAILED
 from .interrupt import Interrupt, watch
-from .outline import run_json, waiting_lines
+from .outline import how_it_ended, run_json, waiting_lines
 from .targets import load_runtime, workspace_runtime
-from .text import complain, one_line
+from .text import complain, count
 from .view import View, make_view
 
 PATIENCE = 10.0
@@ -76,12 +77,12 @@ async def cancel(url: str, args: argparse.Namespace) -> int:
             if ended is None:
                 complain(f"run {args.run_id} was asked to stop, and has not yet; see: retinue runs show {args.run_id}")
                 return FAILED
-            return _tell(ended, RunStatus.CANCELLED, args)
+            return await _tell(store, ended, args)
     async with runtime:
         await runtime.load(args.run_id)
         await runtime.cancel(args.run_id, reason=args.reason)
     async with opened(url) as store:
-        return _tell(await find_run(store, args.run_id), RunStatus.CANCELLED, args)
+        return await _tell(store, await find_run(store, args.run_id), args)
 
 
 async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
@@ -108,37 +109,39 @@ async def resume(url: str, decisions: dict[str, Decision], args: argparse.Namesp
             raise ConfigurationError(
                 f"run {args.run_id} is being worked on: follow it with retinue runs events {args.run_id} --follow"
             )
-        last = await _last_event(store, args.run_id)
-    waits = record.result is not None
+        waits = record.result is not None
+        past = [] if waits else [event async for event in so_far(store, args.run_id)]
     if waits and not decisions:
         raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
     with make_view(as_json=args.json) as view:
         async with await _runtime(url, record, args) as runtime:
             go_on = _answer if waits else _take_up
             try:
-                result = await go_on(runtime, args.run_id, decisions, view, interrupt, last)
+                result = await go_on(runtime, args.run_id, decisions, view, interrupt, past)
             except (DecisionRefused, RunElsewhere) as exc:
                 raise ConfigurationError(str(exc)) from exc
     return _exit_code(result, args.run_id, interrupt)
 
 
 async def _answer(
-    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, last: int
+    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, past: list[Event]
 ) -> RunResult:
     await runtime.load(run_id)
     return await watch(runtime.stream_resume(run_id, decisions), view, interrupt)
 
 
 async def _take_up(
-    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, last: int
+    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, past: list[Event]
 ) -> RunResult:
     """Go on with a run whose process has died; what it may wait for then is answered another time."""
     if decisions:
         raise ConfigurationError(f"run {run_id} waits for nothing yet: go on with it first, without decisions")
+    for event in past:
+        view.recall(event)
     loading = asyncio.create_task(runtime.load(run_id))
     stopping = asyncio.create_task(_cancel_when(interrupt, runtime, run_id))
     try:
-        async for event in runtime.events(run_id, last):
+        async for event in runtime.events(run_id, past[-1].seq if past else 0):
             view.show(event)
         await loading
         return await runtime.result(run_id)
@@ -151,11 +154,6 @@ async def _cancel_when(interrupt: Interrupt, runtime: Runtime, run_id: str) -> N
     await interrupt.wait()
     complain("cancelling the run; press Ctrl-C again to leave at once")
     await runtime.cancel(run_id, reason="interrupted")
-
-
-async def _last_event(store: SqlStore, run_id: str) -> int:
-    query = "SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?"
-    return await store.database.read(lambda link: link.run(query, run_id)[0][0])
 
 
 async def _runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Runtime:
@@ -172,14 +170,14 @@ async def _runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Run
     return runtime
 
 
-def _tell(record: RunRecord, wanted: RunStatus, args: argparse.Namespace) -> int:
-    """Say how a run stands now."""
+async def _tell(store: SqlStore, record: RunRecord, args: argparse.Namespace) -> int:
+    """Say how a run stands that was to be cancelled."""
     if args.json:
-        print(json.dumps(run_json(record, None), indent=2, default=str))
+        ends = await store.ends_of([args.run_id])
+        print(json.dumps(run_json(record, ends.get(args.run_id)), indent=2, default=str))
     else:
-        error = f": {one_line(record.result.error, 300)}" if record.result is not None and record.result.error else ""
-        print(f"run {args.run_id} {record.status}{error}")
-    return COMPLETED if record.status == wanted.value else FAILED
+        print(f"run {args.run_id} {record.status if record.result is None else how_it_ended(record.result)}")
+    return COMPLETED if record.status == RunStatus.CANCELLED.value else FAILED
 
 
 def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
@@ -187,6 +185,8 @@ def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:
         return interrupt.code
-    more = f"; see: retinue runs show {run_id}" if result.status is RunStatus.SUSPENDED else ""
-    complain(f"the run did not complete: {result.status.value}: {result.error or result.termination}{more}")
+    if result.status is RunStatus.SUSPENDED:
+        complain(f"the run waits for {count(len(result.suspended), 'answer')}; see: retinue runs show {run_id}")
+    else:
+        complain(f"the run did not complete: {how_it_ended(result)}")
     return FAILED

@@ -30,9 +30,14 @@ def load_runtime(target: str, url: str) -> Runtime:
 async def workspace_runtime(workspace: str, agent: str, model: str | None, url: str) -> Runtime:
     """The runtime of a folder with the agent that `retinue run` made of it."""
     from .assistant import NAME, choose_model, make_assistant
-    from .declared import make_declared
+    from .declared import looked_at, make_declared
 
     harness = make_assistant(workspace, choose_model(model))
+    if agent != NAME and agent not in looked_at(harness).entries:
+        raise ConfigurationError(
+            f"the agent {agent!r} is not declared in {workspace!r}: name with --target MODULE:ATTR the one in your code, "
+            "or with --workspace DIR the folder that declares it"
+        )
     chosen = harness if agent == NAME else (await make_declared(harness, agent)).agent
     return Runtime.open(url, [chosen], recover=False)
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..tasks.repository import TaskRepository
+from .numbers import seconds
 
 if TYPE_CHECKING:
     from ..tasks.task import TaskRecord
@@ -39,13 +40,14 @@ def add_to(commands: Any) -> None:
         action = _action(actions, name, about, execute)
         action.add_argument("task_id", metavar="TASK_ID", help="the whole id, or enough of its end to know it by")
         if name == "wait":
-            action.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after so long")
+            action.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
 
 
 def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_WHERE}")
-    action.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
-    action.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
+    where = action.add_mutually_exclusive_group()
+    where.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
+    where.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
     action.add_argument("--json", action="store_true", help="print JSON")
     action.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     action.set_defaults(execute=execute)
@@ -72,6 +74,8 @@ def execute_list(args: argparse.Namespace) -> int:
         _print_json([_as_json(record) for record in records])
     else:
         _print_table(records)
+    if found and not records:
+        complain(f"{_where(args)!r} has no such tasks")
     if not found:
         complain(f"{_where(args)!r} has no background tasks: agents start them with timeout_seconds=0")
     return COMPLETED
@@ -141,8 +145,8 @@ async def _wait_for(
     service = TaskService(repository)
     await service.sweep(trust_clock=True)
     service.watch()  # an executor that is gone is found out
-    seconds = args.timeout if args.timeout is not None else float("inf")
-    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, seconds))
+    most = args.timeout if args.timeout is not None else float("inf")
+    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, most))
     stopped = asyncio.create_task(interrupt.wait())
     await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -256,13 +260,3 @@ def _print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=2))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.events import (
     ErrorRaised,
     Event,
     Handoff,
+    MessagesSnapshot,
     Namespace,
     ReasoningDelta,
     RunFinished,
@@ -17,10 +20,12 @@ from ..core.events import (
     TextDelta,
     ToolCallFinished,
     ToolCallReady,
+    ToolCallResumed,
     ToolCallStarted,
     ToolCallStreamDelta,
 )
 from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.messages import ToolCall
 from ..core.runs import Usage
 from .text import arguments, count, duration, headline, one_line, reply_of
 
@@ -42,6 +47,13 @@ class CallNode:
     path: str | None = None
     """The file it works on, where an argument names one."""
     children: list[RunNode] = field(default_factory=list["RunNode"])
+
+    def began(self, args: Mapping[str, Any]) -> None:
+        """It works now, for the first time or again."""
+        self.status, self.ended, self.result = ToolCallStatus.RUNNING, None, ""
+        if not self.args:
+            self.args = arguments(args)
+            self.path = path if isinstance(path := args.get("path"), str) else None
 
 
 @dataclass(slots=True)
@@ -65,6 +77,8 @@ class RunNode:
     started: float = 0.0
     ended: float | None = None
     usage: Usage = Usage()
+    before: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    """The calls of the conversation it goes on with."""
 
     @property
     def step(self) -> StepNode:
@@ -72,6 +86,11 @@ class RunNode:
         if not self.steps:
             self.steps.append(StepNode(0))
         return self.steps[-1]
+
+    def open_step(self, number: int) -> None:
+        """Begin a step, or go on with the one in which calls waited."""
+        if not self.steps or self.steps[-1].number != number:
+            self.steps.append(StepNode(number))
 
     def calls(self) -> Iterator[CallNode]:
         """Every call in it and below it."""
@@ -104,7 +123,7 @@ class RunTree:
 
     def take(self, event: Event) -> None:
         match event:
-            case ToolCallStarted() | ToolCallReady() | ToolCallFinished() | ToolCallStreamDelta():
+            case ToolCallStarted() | ToolCallReady() | ToolCallResumed() | ToolCallFinished() | ToolCallStreamDelta():
                 self._take_call(event)
             case TextDelta():
                 run = self.run_of(event)
@@ -112,11 +131,14 @@ class RunTree:
             case ReasoningDelta():
                 self.run_of(event).step.thought += event.delta
             case StepStarted():
-                self.run_of(event).steps.append(StepNode(event.step))
+                self.run_of(event).open_step(event.step)
             case RunStarted():
                 run = self.run_of(event)
-                run.task = event.messages[-1].text if event.messages else run.task
+                said = event.messages[-1].text if event.messages else ""
+                run.task = said or run.task or ("(goes on)" if event.continues else "")
                 run.status, run.ended = RunStatus.RUNNING, None
+            case MessagesSnapshot():
+                self.run_of(event).before = {call.id: call for said in event.messages for call in said.tool_calls}
             case RunFinished():
                 run = self.run_of(event)
                 run.status, run.error, run.ended, run.usage = event.status, event.error, event.at, event.usage
@@ -130,12 +152,17 @@ class RunTree:
             case _:
                 pass
 
-    def _take_call(self, event: ToolCallStarted | ToolCallReady | ToolCallFinished | ToolCallStreamDelta) -> None:
+    def _take_call(
+        self, event: ToolCallStarted | ToolCallReady | ToolCallResumed | ToolCallFinished | ToolCallStreamDelta
+    ) -> None:
         call = self.call_of(event, event.call_id, event.tool_name)
         match event:
             case ToolCallReady():
-                call.args, call.status, call.started = arguments(event.args), ToolCallStatus.RUNNING, event.at
-                call.path = path if isinstance(path := event.args.get("path"), str) else None
+                call.began(event.args)
+                call.started = event.at
+            case ToolCallResumed():
+                asked = self.run_of(event).before.get(event.call_id)
+                call.began({} if asked is None else asked.args)
             case ToolCallFinished():
                 call.status, call.ended, call.result = event.status, event.at, headline(reply_of(event.message.text))
             case ToolCallStreamDelta():
@@ -166,8 +193,10 @@ def call_line(call: CallNode) -> str:
 
 
 def summary(run: RunNode) -> str:
-    """How a run went, in one line."""
-    took = duration((run.ended or run.started) - run.started)
-    calls = sum(1 for _ in run.calls())
-    used = f"{count(len(run.steps), 'step')}, {count(calls, 'call')}, {count(run.usage.tokens, 'token')}, {took}"
-    return f"{run.status.value}: {used}"
+    """How a run went, or how far it is, in one line."""
+    done = [count(len(run.steps), "step"), count(sum(1 for _ in run.calls()), "call")]
+    if run.ended is None:  # what it has used is told at its end
+        done.append(f"{duration(time.time() - run.started)} so far")
+    else:
+        done += [count(run.usage.tokens, "token"), duration(run.ended - run.started)]
+    return f"{run.status.value}: {', '.join(done)}"

@@ -34,6 +34,10 @@ class View(Protocol):
 
     def show(self, event: Event) -> None: ...
 
+    def recall(self, event: Event) -> None:
+        """Take in what was told before, without showing it: what comes next may be about it."""
+        ...
+
     def show_task(self, event: Event) -> None:
         """Show what happens in background tasks after their run has ended."""
         ...
@@ -75,6 +79,9 @@ def is_interactive(stream: TextIO) -> bool:
 
 class _Quiet:
     """A view that draws nothing by itself."""
+
+    def recall(self, event: Event) -> None:
+        return
 
     def note(self, text: str) -> None:
         return
@@ -126,6 +133,11 @@ class PlainView(_Quiet):
         self._tree = RunTree()
         self._in_text = False
         self._tasks = TaskLines()
+
+    def recall(self, event: Event) -> None:
+        self._tree.take(event)
+        for step in self._tree.run_of(event).steps[-1:]:
+            step.thought = ""
 
     def show_task(self, event: Event) -> None:
         if line := self._tasks.take(event):

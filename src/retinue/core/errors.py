@@ -36,6 +36,7 @@
     ├── FilesystemError           the workspace refused something
     │   └── PathError             a path cannot be used as asked
     │       ├── FileMissing       nothing is there
+    │       ├── FilesystemDown    no path can be used: what keeps the files is broken or out of reach
     │       └── PathDenied        it leads out, through a link, to a special file, or permission is missing
     └── Escape                    passes through the loop to the caller of run()
         └── JournalMismatch       a replayed run asked for something that was not recorded
@@ -372,11 +373,14 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again."""
+    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again.
 
-    def __init__(self, place: str, problem: str, *, passes: bool = False) -> None:
+    Where it is `damaged`, it was kept once, and is broken.
+    """
+
+    def __init__(self, place: str, problem: str, *, passes: bool = False, damaged: bool = False) -> None:
         super().__init__(place, problem)
-        self.place, self.problem, self.passes = place, problem, passes
+        self.place, self.problem, self.passes, self.damaged = place, problem, passes, damaged
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
@@ -459,6 +463,10 @@ def shown_path(path: str) -> str:
 
 class FileMissing(PathError):
     """Nothing is at that path."""
+
+
+class FilesystemDown(PathError):
+    """What keeps the files cannot be used, so that no path can."""
 
 
 class PathDenied(PathError):

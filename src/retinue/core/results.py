@@ -44,7 +44,7 @@ class SuspendTicket(Struct, frozen=True):
     response_schema: dict[str, Any] | None = None
     resume_mode: ResumeMode = ResumeMode.REPLAY
     path: tuple[str, ...] = ()
-    """The call ids from the root run down to the call that waits."""
+    """The call ids from the root run down to the call that waits, with `~n` after one for its n-th child."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "resume_mode", ResumeMode(self.resume_mode))

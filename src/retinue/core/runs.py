@@ -116,4 +116,5 @@ class RunResult(Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[Message, ...] = ()
     """What this run said, its input first, without the system message."""
     suspended: dict[str, SuspendTicket] = {}
-    """What a suspended run waits for: a ticket by the id of its call."""
+    """What a suspended run and its children wait for: a ticket by the id of its call or, where calls of several
+    children have the same, by its path: `call/call`."""

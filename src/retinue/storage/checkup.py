@@ -42,21 +42,43 @@ Progress = Callable[[str, int, int], None]
 """Is told what is being looked at, how many of it have been seen, and how many there are."""
 
 
-async def check(store: SqlStore, progress: Progress | None = None) -> list[Finding]:
+IsGone = Callable[[str], bool]
+"""Whether an owner of runs is known to be gone, though its lease is not over."""
+
+
+async def check(
+    store: SqlStore, progress: Progress | None = None, is_gone: IsGone = lambda owner: False
+) -> list[Finding]:
     """Look everything over, changing nothing. Everything stored is read: a large database takes minutes."""
     database, tell = store.database, progress or _tell_nobody
-    version = check_version(await database.version(), store.place)
+    try:
+        version = check_version(await database.version(), store.place)
+    except StoreError as exc:
+        if not exc.damaged:
+            raise
+        return [_unreadable(exc)]
     if version < SCHEMA_VERSION:
         problem = f"its schema is {version}, this version has {SCHEMA_VERSION}: run retinue db migrate"
         return [Finding(code="schema", what=store.place, problem=problem)]
     findings = _Findings()
-    looks: list[Callable[[Database, _Findings, Progress], Awaitable[None]]] = [_files, _events, _bodies, _relations]
+    looks: list[Callable[[Database, _Findings, Progress], Awaitable[None]]] = [
+        _files,
+        _events,
+        _bodies,
+        partial(_relations, is_gone=is_gone),
+    ]
     for look in looks:
         try:
             await look(database, findings, tell)
         except StoreError as exc:
-            findings.add(Finding(code="unreadable", what=store.place, problem=exc.problem))
+            if exc.passes:
+                raise
+            findings.add(_unreadable(exc))
     return findings.all()
+
+
+def _unreadable(problem: StoreError) -> Finding:
+    return Finding(code="unreadable", what=problem.place, problem=problem.problem)
 
 
 class _Findings:
@@ -68,6 +90,8 @@ class _Findings:
 
     def add(self, finding: Finding) -> None:
         alike = self._found.setdefault(finding.code, [])
+        if finding in alike:
+            return
         if len(alike) < MOST_FINDINGS:
             alike.append(finding)
         else:
@@ -197,9 +221,9 @@ def _look_at_bodies(
     return findings, tuple(rows[-1][:-1]) if rows else last, len(rows)
 
 
-async def _relations(database: Database, findings: _Findings, tell: Progress) -> None:
+async def _relations(database: Database, findings: _Findings, tell: Progress, is_gone: IsGone) -> None:
     """Logs belong to runs, threads are held by runs that go on, and what goes on has somebody who does it."""
-    for finding in await database.read(lambda link: list(_look_at_relations(link))):
+    for finding in await database.read(lambda link: list(_look_at_relations(link, is_gone))):
         findings.add(finding)
 
 
@@ -207,7 +231,7 @@ _ENDED = "('completed', 'failed', 'cancelled', 'timeout')"
 _AGAIN = "the next runtime that opens this database takes it over"
 
 
-def _look_at_relations(link: Link) -> Iterator[Finding]:
+def _look_at_relations(link: Link, is_gone: IsGone) -> Iterator[Finding]:
     for (log_id,) in link.run(
         "SELECT log_id FROM logs WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = log_id) ORDER BY log_id"
     ):
@@ -225,8 +249,13 @@ def _look_at_relations(link: Link) -> Iterator[Finding]:
     ):
         problem = f"it is {status}, but no process has it: {_AGAIN}"
         yield Finding(code="ownerless", what=f"run {run_id!r}", problem=problem, severity="warning")
-    for log_id, owner in link.run(
-        "SELECT log_id, owner FROM logs WHERE owner IS NOT NULL AND lease_until < ? ORDER BY log_id", link.clock()
+    now = link.clock()
+    for log_id, owner, until in link.run(
+        "SELECT log_id, owner, lease_until FROM logs WHERE owner IS NOT NULL ORDER BY log_id"
     ):
-        problem = f"nothing has been heard of {owner}, who has it: {_AGAIN}"
-        yield Finding(code="expired", what=f"run {log_id!r}", problem=problem, severity="warning")
+        if is_gone(owner):
+            problem = f"the process {owner}, who has it, is gone: {_AGAIN}"
+            yield Finding(code="gone", what=f"run {log_id!r}", problem=problem, severity="warning")
+        elif until < now:
+            problem = f"nothing has been heard of {owner}, who has it: {_AGAIN}"
+            yield Finding(code="expired", what=f"run {log_id!r}", problem=problem, severity="warning")

@@ -12,7 +12,15 @@ from secrets import token_hex
 from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
-from ..core.errors import ConfigurationError, FileMissing, FilesystemError, PathDenied, PathError, StoreError
+from ..core.errors import (
+    ConfigurationError,
+    FileMissing,
+    FilesystemDown,
+    FilesystemError,
+    PathDenied,
+    PathError,
+    StoreError,
+)
 from ..core.filesystem import FileEntry, KeptBack, Stamp
 from ..core.stores import Store
 from ..workspace.local import READ_LIMIT
@@ -233,4 +241,4 @@ class StoreFilesystem:
 
 
 def _refusal(path: str, error: StoreError) -> FilesystemError:
-    return PathError(path, f"the store of this workspace cannot be used: {error}")
+    return FilesystemDown(path, f"the store of this workspace cannot be used: {error}")

@@ -54,6 +54,8 @@ _FEW, _LITTLE = 100, 64_000
 """Rows, and bytes in them, that are written in no time."""
 _FORGOTTEN = 24 * 3600.0
 """Seconds after which nobody waits any more for what was asked."""
+_MOST_VALUES = 1_000
+"""In one statement; no database takes as many as one likes."""
 _RUN = "identity, started_at, result, status, decided, run_id"
 _RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ? AND status = 'queued'"
 _INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
@@ -159,11 +161,17 @@ class SqlStore:
 
     async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
         """When runs ended, of those that have."""
-        if not run_ids:
-            return {}
-        query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({', '.join('?' * len(run_ids))})"
-        found = await self.database.read(lambda link: link.run(query, *run_ids))
-        return {run_id: ended_at for run_id, ended_at in found if ended_at is not None}
+
+        def read(link: Link) -> dict[str, float]:
+            ends = dict[str, float]()
+            for first in range(0, len(run_ids), _MOST_VALUES):
+                some = run_ids[first : first + _MOST_VALUES]
+                marks = ", ".join("?" * len(some))
+                query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({marks}) AND ended_at IS NOT NULL"
+                ends.update(link.run(query, *some))
+            return ends
+
+        return await self.database.read(read)
 
     async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
         save, identity = _saving_run(record), record.identity

@@ -23,7 +23,8 @@ _CHECKPOINT = 1000
 """Pages of the log of writes after which it is moved into the file."""
 _LOOK_EVERY = 0.1
 """Seconds between two looks at what another process may have written."""
-_PASSES = ("locked", "busy", "full", "disk I/O error", "unable to open", "readonly")
+_TAKEN = ("locked", "busy")
+_PASSES = ("full", "disk I/O error", "unable to open", "readonly")
 """What SQLite says of trouble that need not last."""
 _MOST_PROBLEMS = 100
 
@@ -89,10 +90,12 @@ class SqliteDatabase:
             session.close()
 
     def _stored_version(self) -> int:
+        _check_place(self.place)
         if not os.path.exists(self.place):
             return 0
         try:
             with closing(sqlite3.connect(self.place, timeout=_BUSY_SECONDS)) as connection:
+                connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")  # the number alone says nothing of the rest
                 return connection.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.DatabaseError as exc:
             raise self._problem(exc) from exc
@@ -101,10 +104,12 @@ class SqliteDatabase:
         if not isinstance(error, sqlite3.DatabaseError):
             return error
         said = str(error)
+        if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _TAKEN):
+            return StoreError(self.place, f"{said}: another process has held it for long, try again", passes=True)
         if isinstance(error, sqlite3.OperationalError) and any(word in said for word in _PASSES):
             return StoreError(self.place, f"{said}: is there room on the disk, and may it be written?", passes=True)
         if "malformed" in said:
-            return StoreError(self.place, f"{said}: restore a backup")
+            return StoreError(self.place, f"{said}: restore a backup", damaged=True)
         return StoreError(self.place, f"{said}: is it a Retinue database?")
 
 
@@ -154,9 +159,7 @@ class _Session:
             link.connection.close()
 
     def _connect(self) -> SqliteLink:
-        folder = os.path.dirname(os.path.abspath(self._path))
-        if not os.path.isdir(folder):
-            raise StoreError(self._path, f"there is no folder {folder}: create it")
+        _check_place(self._path)
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             link = SqliteLink(connection, self._begin)
@@ -180,6 +183,15 @@ class _Session:
         except BaseException:
             link.rollback()
             raise
+
+
+def _check_place(path: str) -> None:
+    """Whether a file can be there; SQLite says only that it cannot open it, as it does of trouble that passes."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise StoreError(path, f"there is no folder {folder}: create it")
+    if os.path.isdir(path):
+        raise StoreError(path, "it is a folder: name a file, as in sqlite:///folder/app.db")
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -152,7 +152,7 @@ async def _told(work: Coroutine[Any, Any, T]) -> T:
     except TaskStoreError:
         raise
     except StoreError as exc:
-        raise TaskStoreError(exc.place, exc.problem, passes=exc.passes) from exc
+        raise TaskStoreError(exc.place, exc.problem, passes=exc.passes, damaged=exc.damaged) from exc
 
 
 def _insert(link: Link, record: TaskRecord) -> bool:

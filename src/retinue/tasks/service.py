@@ -77,6 +77,8 @@ class TaskService:
         self._next_sweep: float | None = None
         self._troubled: set[TaskScope] = set()
         """Sessions whose records cannot be read or written just now."""
+        self._is_down = False
+        """Whether the last sweep failed, which was told then."""
         self._closing = False
 
     async def start(
@@ -288,6 +290,12 @@ class TaskService:
                     await self.sweep()
                     soon = self._sweeper.proof if self._sweeper.suspects else settings.sweep_every
                     self._next_sweep = time.monotonic() + min(soon, settings.sweep_every)
+                    self._is_down = False
+            except RetinueError as exc:
+                if not self._is_down:
+                    self._is_down = True
+                    _log.error("lost tasks cannot be looked for, which is tried again: %s", exc)
+                self._next_sweep = time.monotonic() + settings.sweep_every
             except Exception:
                 _log.exception("looking after tasks failed; it is tried again")
                 self._next_sweep = time.monotonic() + settings.sweep_every

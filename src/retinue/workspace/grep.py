@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
-from ..core.errors import FilesystemError
+from ..core.errors import FilesystemDown, FilesystemError
 from ..core.filesystem import FileEntry, Filesystem
 from .searcher import Search
 from .text import WINDOW_CHARS, is_binary, read_lines
@@ -61,6 +61,8 @@ def grep(filesystem: Filesystem, files: Iterable[FileEntry], search: Search, che
             with filesystem.open(file.path) as stream:
                 if not is_binary(stream):
                     _grep_file(file.path, stream, search, findings)
+        except FilesystemDown:
+            raise
         except (FilesystemError, OSError):
             findings.unreadable += 1
         if findings.full or findings.stopped_at is not None:

@@ -15,6 +15,7 @@ from ..core.errors import (
     Denied,
     ExecutionFailed,
     FileMissing,
+    FilesystemDown,
     FilesystemError,
     InvalidArguments,
     NotFound,
@@ -217,6 +218,8 @@ class _FileTools:
         """The file itself, or those below the folder."""
         try:
             return walk_files(self._listing(cancellation), normal_path(path), True, lambda above, _: above)
+        except FilesystemDown:
+            raise
         except FilesystemError:
             self._filesystem.open(path).close()
             return iter([FileEntry(normal_path(path), False)])

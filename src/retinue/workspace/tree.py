@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from ..core.errors import FilesystemError
+from ..core.errors import FilesystemDown, FilesystemError
 from ..core.filesystem import FileEntry
 
 S = TypeVar("S")
@@ -37,6 +37,8 @@ def _walk(
             continue
         try:
             below = listing(entry.path)
+        except FilesystemDown:
+            raise
         except FilesystemError:
             continue
         stack += [(inner, own) for inner in _backwards(below)]
