@@ -285,3 +285,28 @@ async def test_what_a_background_child_was_told_is_not_lost_with_its_process(des
     async with desk.open() as next_one:
         assert await desk.task_ended(next_one, run_id) == TaskStatus.COMPLETED
     assert desk.done == ["paid bob"]
+
+
+async def retinue(desk: Desk, *args: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "retinue", "runs", *args, "--db", desk.url]
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+async def test_the_command_line_answers_runs_that_are_worked_on(desk: Desk) -> None:
+    async with Elsewhere(desk, "ask ann") as (run_id, child_id):
+        code, _, said = await retinue(desk, "resume", run_id)
+        assert (code, "p-ann" in said) == (2, True), said
+        code, _, said = await retinue(desk, "resume", run_id, "--approve", "p-eve")
+        assert (code, "does not wait for 'p-eve'" in said, said.count("\n")) == (2, True, 1), said
+        code, out, said = await retinue(desk, "resume", run_id, "--approve", 'p-ann="yes"')
+        assert (code, said) == (0, ""), said
+        assert "All done." in out
+        assert "pay(" in out
+        desk.let_tasks_end()
+        assert await retinue(desk, "resume", child_id, "--approve", "w1") == (0, "end: there it is\n", "")
+        code, _, said = await retinue(desk, "resume", "run_none", "--approve", "w1")
+        assert (code, "run_none" in said, said.count("\n")) == (2, True, 1), said
+    assert sorted(desk.done) == ["paid ann", "paid bob"]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownAgent
-from ..core.events import Event
+from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownAgent, UnknownRun
+from ..core.events import Event, RunFinished
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
@@ -102,17 +102,21 @@ async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
 async def resume(url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Go on with a run that waits, with decisions, or with one whose process has died, and show it."""
     async with opened(url) as store:
+        if decisions and await store.load_run(args.run_id) is None and await _others_work(store):
+            return await _answer_elsewhere(url, decisions, args, interrupt)  # it may be a background child
         record = await find_run(store, args.run_id)
         if record.result is not None and record.result.status.is_terminal:
             raise ConfigurationError(f"run {args.run_id} has ended already: {record.status}; it waits for nothing")
-        if await is_at_work(store, args.run_id):
+        waits, at_work = record.result is not None, await is_at_work(store, args.run_id)
+        if at_work and not waits:
             raise ConfigurationError(
                 f"run {args.run_id} is being worked on: follow it with retinue runs events {args.run_id} --follow"
             )
-        waits = record.result is not None
-        past = [] if waits else [event async for event in so_far(store, args.run_id)]
+        past = [] if waits and not at_work else [event async for event in so_far(store, args.run_id)]
     if waits and not decisions:
         raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
+    if at_work:
+        return await _answer_elsewhere(url, decisions, args, interrupt, past)
     with make_view(as_json=args.json) as view:
         async with await _runtime(url, record, args) as runtime:
             go_on = _answer if waits else _take_up
@@ -128,6 +132,49 @@ async def _answer(
 ) -> RunResult:
     await runtime.load(run_id)
     return await watch(runtime.stream_resume(run_id, decisions), view, interrupt)
+
+
+async def _answer_elsewhere(
+    url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt, past: Sequence[Event] = ()
+) -> int:
+    """Give decisions to the process that works on a run, and show how it goes on there."""
+    run_id = args.run_id
+    with make_view(as_json=args.json) as view:
+        async with Runtime.open(url, recover=False) as runtime:
+            for event in past:
+                view.recall(event)
+            answering = asyncio.create_task(runtime.resume(run_id, decisions))
+            leaving = asyncio.create_task(interrupt.wait())
+            showing = asyncio.create_task(_show_leg(runtime, run_id, past[-1].seq, view)) if past else None
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+                complain(f"the answer may have been given; see: retinue runs show {run_id}")
+                return interrupt.code
+            try:
+                result = answering.result()
+            except (DecisionRefused, RunElsewhere, UnknownRun) as exc:
+                raise ConfigurationError(str(exc)) from exc
+            finally:
+                if showing is not None:
+                    await asyncio.wait({showing}, timeout=1 if answering.exception() is None else 0)
+                    showing.cancel()
+    if not past and not args.json:
+        print(result.response or "")
+    return _exit_code(result, run_id, interrupt)
+
+
+async def _show_leg(runtime: Runtime, run_id: str, after: int, view: View) -> None:
+    """Show a run of another process until it ends or waits."""
+    async for event in runtime.events(run_id, after):
+        view.show(event)
+        if isinstance(event, RunFinished) and event.run_id == run_id:
+            return
+
+
+async def _others_work(store: SqlStore) -> bool:
+    return any(not log.expired and not is_gone(log.owner) for log in await store.owned_logs())
 
 
 async def _take_up(
