@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..core.codec import to_json_value
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
 from ..core.messages import Message
@@ -27,11 +26,11 @@ from ..core.stores import (
 )
 from .lanes import Link
 from .packs import EventRow, events_in, rows_of
+from .saving import saving_run, saving_thread
 
 T = TypeVar("T")
 _Row = tuple[Any, ...]
 
-_encode = msgspec.json.Encoder().encode
 _message = msgspec.json.Decoder(Message).decode
 _state = msgspec.json.Decoder(PersistedState).decode
 _result = msgspec.json.Decoder(RunResult).decode
@@ -134,14 +133,14 @@ class SqlStore:
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        await self.database.write(_saving_thread(record, 0), record.thread_id, alone=True)
+        await self.database.write(saving_thread(record, 0), record.thread_id, alone=True)
 
     async def load_run(self, run_id: str) -> RunRecord | None:
         found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
         return self._run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
-        await self.database.write(_saving_run(record), record.identity.run_id, alone=True)
+        await self.database.write(saving_run(record), record.identity.run_id, alone=True)
 
     async def list_runs(
         self,
@@ -174,7 +173,7 @@ class SqlStore:
         return await self.database.read(read)
 
     async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
-        save, identity = _saving_run(record), record.identity
+        save, identity = saving_run(record), record.identity
         entry = (identity.run_id, 0, request.run_id, request.key, request.kind, request.body)
 
         def begin(link: Link) -> str | None:
@@ -214,8 +213,8 @@ class SqlStore:
         log_id, place = batch.log_id, batch.first_entry
         events = rows_of(log_id, batch.events)
         entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
-        save_thread = None if batch.thread is None else _saving_thread(batch.thread, batch.thread_from)
-        save_run = None if batch.run is None else _saving_run(batch.run)
+        save_thread = None if batch.thread is None else saving_thread(batch.thread, batch.thread_from)
+        save_run = None if batch.run is None else saving_run(batch.run)
 
         def write(link: Link) -> None:
             found = link.run(
@@ -445,61 +444,3 @@ def _are_there(link: Link, batch: LogBatch, events: list[_Row], entries: list[_R
         *(batch.log_id, batch.first_entry, batch.first_entry + len(entries)),
     )
     return found == events and (recorded == entries or (batch.done and not recorded))
-
-
-def _saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:
-    """What stores a thread, of which the first messages are stored already."""
-    rows = [(record.thread_id, place, _encode(record.messages[place])) for place in range(keep, len(record.messages))]
-    state = _encode(record.state)
-
-    def save(link: Link) -> None:
-        link.run(
-            "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
-            "DO UPDATE SET user_id = excluded.user_id, state = excluded.state, saved_at = excluded.saved_at",
-            record.thread_id,
-            record.user_id,
-            state,
-            link.clock(),
-        )
-        link.run("DELETE FROM messages WHERE thread_id = ? AND place >= ?", record.thread_id, keep)
-        if rows:
-            link.run_many("INSERT INTO messages (thread_id, place, body) VALUES (?, ?, ?)", rows)
-
-    return save
-
-
-def _saving_run(record: RunRecord) -> Callable[[Link], None]:
-    """What stores a run, and lets go of its thread where it has ended."""
-    identity, result = record.identity, None
-    if record.result is not None:
-        result = _encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
-    ended = record.result is not None and record.result.status.is_terminal
-    values = (
-        identity.run_id,
-        identity.thread_id,
-        identity.user_id,
-        identity.agent,
-        record.status,
-        record.started_at,
-        _encode(identity),
-        result,
-        _encode(record.decided) if record.decided else None,
-    )
-
-    def save(link: Link) -> None:
-        if ended:  # first: whoever locks both a thread and a run begins with the thread
-            link.run(
-                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
-                identity.thread_id,
-                identity.run_id,
-            )
-        link.run(
-            "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result, decided, "
-            "ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
-            "status = excluded.status, result = excluded.result, decided = excluded.decided, "
-            "ended_at = excluded.ended_at",
-            *values,
-            link.clock() if ended else None,
-        )
-
-    return save
