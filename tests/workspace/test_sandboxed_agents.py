@@ -90,6 +90,20 @@ async def test_file_tools_see_the_files_of_their_session(root: Path) -> None:
     assert "RULES" in again.model.requests[0].messages[0].text
 
 
+async def test_long_results_are_kept_with_the_files_of_their_session(bwrap: None, root: Path) -> None:
+    def agent(*turns: Any) -> HarnessAgent:
+        return sandboxed(SandboxFilesystem(root, isolation="session"), *turns, tool_result_limit=1000)
+
+    many = shell_of("seq 1 2000")
+    told = await answers(agent(many), thread_id="one")
+    path = told[0].split('the whole is in "')[1].split('"')[0]
+    kept = root / "sessions/one" / path
+    assert kept.read_text() == "exit code: 0\n" + "".join([f"{number}\n" for number in range(1, 2001)])
+    reading = call("read_file", {"path": path, "limit": 2})
+    assert "exit code: 0" in (await answers(agent(reading), thread_id="one"))[0]
+    assert "not_found" in (await answers(agent(reading), thread_id="two"))[0]
+
+
 @pytest.mark.parametrize("isolation", ["shared", "session"])
 async def test_every_kind_of_declared_child_stays_inside(bwrap: None, root: Path, isolation: Any) -> None:
     (root / "defs/reviewer").mkdir(parents=True)

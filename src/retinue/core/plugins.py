@@ -81,8 +81,9 @@ class HookContext(Struct, frozen=True, kw_only=True):
 
 HookReturn = StateCommand | Intercept | None
 HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
-ResultKeeper = Callable[[ToolCall, str], str]
-"""Takes a call and the whole text of its result, beside the event loop; returns what the model is told of it."""
+ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
+"""Takes a call, the whole text of its result and whose call it is, beside the event loop; returns what the model is
+told of it."""
 
 Handler = Callable[[Any, HookContext], StateCommand | None | Awaitable[StateCommand | None]]
 

@@ -346,7 +346,7 @@ async def _finalize_with_hooks(group: CallGroup, open_call: OpenCall, call: Tool
 async def _keep(run: RunScope, keeper: ResultKeeper, call: ToolCall, text: str) -> str:
     """Where the whole result is kept, in words; nothing where it could not be."""
     try:
-        return await in_thread(keeper, {"call": call, "text": text})
+        return await in_thread(partial(keeper, call, text, run.identity), {})
     except Exception as exc:
         _log.warning("the result of call %s could not be kept", call.id, exc_info=exc)
         run.tell(f"the result of call {call.id!r} could not be kept: {exc}", "result_not_kept")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-from ..core.filesystem import Filesystem
+from ..core.filesystem import Filesystem, files_of
 from ..core.messages import ToolCall
 from ..core.plugins import Plugin, Registrar
+from ..core.runs import RunIdentity
 
 
 class ResultFiles(Plugin):
@@ -21,13 +22,14 @@ class ResultFiles(Plugin):
     def register(self, r: Registrar) -> None:
         r.results(self._keep)
 
-    def _keep(self, call: ToolCall, text: str) -> str:
+    def _keep(self, call: ToolCall, text: str, run: RunIdentity) -> str:
+        files = files_of(self._filesystem, run)
         # The model chose the id: only what is plain in a file name is taken from it.
         data = text.encode(errors="replace")
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", call.id)[:80]
         path = f"{self._folder}/{plain}.txt"
-        if self._filesystem.exists(path) and self._filesystem.read(path) != data:
+        if files.exists(path) and files.read(path) != data:
             # Agents that share a folder may have calls of one id.
             path = f"{self._folder}/{plain}-{sha256(data).hexdigest()[:8]}.txt"
-        self._filesystem.write(path, data)
+        files.write(path, data)
         return f'the whole is in "{path}", read it with read_file(path, offset, limit)'

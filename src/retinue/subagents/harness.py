@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
-from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands, is_divided
+from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
 from ..core.messages import ToolCall
 from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
@@ -125,8 +125,8 @@ class HarnessAgent(Agent):
             yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
         if self.compaction is not None:
             yield self.compaction
-        if not self.disable_filesystem and not is_divided(self.files):
-            yield ResultFiles(self.files)  # it does not know which run's files to keep a result with
+        if not self.disable_filesystem:
+            yield ResultFiles(self.files)
 
     def _tasks(self) -> TaskRepository:
         if self.on_timeout not in ("promote", "cancel"):
