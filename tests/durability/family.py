@@ -76,6 +76,27 @@ def narrow(spot: Spot) -> Scene:
     return Scene(scene.agents, options={"limits": Limits(parallel=1)})
 
 
+def in_time(spot: Spot) -> Scene:
+    """A child that may take four seconds, and rests for two and then for three."""
+
+    @tool(idempotent=True)
+    async def rest(seconds: int) -> str:
+        """Take some seconds."""
+        await spot.point(f"rest:{seconds}")
+        await asyncio.sleep(seconds)
+        return "rested"
+
+    @tool(idempotent=True)
+    async def delegate(ctx: ToolContext) -> str:
+        """Have somebody rest."""
+        return f"{(await ctx.run_child('sleeper', 'do A', timeout=4)).status}"
+
+    rests = [call("rest", {"seconds": seconds}, id=f"k{seconds}") for seconds in (2, 3)]
+    sleeper = turns(spot, "sleeper", *rests, say("I have slept"))
+    boss = turns(spot, "boss", call("delegate", id="tA"), say("All done."))
+    return Scene([Agent("boss", boss, "You lead.", [delegate]), Agent("sleeper", sleeper, "You sleep.", [rest])])
+
+
 def as_tool(spot: Spot) -> Scene:
     boss = turns(
         spot,

@@ -95,6 +95,12 @@ async def test_what_a_child_streamed_is_whole(spot: Spot, point: str) -> None:
         assert "".join([event.delta for event in played.all("tool_call_stream_delta")]) == text
 
 
+async def test_a_child_has_what_is_left_of_its_time(spot: Spot) -> None:
+    played = await died(spot, family.in_time, "rest:3")
+    assert played.texts()[2][1] == RunStatus.TIMEOUT
+    assert played.result.response == "All done."
+
+
 async def test_two_deaths_below_each_other(spot: Spot, other: Spot) -> None:
     played = await died(spot, family.one_task, "look:A2", "helper:3", "look:B2", "boss:3")
     same(await undisturbed(other, family.one_task), played)

@@ -309,7 +309,7 @@ class LocalBackend:
 
         given.on_set(stop)
         try:
-            result = await task if request.timeout is None else await _within(child, task, request.timeout)
+            result = await task if request.timeout is None else await _within(child, task, child.time_left())
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise

@@ -33,6 +33,8 @@ from ..loop.recovery import RecoveredScope
 from ..loop.run import abandon_run, execute_run, resume_run
 from ..loop.scope import RunScope
 
+_LAST_MOMENT = 1.0
+"""Seconds in which a run that has used up its time can at least be found again as it was."""
 _THREAD = "thread"
 """Where a journal says how the thread stood."""
 
@@ -81,6 +83,7 @@ class LocalRun:
         "log",
         "request",
         "scope",
+        "used",
     )
 
     def __init__(
@@ -95,7 +98,7 @@ class LocalRun:
     ) -> None:
         self.request, self.identity = request, request.identity
         self.journal, self._resolver, self._ns = journal, resolver, ns
-        self._legs = 0
+        self._legs, self.used = 0, 0.0
         if parent is None:
             self.log, self._parent_budget, self._hooks = log, None, blueprint.hooks
         else:
@@ -123,7 +126,8 @@ class LocalRun:
             self._state.apply_seed(request.seed)
         started_at, above, made = self.journal.now(), self._parent_budget, RunScope
         if self.log.told is not None:
-            started_at, made = started_at - self.log.told.clock.used(self.identity.run_id, started_at), RecoveredScope
+            self.used, made = self.log.told.clock.used(self.identity.run_id, started_at), RecoveredScope
+            started_at -= self.used
         self.scope = scope = made(
             request,
             self._model,
@@ -159,6 +163,11 @@ class LocalRun:
     def result(self) -> RunResult | None:
         """How it ended, or where it waits."""
         return None if self.scope is None else self.scope.result
+
+    def time_left(self) -> float:
+        """Seconds that are left of its timeout, in its first leg here: it may have worked in another process."""
+        used, self.used = self.used, 0.0
+        return max((self.request.timeout or 0.0) - used, _LAST_MOMENT if used else 0.0)
 
     def execute(self) -> Coroutine[Any, Any, RunResult]:
         """Run to the end."""
