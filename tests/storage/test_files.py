@@ -68,6 +68,13 @@ def test_the_suite_runs_all_of_its_checks(suite: FilesystemSuite) -> None:
     assert len(FilesystemSuite.names()) == 19
 
 
+def test_a_large_file_comes_back(files: StoreFilesystem, open_files: Open) -> None:
+    data = bytes(range(256)) * 100_000
+    files.write("large.bin", data)
+    with open_files().open("large.bin") as file:
+        assert file.read() == data
+
+
 class Forgetful(StoreFilesystem):
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> object:
         after = change(self.read(path) if self.exists(path) else None)

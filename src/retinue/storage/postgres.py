@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import selectors
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -199,11 +200,13 @@ class PostgresLink:
     def run(self, sql: str, *values: Any) -> list[Any]:
         statement, has_rows = _translated(sql)
         answer = self.connection.execute(statement, values, binary=True)
+        self._send()
         return answer.fetchall() if has_rows else []
 
     def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         if rows:
             self.connection.cursor().executemany(_translated(sql)[0], rows)
+            self._send()
 
     def note(self, topic: str) -> None:
         self._topics.add(topic)
@@ -215,6 +218,15 @@ class PostgresLink:
         """Give the connection back as it was."""
         with suppress(psycopg.Error):
             self._entered.__exit__(None, None, None)
+
+    def _send(self) -> None:
+        """Send all that was said: who waits for an answer later only reads, and the server may wait for the rest."""
+        pgconn = self.connection.pgconn
+        while pgconn.flush():
+            with selectors.DefaultSelector() as ready:
+                ready.register(pgconn.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                if any(what & selectors.EVENT_READ for _, what in ready.select()):
+                    pgconn.consume_input()  # it may have to say something before it listens again
 
     def _tell(self) -> None:
         statement = b"SELECT pg_notify(%s, topic) FROM unnest(%s::text[]) AS topic"

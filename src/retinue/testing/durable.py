@@ -283,6 +283,17 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             for number in range(20):
                 assert await other.read_events(f"r{number}") == (text_events(1, 20), False)
 
+    async def check_much_is_written_at_once(self) -> None:
+        async with self._two() as (store, other):
+            await begin(store, stored_run("r1"))
+            entries = [JournalEntry("r1", f"k{number}", "note", bytes([number]) * 3_000_000) for number in range(5)]
+            events = text_events(1, 40_000)
+            await asyncio.wait_for(
+                store.write(LogBatch(log_id="r1", epoch=1, events=events, entries=entries, first_entry=1)), 60
+            )
+            assert (await other.read_journal("r1"))[1:] == entries
+            assert await other.read_events("r1", 0, 50_000) == (events, False)
+
     async def check_who_watches_a_log_sees_it_grow(self) -> None:
         async with self._two() as (store, other):
             await begin(store, stored_run("r1"))
