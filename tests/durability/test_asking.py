@@ -18,6 +18,7 @@ from retinue import (
     Agent,
     Decision,
     DecisionRefused,
+    ExecutionBackendError,
     HarnessAgent,
     RunElsewhere,
     RunResult,
@@ -26,11 +27,14 @@ from retinue import (
     TaskStatus,
     ToolContext,
     ToolResult,
+    UnknownAgent,
     UnknownRun,
     tool,
 )
-from retinue.core.events import RunStarted
+from retinue.core.events import RunFinished
+from retinue.core.stores import Asked
 from retinue.runtime import asking
+from retinue.storage.upkeep import prune
 from retinue.testing import ScriptedModel, call, say
 
 PROJECT = Path(__file__).parents[2]
@@ -114,10 +118,11 @@ class Desk:
         return file.read_text().split("\n")[:-1] if file.exists() else []
 
     async def child_of(self, runtime: Runtime, run_id: str) -> str:
+        """The background child of a run, when it waits."""
         async for event in runtime.events(run_id):
-            if isinstance(event, RunStarted) and event.run_id != run_id:
+            if isinstance(event, RunFinished) and event.run_id != run_id and event.status is RunStatus.SUSPENDED:
                 return event.run_id
-        raise AssertionError("there is no child")
+        raise AssertionError("there is no child that waits")
 
     async def task_ended(self, runtime: Runtime, run_id: str) -> str:
         """How the task under a run ended; its log is complete then."""
@@ -310,3 +315,123 @@ async def test_the_command_line_answers_runs_that_are_worked_on(desk: Desk) -> N
         code, _, said = await retinue(desk, "resume", "run_none", "--approve", "w1")
         assert (code, "run_none" in said, said.count("\n")) == (2, True, 1), said
     assert sorted(desk.done) == ["paid ann", "paid bob"]
+
+
+async def test_who_does_not_know_an_agent_leaves_its_runs_alone(desk: Desk) -> None:
+    async with desk.open() as first:
+        run_id = (await start(first, "wait ann")).run_id
+        desk.let_tasks_end()
+        await desk.task_ended(first, run_id)
+    async with Runtime.open(desk.url) as stranger:
+        for answering in (stranger.load(run_id), stranger.resume(run_id, {"p-ann": Decision.resume("yes")})):
+            with pytest.raises(UnknownAgent, match="boss"):
+                await answering
+    async with desk.open() as second:
+        assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+
+
+async def test_of_two_answers_to_one_background_child_the_second_is_refused(desk: Desk) -> None:
+    async with desk.open() as first:
+        run = await first.run("boss", "ask", thread_id="t")
+        child = await desk.child_of(first, run.run_id)
+        yes, no = Decision.resume("slowly"), Decision.cancel("no")
+        answer = asyncio.create_task(first.resume(child, {"w1": yes}))
+        await asyncio.sleep(0.05)
+        with pytest.raises(DecisionRefused, match="waits for nothing|does not wait"):
+            await first.resume(child, {"w1": no})
+        again = asyncio.create_task(first.resume(child, {"w1": yes}))
+        desk.let_tasks_end()
+        assert await again == await answer
+        assert (await answer).response == "end: there it is"
+    assert desk.done == ["paid bob"]
+
+
+async def test_an_answer_that_cannot_be_kept_is_refused_and_changes_nothing(desk: Desk) -> None:
+    odd = {"w1": Decision.resume(object())}
+    async with Elsewhere(desk, "ask ann") as (run_id, child_id), desk.open(recover=False) as here:
+        for target in (run_id, child_id):
+            with pytest.raises(DecisionRefused, match="JSON form"):
+                await here.resume(target, odd)
+    async with desk.open() as first:
+        run_id = (await first.run("boss", "ask", thread_id="t2")).run_id
+        child = await desk.child_of(first, run_id)
+        with pytest.raises(DecisionRefused, match="JSON form"):
+            await first.resume(child, odd)
+        root = (await first.run("boss", "wait eve", thread_id="t3")).run_id
+        with pytest.raises(DecisionRefused, match="JSON form"):
+            await first.resume(root, {"p-eve": Decision.resume(object())})
+        assert (await first.resume(root, {"p-eve": Decision.resume("yes")})).status is RunStatus.COMPLETED
+
+
+async def test_what_a_child_was_told_cannot_be_told_otherwise_after_a_crash(desk: Desk) -> None:
+    async with Elsewhere(desk, "ask") as (run_id, child_id), desk.open(recover=False) as here:
+        answer = asyncio.create_task(here.resume(child_id, {"w1": Decision.resume("yes")}))
+        async with asyncio.timeout(20):
+            while "paid bob" not in desk.done:  # noqa: ASYNC110 - it is a file
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
+    answer.cancel()
+    refused = 0
+    async with desk.open() as next_one:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:  # while it comes to where it was, and after
+            try:
+                await asyncio.wait_for(next_one.resume(child_id, {"w1": Decision.cancel("I say no")}), 2)
+                raise AssertionError("it was answered twice")
+            except (DecisionRefused, UnknownRun):
+                refused += 1
+            await asyncio.sleep(0)
+        desk.let_tasks_end()
+        assert await desk.task_ended(next_one, run_id) == TaskStatus.COMPLETED
+    assert refused
+    assert desk.done == ["paid bob"]
+
+
+async def test_who_asks_is_told_of_whatever_happened(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "wait ann")).run_id
+
+        async def broken(*args: Any) -> RunResult:
+            raise RuntimeError("something odd")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(first, "resume", broken)
+            with pytest.raises(ExecutionBackendError, match="something odd"):
+                await asyncio.wait_for(second.resume(run_id, {"p-ann": Decision.resume("yes")}), 10)
+        assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+
+
+async def test_nobody_does_what_was_asked_long_ago(desk: Desk) -> None:
+    async with desk.open() as first:
+        run_id = (await start(first, "wait ann")).run_id
+        store: Any = first.store
+        body = b'{"p-ann":{"id":"d1","action":"resume","payload":"yes"}}'
+        await store.ask(Asked("ask_old", run_id, body))
+        await store.database.write(lambda link: link.run("UPDATE asks SET asked_at = asked_at - 100"))
+        await asyncio.sleep(1)
+        assert (await store.load_run(run_id)).status == "suspended"
+        await store.database.write(lambda link: link.run("UPDATE asks SET asked_at = asked_at - 10000, reply = body"))
+        await prune(store, 3600)
+        assert await store.ask_status("ask_old") is None
+
+
+async def test_a_run_that_could_not_go_on_here_can_be_answered_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk.open() as first:
+        run_id = (await start(first, "wait ann")).run_id
+        desk.let_tasks_end()
+        store: Any = first.store
+        async with asyncio.timeout(10):
+            while await store.owner_of(run_id) is not None:  # noqa: ASYNC110 - the store tells
+                await asyncio.sleep(0.01)
+
+        async def no(*args: Any, **options: Any) -> None:
+            return None
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "claim", no)  # another was quicker
+            with pytest.raises(RunElsewhere):
+                await first.resume(run_id, {"p-ann": Decision.resume("yes")})
+        assert (await first.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+    assert desk.done == ["paid ann"]

@@ -88,10 +88,7 @@ FAULTS = {
     "check_leases_are_prolonged": ("SET lease_until = ?", "SET lease_until = 0 * ?"),
     "check_an_owner_learns_who_is_to_be_cancelled": ("SELECT log_id, cancel FROM", "SELECT log_id, NULL FROM"),
     "check_what_is_asked_is_done_by_one": ("taker IS NULL OR", "1 = 1 OR"),
-    "check_who_asked_is_told": (
-        "DELETE FROM asks WHERE ask_id = ? RETURNING taker",
-        "SELECT taker FROM asks WHERE ask_id = ?",
-    ),
+    "check_who_asked_is_told": ("DELETE FROM asks WHERE ask_id = ? AND taker IS NULL", "SELECT ?"),
     "check_a_run_begins_whole": ("SELECT owner FROM", "SELECT NULL FROM"),
     "check_runs_are_listed_newest_first": ("ORDER BY started_at DESC", "ORDER BY started_at"),
     "check_runs_are_found_by_thread_user_and_status": ("user_id = ?", "? IS NOT NULL"),

@@ -184,6 +184,12 @@ async def test_folders_may_be_made_readable(bwrap: None, root: Path, outside: Pa
     assert "Read-only file system" in await shell(f"touch {outside}/x")
 
 
+async def test_the_environment_is_what_was_given(bwrap: None, root: Path) -> None:
+    given = {name: f"<{name}>" for name in ("id", "name", "state", "rest", "go", "OTHER")}
+    shell = Shell(SandboxFilesystem(root, environment=given))
+    assert await shell('echo "$id$name$state$rest$go$OTHER"') == "exit code: 0\n<id><name><state><rest><go><OTHER>\n"
+
+
 async def test_links_that_lead_out_lead_nowhere(shell: Shell, root: Path, outside: Path) -> None:
     files = SandboxFilesystem(root)
     await shell(f"ln -s {outside}/secret.txt leak; ln -s {outside} folder; ln -s /etc etc")

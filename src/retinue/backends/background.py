@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from ..core.context import CancellationToken, ToolContext
 from ..core.decisions import Decision
-from ..core.errors import ExecutionBackendError
+from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated
+from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..loop.children import give_slot_back
 from ..loop.recovery import close_runs
@@ -54,9 +55,6 @@ class LocalBackground:
 
     async def next_leg(self, run_id: str, token: CancellationToken, answered: Callable[[], None]) -> RunResult:
         question = self._question(run_id)
-        child = self._backend.waiting_child(run_id)
-        if child is not None and (answers := child.answers_before()):
-            question.take(child.take(answers))
 
         def give_up() -> None:
             question.loop.call_soon_threadsafe(question.take, None)
@@ -82,6 +80,9 @@ class LocalBackground:
         made = self._questions.get(run_id)
         if made is None:
             made = self._questions[run_id] = _Question()
+            child = self._backend.waiting_child(run_id)
+            if child is not None and (answers := child.answers_before()):  # it went on, in a process that has ended
+                made.take(child.take(answers))
         return made
 
     async def _go_on(
@@ -94,8 +95,8 @@ class LocalBackground:
             raise ExecutionBackendError(run_id, "it is not there any more")
         return result
 
-    def waits(self, run_id: str) -> bool:
-        """Whether a background child of that id waits for a human."""
+    def has(self, run_id: str) -> bool:
+        """Whether there is a background child of that id that waits for a human, or has been answered."""
         return self._backend.waiting_child(run_id) is not None
 
     async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult | None:
@@ -103,13 +104,20 @@ class LocalBackground:
         child = self._backend.waiting_child(run_id)
         if child is None:
             return None
+        if child.result is None or child.result.status is not RunStatus.SUSPENDED:
+            under_way = self._questions.get(run_id)
+        else:
+            under_way = self._question(run_id)  # it may be answered before anybody has come to ask it
         answers = child.match(decisions)
-        if not answers:
+        if under_way is None:
             return child.result
+        if not answers:
+            return await asyncio.shield(under_way.result) if under_way.decisions.done() else child.result
+        if under_way.decisions.done():
+            raise DecisionRefused(f"run {run_id!r} is running, it waits for nothing")
         child.note_answers(answers)
-        question = self._question(run_id)  # it may be answered before anybody has come to ask it
-        question.take(child.take(answers))
-        return await asyncio.shield(question.result)
+        under_way.take(child.take(answers))
+        return await asyncio.shield(under_way.result)
 
     async def close(self, grace: float) -> None:
         await asyncio.gather(*[service.close(grace) for service in self._services.values()])

@@ -23,7 +23,7 @@ from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
 from ..loop import children
-from ..loop.decide import Answer, match_decisions, take_answers
+from ..loop.decide import Answer, decode_answers, encode_answers, match_decisions, take_answers
 from ..loop.execute import context_for
 from ..loop.handoff import Equipment
 from ..loop.limits import Budget
@@ -37,9 +37,6 @@ _LAST_MOMENT = 1.0
 """Seconds in which a run that has used up its time can at least be found again as it was."""
 _THREAD = "thread"
 """Where a journal says how the thread stood."""
-
-
-_answers = msgspec.json.Decoder(list[Answer]).decode
 
 
 class _Mark(Struct, frozen=True):
@@ -205,8 +202,9 @@ class LocalRun:
 
     def note_answers(self, answers: Sequence[Answer]) -> None:
         """Have it recorded, before anything that follows, what a child goes on with that nobody waits for."""
+        if self.journal.keeps:
+            self.journal.note(f"decisions:{self._legs + 1}", encode_answers(answers))
         self._legs += 1
-        self.journal.note(f"decisions:{self._legs}", msgspec.json.encode(answers))
 
     def answers_before(self) -> list[Answer]:
         """What it went on with from here in a process that has ended."""
@@ -214,7 +212,7 @@ class LocalRun:
         if body is None:
             return []
         self._legs += 1
-        return _answers(body)
+        return decode_answers(body)
 
     def resume(self, decisions: Mapping[str, Decision]) -> Coroutine[Any, Any, RunResult]:
         """Go on with decisions that were taken in."""

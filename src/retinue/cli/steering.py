@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownAgent, UnknownRun
+from ..core.errors import (
+    ConfigurationError,
+    DecisionRefused,
+    ExecutionBackendError,
+    RunElsewhere,
+    UnknownAgent,
+    UnknownRun,
+)
 from ..core.events import Event, RunFinished
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
@@ -154,14 +161,19 @@ async def _answer_elsewhere(
                 return interrupt.code
             try:
                 result = answering.result()
-            except (DecisionRefused, RunElsewhere, UnknownRun) as exc:
+            except UnknownAgent:
+                result = None  # the process that had it is gone: it is for somebody here who knows its agent
+            except (DecisionRefused, RunElsewhere, UnknownRun, ExecutionBackendError) as exc:
                 raise ConfigurationError(str(exc)) from exc
             finally:
                 if showing is not None:
                     await asyncio.wait({showing}, timeout=1 if answering.exception() is None else 0)
                     showing.cancel()
-    if not past and not args.json:
-        print(result.response or "")
+    if result is None:
+        return await resume(url, decisions, args, interrupt)
+    if not past:
+        told = {"run_id": run_id, "status": result.status.value, "response": result.response, "error": result.error}
+        print(json.dumps(told) if args.json else result.response or "")
     return _exit_code(result, run_id, interrupt)
 
 

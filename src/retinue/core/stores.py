@@ -227,7 +227,7 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     async def asked(self) -> list[Asked]:
-        """What was asked and nobody does yet, oldest first."""
+        """What was asked within the last minute and nobody does yet, oldest first."""
         ...
 
     async def take_ask(self, ask_id: str, owner: str) -> bool:
@@ -241,5 +241,9 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     async def withdraw(self, ask_id: str) -> bool:
-        """Ask no longer; whether nobody had begun to do it."""
+        """Ask no longer, where nobody has begun to do it; whether that is so."""
+        ...
+
+    async def forget_ask(self, ask_id: str) -> None:
+        """Keep nothing of what was asked."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import jsonschema_rs
+import msgspec
 from msgspec import Struct
 
 from ..core.decisions import Decision
@@ -37,6 +38,17 @@ class Answer(Struct, frozen=True):
     path: tuple[str, ...]
     names: tuple[str, ...]
     decision: Decision
+
+
+def encode_answers(answers: Iterable[Answer]) -> bytes:
+    """Answers as a journal keeps them; DecisionRefused for one that has no JSON form."""
+    try:
+        return msgspec.json.encode(list(answers))
+    except (TypeError, ValueError) as exc:
+        raise DecisionRefused(f"a decision on a run that is stored must have a JSON form: {exc}") from exc
+
+
+decode_answers = msgspec.json.Decoder(list[Answer]).decode
 
 
 def leaves(run: RunScope) -> list[Leaf]:

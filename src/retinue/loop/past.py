@@ -169,9 +169,11 @@ class Order:
             give_slot_back(run, call_id)  # they may need it
             moves, change = line.moves, asyncio.get_running_loop().create_future()
             line.waiting[call_id] = change
-            done, _ = await asyncio.wait({change}, timeout=_PATIENCE)
-            if not done and line.moves == moves:
+            try:
+                done, _ = await asyncio.wait({change}, timeout=_PATIENCE)
+            finally:
                 line.waiting.pop(call_id, None)
+            if not done and line.moves == moves:
                 _log.warning("run %s: call %s does not end again as it did", run.run_id, before)
                 return
 

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from ..core.errors import OwnershipLost, RetinueError, RunElsewhere, ThreadBusy
 from ..core.stores import DurableStore, JournalEntry, RunRecord, Store, ThreadRecord, WhenBusy
-from ..loop.decide import Answer
+from ..loop.decide import Answer, encode_answers
 from ..storage.logs import LogWriter
 
 _log = logging.getLogger(__name__)
@@ -38,6 +36,10 @@ class Keeping(Protocol):
 
     def begin_after_its_end(self) -> None:
         """Go on with what is left of a run that has ended: the tasks under it."""
+        ...
+
+    def check(self, answers: Sequence[Answer]) -> None:
+        """Whether decisions can be written down; DecisionRefused where not."""
         ...
 
     async def go_on(self, answers: Sequence[Answer]) -> None:
@@ -74,6 +76,9 @@ class StoreKeeping:
         return thread
 
     def begin_after_its_end(self) -> None:
+        return
+
+    def check(self, answers: Sequence[Answer]) -> None:
         return
 
     async def go_on(self, answers: Sequence[Answer]) -> None:
@@ -157,6 +162,9 @@ class LogKeeping:
                     return
                 await watch.wait(_LOOK_AGAIN)
 
+    def check(self, answers: Sequence[Answer]) -> None:
+        encode_answers(answers)
+
     async def go_on(self, answers: Sequence[Answer]) -> None:
         writer, run_id = self.writer, self.writer.log_id
         if await writer.has_let_go():
@@ -169,7 +177,7 @@ class LogKeeping:
                 raise OwnershipLost(self._store.place, run_id)
             writer.own_again(epoch)
         self._legs += 1
-        body = msgspec.json.encode(answers)
+        body = encode_answers(answers)
         await writer.record(JournalEntry(run_id, f"{DECISIONS}:{self._legs}", DECISIONS, body))
 
     async def settle(self, record: RunRecord, thread: ThreadRecord | None, thread_from: int) -> None:

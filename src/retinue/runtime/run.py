@@ -138,6 +138,7 @@ class Run:
             return self
         if self._leg is not None and not self._went_on:  # it does not look like it yet
             raise DecisionRefused(f"run {self.run_id!r} is running, it waits for nothing")
+        self.keeping.check(answers)
         self._local.log.reopen()
         self._next_leg = next_leg = Run(
             self._local, self._backend, self.keeping, self._on_end, leg=(answers, self._local.take(answers))
@@ -244,8 +245,14 @@ class Run:
             if not self._end.done():
                 self._end.set_exception(exc)
                 self._end.exception()  # nobody need be waiting
-            await self._break_down(str(exc))
+            if not self.is_lost:
+                await self._break_down(str(exc))
             self._close()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was to go on here and could not, so that its store knows better how it stands."""
+        return self._leg is not None and not self._went_on and self.failure is not None
 
     async def _stop_before_it_went_on(self) -> None:
         """End a leg that was told to stop before it had begun; or the event loop is going down."""

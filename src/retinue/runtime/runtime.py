@@ -220,18 +220,15 @@ class Runtime:
         """
         if run_id not in self._runs and (answered := await self._background.answer(run_id, decisions)) is not None:
             return answered
-        while True:
-            try:
-                run = await self.load(run_id)
-                break
-            except (RunElsewhere, UnknownRun) as exc:
-                if self._stored is None:
-                    raise
-                answered = await self._stored.asking.ask(run_id, decisions)
-                if answered is not None:
-                    return answered
-                if isinstance(exc, UnknownRun) or await self._stored.is_elsewhere(run_id):
-                    raise
+        try:
+            run = await self.load(run_id)
+        except (RunElsewhere, UnknownRun):
+            if self._stored is None:
+                raise
+            answered = await self._stored.asking.ask(run_id, decisions)
+            if answered is not None:
+                return answered
+            run = await self.load(run_id)  # nobody is there to ask any more
         if run is not None:
             try:
                 next_leg = self.stream_resume(run_id, decisions)
@@ -248,7 +245,7 @@ class Runtime:
 
     def awaits(self, run_id: str) -> bool | None:
         """Whether a run waits for a human in this process; None where it is not in this process."""
-        if self._background.waits(run_id):
+        if self._background.has(run_id):
             return True
         run = self._runs.get(run_id)
         is_ours = run is not None and self._stored is not None and run_id in self._stored.node.runs
@@ -271,7 +268,7 @@ class Runtime:
     async def _bring(self, run_id: str) -> Run | None:
         """As `load`, without waiting until it has come to where it was."""
         known = self._runs.get(run_id)
-        if self._stored is None or (known is not None and not await self._stored.is_old(known)):
+        if self._stored is None or not (known is None or known.is_lost or await self._stored.is_old(known)):
             return self._find(run_id)
         return await self._stored.load(run_id)
 

@@ -20,7 +20,7 @@ from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import DurableStore, JournalEntry, OwnedLog, Retention, RunRecord, WhenBusy
-from ..loop.decide import Answer
+from ..loop.decide import decode_answers
 from ..loop.log import EventLog
 from ..loop.past import Pause
 from ..loop.records import StoredRequest, decode_request, encode_request
@@ -39,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 PAUSE = "pause"
 
-_answers = msgspec.json.Decoder(list[Answer]).decode
 _pause = msgspec.json.Decoder(Pause).decode
 
 
@@ -158,8 +157,11 @@ class StoredRuns:
             return None
         owner = await self.store.owner_of(run_id)
         if owner is not None and owner != self.node.owner and not is_gone(owner):
+            if record.identity.agent not in self._registry.agents:
+                raise RunElsewhere(run_id, owner)
             epoch = await self.store.claim(run_id, self.node.owner, self.node.lease)
         else:
+            self._registry.agent(record.identity.agent)  # who does not know it leaves it to others
             epoch = await self.store.claim(run_id, self.node.owner, self.node.lease, after=owner)
         if epoch is None:
             raise RunElsewhere(run_id, await self.store.owner_of(run_id) or "another process")
@@ -176,7 +178,7 @@ class StoredRuns:
         try:
             stored = _request_in(entries)
             request = self._request(stored)
-            legs = [_answers(entry.body) for entry in entries if entry.kind == DECISIONS]
+            legs = [decode_answers(entry.body) for entry in entries if entry.kind == DECISIONS]
             local = self._backend.open(request, DurableJournal(run_id, writer, Recorded(entries)), log)
         except (RetinueError, ValueError) as exc:
             await self._fail(record, log, writer, str(exc))
@@ -270,6 +272,7 @@ class StoredRuns:
             run.let_go()
         if ends := [asyncio.create_task(run.keeping.finish()) for run in runs]:
             await asyncio.wait([*ends, *self._ends], timeout=grace)
+        await self.asking.close()
         await self.node.close()
         await self.store.close()
 

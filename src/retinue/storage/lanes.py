@@ -6,6 +6,7 @@ Little work need not go to a thread and back, which takes longer than the work: 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -93,6 +94,8 @@ class Lane:
         self._quick = quick
         self._gathered: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         self._using = threading.Lock()
+        self._process = os.getpid()
+        """Who has the connection: one that was forked off must not touch it."""
         self._unfinished, self._quick_left, self._quick_from = 0, QUICK_IN_A_ROW, 0.0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -130,6 +133,8 @@ class Lane:
             self._closed = True
         if self._worker is not None:
             self._worker.join()
+        with self._using:  # another event loop may be in the middle of something
+            return
 
     def _take(self, job: _Job) -> None:
         with self._taking:  # nothing is put behind the end, where nobody would find it
@@ -151,8 +156,13 @@ class Lane:
 
     def _do_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
         jobs = self._gathered.pop(loop, [])
-        if not jobs or self._did_quickly(jobs):
-            return
+        left = jobs
+        try:
+            left = [] if not jobs or self._did_quickly(jobs) else jobs
+        finally:  # also where somebody pressed Ctrl-C
+            self._take_all(left)
+
+    def _take_all(self, jobs: list[_Job]) -> None:
         for job in jobs:
             try:
                 self._take(job)
@@ -162,7 +172,7 @@ class Lane:
     def _did_quickly(self, jobs: list[_Job]) -> bool:
         """Do all of it at once in this thread, where nobody is before it and nothing need be waited for."""
         began = time.monotonic()
-        if self._quick is None or len(jobs) > MOST_QUICK or began < self._quick_from:
+        if self._quick is None or len(jobs) > MOST_QUICK or began < self._quick_from or os.getpid() != self._process:
             return False
         with self._taking:
             if self._closed or self._unfinished or not self._quick_left:

@@ -78,8 +78,10 @@ def _crowd(log_id: str, crowd: list[Event]) -> list[EventRow]:
 
 def _message(crowd: Sequence[Any]) -> _Message | None:
     """Deltas as those of one message, where they are."""
-    first = crowd[0]
+    first, last = crowd[0], crowd[-1]
     if not isinstance(first, _TEXTS) or len({event.__class__ for event in crowd}) > 1:
+        return None
+    if last.seq - first.seq != len(crowd) - 1 or (last.agent, last.ns) != (first.agent, first.ns):
         return None
     if len({event.message_id for event in crowd}) > 1 or len({event.run_id for event in crowd}) > 1:
         return None

@@ -10,10 +10,13 @@ from ..core.codec import to_json_value
 from ..core.stores import RunRecord, ThreadRecord
 from .lanes import Link
 
+Saving = tuple[Callable[[Link], None], int]
+"""What stores something, and how many bytes that are."""
+
 _encode = msgspec.json.Encoder().encode
 
 
-def saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:
+def saving_thread(record: ThreadRecord, keep: int) -> Saving:
     """What stores a thread, of which the first messages are stored already."""
     rows = [(record.thread_id, place, _encode(record.messages[place])) for place in range(keep, len(record.messages))]
     state = _encode(record.state)
@@ -31,10 +34,10 @@ def saving_thread(record: ThreadRecord, keep: int) -> Callable[[Link], None]:
         if rows:
             link.run_many("INSERT INTO messages (thread_id, place, body) VALUES (?, ?, ?)", rows)
 
-    return save
+    return save, len(state) + sum([len(row[2]) for row in rows])
 
 
-def saving_run(record: RunRecord) -> Callable[[Link], None]:
+def saving_run(record: RunRecord) -> Saving:
     """What stores a run, and lets go of its thread where it has ended."""
     identity, result = record.identity, None
     if record.result is not None:
@@ -68,4 +71,4 @@ def saving_run(record: RunRecord) -> Callable[[Link], None]:
             link.clock() if ended else None,
         )
 
-    return save
+    return save, len(result or b"")

@@ -51,8 +51,8 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 
 _FEW, _LITTLE = 100, 64_000
 """Rows, and bytes in them, that are written in no time."""
-_FORGOTTEN = 24 * 3600.0
-"""Seconds after which nobody waits any more for what was asked."""
+_OLD, _FORGOTTEN = 60.0, 3600.0
+"""Seconds after which nobody begins any more to do what was asked, and after which nothing is kept of it."""
 _MOST_VALUES = 1_000
 """In one statement; no database takes as many as one likes."""
 _RUN = "identity, started_at, result, status, decided, run_id"
@@ -133,14 +133,14 @@ class SqlStore:
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        await self.database.write(saving_thread(record, 0), record.thread_id, alone=True)
+        await self.database.write(saving_thread(record, 0)[0], record.thread_id, alone=True)
 
     async def load_run(self, run_id: str) -> RunRecord | None:
         found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
         return self._run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
-        await self.database.write(saving_run(record), record.identity.run_id, alone=True)
+        await self.database.write(saving_run(record)[0], record.identity.run_id, alone=True)
 
     async def list_runs(
         self,
@@ -173,7 +173,7 @@ class SqlStore:
         return await self.database.read(read)
 
     async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
-        save, identity = saving_run(record), record.identity
+        (save, _), identity = saving_run(record), record.identity
         entry = (identity.run_id, 0, request.run_id, request.key, request.kind, request.body)
 
         def begin(link: Link) -> str | None:
@@ -213,8 +213,8 @@ class SqlStore:
         log_id, place = batch.log_id, batch.first_entry
         events = rows_of(log_id, batch.events)
         entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
-        save_thread = None if batch.thread is None else saving_thread(batch.thread, batch.thread_from)
-        save_run = None if batch.run is None else saving_run(batch.run)
+        save_thread, of_thread = (None, 0) if batch.thread is None else saving_thread(batch.thread, batch.thread_from)
+        save_run, of_run = (None, 0) if batch.run is None else saving_run(batch.run)
 
         def write(link: Link) -> None:
             found = link.run(
@@ -243,7 +243,9 @@ class SqlStore:
             link.note(log_id)
 
         alone = save_thread is not None or save_run is not None
-        await self.database.write(write, log_id, alone=alone, little=_is_little(batch, events, entries))
+        await self.database.write(
+            write, log_id, alone=alone, little=_is_little(batch, events, entries, of_thread + of_run)
+        )
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
         def read(link: Link) -> tuple[list[Any], bool] | None:
@@ -336,7 +338,7 @@ class SqlStore:
     async def ask(self, asked: Asked) -> None:
         def ask(link: Link) -> None:
             now = link.clock()
-            link.run("DELETE FROM asks WHERE asked_at < ?", now - _FORGOTTEN)
+            link.run("DELETE FROM asks WHERE asked_at < ? AND (taker IS NULL OR reply IS NOT NULL)", now - _FORGOTTEN)
             link.run(
                 "INSERT INTO asks (ask_id, run_id, asked_at, body) VALUES (?, ?, ?, ?) ON CONFLICT (ask_id) DO NOTHING",
                 asked.ask_id,
@@ -349,8 +351,8 @@ class SqlStore:
         await self.database.write(ask, alone=True)
 
     async def asked(self) -> list[Asked]:
-        query = "SELECT ask_id, run_id, body FROM asks WHERE taker IS NULL ORDER BY asked_at, ask_id"
-        found = await self.database.read(lambda link: link.run(query))
+        query = "SELECT ask_id, run_id, body FROM asks WHERE taker IS NULL AND asked_at > ? ORDER BY asked_at, ask_id"
+        found = await self.database.read(lambda link: link.run(query, link.clock() - _OLD))
         return [Asked(ask_id, run_id, bytes(body)) for ask_id, run_id, body in found]
 
     async def take_ask(self, ask_id: str, owner: str) -> bool:
@@ -370,9 +372,14 @@ class SqlStore:
         return AskStatus(found[0][0], None if found[0][1] is None else bytes(found[0][1])) if found else None
 
     async def withdraw(self, ask_id: str) -> bool:
-        query = "DELETE FROM asks WHERE ask_id = ? RETURNING taker"
-        found = await self.database.write(lambda link: link.run(query, ask_id), alone=True)
-        return not found or found[0][0] is None
+        def withdraw(link: Link) -> bool:
+            link.run("DELETE FROM asks WHERE ask_id = ? AND taker IS NULL", ask_id)
+            return not link.run("SELECT 1 FROM asks WHERE ask_id = ?", ask_id)
+
+        return await self.database.write(withdraw, alone=True)
+
+    async def forget_ask(self, ask_id: str) -> None:
+        await self.database.write(lambda link: link.run("DELETE FROM asks WHERE ask_id = ?", ask_id), alone=True)
 
     def _run(self, row: Any) -> RunRecord:
         identity, started_at, result, status, decided, run_id = row
@@ -392,11 +399,12 @@ class SqlStore:
             raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
 
 
-def _is_little(batch: LogBatch, events: list[EventRow], entries: list[_Row]) -> bool:
+def _is_little(batch: LogBatch, events: list[EventRow], entries: list[_Row], size: int) -> bool:
     """Whether a batch is written in no time: no crowd of rows, nothing long in them, not much to throw away."""
     said = 0 if batch.thread is None else len(batch.thread.messages) - batch.thread_from
     rows = len(events) + len(entries) + said + (batch.first_entry if batch.done else 0)
-    return rows <= _FEW and sum([len(row[3]) for row in events]) + sum([len(row[5]) for row in entries]) < _LITTLE
+    size += sum([len(row[3]) for row in events]) + sum([len(row[5]) for row in entries])
+    return rows <= _FEW and size < _LITTLE
 
 
 def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:

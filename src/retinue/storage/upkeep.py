@@ -82,6 +82,9 @@ async def prune(
                 progress(gone)
             if not dry_run:  # others, who may have to ask again and again for a file, get as much time as this took
                 await asyncio.sleep(time.monotonic() - began)
+    if not dry_run and not deltas:
+        replies = "DELETE FROM asks WHERE asked_at <= ? AND reply IS NOT NULL"
+        await database.write(lambda link: link.run(replies, before))
     if threads:
         forgotten, messages = await forget_threads(database, before, dry_run=dry_run)
         gone += Pruned(threads=forgotten, messages=messages)

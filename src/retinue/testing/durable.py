@@ -349,6 +349,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
 
                 await _within(watch, is_told)
             assert not await store.withdraw("a1")
+            await store.forget_ask("a1")
             assert await store.ask_status("a1") is None
             await other.reply("a1", b"too late")
             assert await store.ask_status("a1") is None

@@ -39,8 +39,8 @@ _PROBE_SECONDS = 20
 # A name may have been made a link since it was looked at: what was really bound is compared from the inside, where
 # it can no longer change, before anything else is done.
 _ENTER = (
-    'until read -r id name state rest </proc/1/stat && test "$state" = S; do :; done; '
-    "echo >&0; read -r go || exit 125; "
+    'until (read -r id name state rest && test "$state" = S) </proc/1/stat; do :; done; '
+    "echo >&0; (read -r go) || exit 125; "
     'test "$(PATH=/usr/bin:/bin stat -c %d:%i .)" = "$0" || '
     '{ echo "the folder was replaced while the sandbox was made"; exit 126; }; exec /bin/sh -c "$1" </dev/null'
 )
