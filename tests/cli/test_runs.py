@@ -105,6 +105,15 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     assert (shown["usage"]["input_tokens"], shown["usage"]["cached_tokens"]) == (100, 0)
 
 
+def test_a_run_whose_process_is_gone_is_listed_so(cli: Cli, url: str, path: Path) -> None:
+    stored(path, ("run_c", RunStatus.SUSPENDED, "t3"), ("run_d", RunStatus.RUNNING, "t4"))
+    sql(path, "UPDATE logs SET owner = 'elsewhere/1/1/x', lease_until = 1 WHERE log_id = 'run_d'")
+    lines = cli("runs", "list").out.splitlines()
+    assert [line.endswith("no process works on it now") for line in lines] == [False, True, False]
+    assert [run["left"] for run in json.loads(cli("runs", "list", "--json").out)] == [True, False]
+    assert json.loads(cli("runs", "show", "run_d", "--json").out)["left"] is True
+
+
 def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
     stored(path, ("run_a", RunStatus.COMPLETED, "t1"))
     lines = cli("runs", "events", "run_a").out.splitlines()

@@ -67,14 +67,15 @@ def _call_json(call: CallNode) -> dict[str, Any]:
     }
 
 
-def run_json(record: RunRecord, ended_at: float | None) -> dict[str, Any]:
-    """What is known of a run, without what was said in it."""
+def run_json(record: RunRecord, ended_at: float | None, *, left: bool = False) -> dict[str, Any]:
+    """What is known of a run, without what was said in it; `left`: no process works on it."""
     import msgspec
 
     identity, result = record.identity, record.result
     return {
         "run_id": identity.run_id,
         "status": record.status,
+        "left": left,
         "agent": identity.agent,
         "thread_id": identity.thread_id,
         "user_id": identity.user_id,

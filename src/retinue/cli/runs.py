@@ -80,27 +80,31 @@ def execute_list(args: argparse.Namespace) -> int:
     from .database import opened
     from .exits import COMPLETED
     from .outline import run_json
+    from .steering import at_work
     from .text import complain
 
     url = database_url(args.db)
 
-    async def look() -> tuple[list[RunRecord], dict[str, float], str]:
+    async def look() -> tuple[list[RunRecord], dict[str, float], set[str], str]:
         async with opened(url) as store:
             found = await store.list_runs(args.thread, user_id=args.user, status=args.status, limit=args.limit)
-            return found, await store.ends_of([record.identity.run_id for record in found]), store.place
+            ends = await store.ends_of([record.identity.run_id for record in found])
+            return found, ends, await at_work(store), store.place
 
-    records, ends, place = asyncio.run(look())
+    records, ends, working, place = asyncio.run(look())
+    left = {record.identity.run_id for record in records if record.result is None} - working
     if args.json:
-        _print_json([run_json(record, ends.get(record.identity.run_id)) for record in records])
+        by_id = {record.identity.run_id: record for record in records}
+        _print_json([run_json(one, ends.get(run_id), left=run_id in left) for run_id, one in by_id.items()])
     elif records:
-        _print_table(records, ends)
+        _print_table(records, ends, left)
     else:
         is_filtered = any(wanted is not None for wanted in (args.thread, args.user, args.status))
         complain(f"{place} has no such runs" if is_filtered else f"{place} has no runs yet")
     return COMPLETED
 
 
-def _print_table(records: list[RunRecord], ends: dict[str, float]) -> None:
+def _print_table(records: list[RunRecord], ends: dict[str, float], left: set[str]) -> None:
     from .outline import gist
     from .text import moment, table
 
@@ -108,7 +112,8 @@ def _print_table(records: list[RunRecord], ends: dict[str, float]) -> None:
     for record in records:
         identity, started = record.identity, moment(record.started_at)
         took = _took(record, ends.get(identity.run_id))
-        rows.append((identity.run_id, record.status, identity.agent, identity.thread_id, started, took, gist(record)))
+        said = "no process works on it now" if identity.run_id in left else gist(record)
+        rows.append((identity.run_id, record.status, identity.agent, identity.thread_id, started, took, said))
     print("\n".join(table(rows)))
 
 
@@ -144,7 +149,8 @@ def execute_show(args: argparse.Namespace) -> int:
 
     record, tree, ended_at, is_left = asyncio.run(look())
     if args.json:
-        _print_json({**run_json(record, ended_at), "tree": None if tree.root is None else tree_json(tree.root)})
+        shown = tree_json(tree.root) if tree.root is not None else None
+        _print_json({**run_json(record, ended_at, left=is_left), "tree": shown})
     else:
         _print_run(record, tree, ended_at)
     if is_left:

@@ -38,8 +38,12 @@ PATIENCE = 10.0
 
 async def is_at_work(store: SqlStore, run_id: str) -> bool:
     """Whether a process that lives has a run."""
-    owned = [log for log in await store.owned_logs() if log.log_id == run_id]
-    return any(not log.expired and not is_gone(log.owner) for log in owned)
+    return run_id in await at_work(store)
+
+
+async def at_work(store: SqlStore) -> set[str]:
+    """The runs that processes have which live."""
+    return {log.log_id for log in await store.owned_logs() if not log.expired and not is_gone(log.owner)}
 
 
 def read_decisions(approved: Sequence[str], cancelled: Sequence[str]) -> dict[str, Decision]:
@@ -109,20 +113,20 @@ async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
 async def resume(url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Go on with a run that waits, with decisions, or with one whose process has died, and show it."""
     async with opened(url) as store:
-        if decisions and await store.load_run(args.run_id) is None and await _others_work(store):
+        if decisions and await store.load_run(args.run_id) is None and await at_work(store):
             return await _answer_elsewhere(url, decisions, args, interrupt)  # it may be a background child
         record = await find_run(store, args.run_id)
         if record.result is not None and record.result.status.is_terminal:
             raise ConfigurationError(f"run {args.run_id} has ended already: {record.status}; it waits for nothing")
-        waits, at_work = record.result is not None, await is_at_work(store, args.run_id)
-        if at_work and not waits:
+        waits, is_worked_on = record.result is not None, await is_at_work(store, args.run_id)
+        if is_worked_on and not waits:
             raise ConfigurationError(
                 f"run {args.run_id} is being worked on: follow it with retinue runs events {args.run_id} --follow"
             )
-        past = [] if waits and not at_work else [event async for event in so_far(store, args.run_id)]
+        past = [] if waits and not is_worked_on else [event async for event in so_far(store, args.run_id)]
     if waits and not decisions:
         raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
-    if at_work:
+    if is_worked_on:
         return await _answer_elsewhere(url, decisions, args, interrupt, past)
     with make_view(as_json=args.json) as view:
         async with await _runtime(url, record, args) as runtime:
@@ -183,10 +187,6 @@ async def _show_leg(runtime: Runtime, run_id: str, after: int, view: View) -> No
         view.show(event)
         if isinstance(event, RunFinished) and event.run_id == run_id:
             return
-
-
-async def _others_work(store: SqlStore) -> bool:
-    return any(not log.expired and not is_gone(log.owner) for log in await store.owned_logs())
 
 
 async def _take_up(
