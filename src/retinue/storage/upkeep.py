@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 PRUNE_EVERY = 3600.0
 DAY = 86_400.0
 
+_ASKING = 60.0
+"""Seconds in which somebody may be about to do what was asked of a run."""
 _PAGE = 200
 _MOST_ROWS = 500
 """Rows dropped in one transaction, so that nobody waits long for his own."""
@@ -83,8 +85,8 @@ async def prune(
             if not dry_run:  # others, who may have to ask again and again for a file, get as much time as this took
                 await asyncio.sleep(time.monotonic() - began)
     if not dry_run and not deltas:
-        replies = "DELETE FROM asks WHERE asked_at <= ? AND reply IS NOT NULL"
-        await database.write(lambda link: link.run(replies, before))
+        asks = "DELETE FROM asks WHERE asked_at < ? AND (taker IS NULL OR reply IS NOT NULL)"
+        await database.write(lambda link: link.run(asks, min(before, link.clock() - _ASKING)))
     if threads:
         forgotten, messages = await forget_threads(database, before, dry_run=dry_run)
         gone += Pruned(threads=forgotten, messages=messages)
