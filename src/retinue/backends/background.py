@@ -119,6 +119,11 @@ class LocalBackground:
         under_way.take(child.take(answers))
         return await asyncio.shield(under_way.result)
 
+    def leave(self) -> None:
+        """Leave tasks to whoever goes on with their runs."""
+        for service in self._services.values():
+            service.leave()
+
     async def close(self, grace: float) -> None:
         await asyncio.gather(*[service.close(grace) for service in self._services.values()])
 

@@ -10,7 +10,16 @@ from typing import Any
 from ..core.agents import BoundTool
 from ..core.codec import isolate
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import Denied, Escape, InternalError, InvalidArguments, ToolCancelled, ToolError, ToolTimeout
+from ..core.errors import (
+    Denied,
+    Escape,
+    InternalError,
+    InvalidArguments,
+    OwnershipLost,
+    ToolCancelled,
+    ToolError,
+    ToolTimeout,
+)
 from ..core.messages import ToolCall
 from ..core.state import Snapshot
 from ..core.tools import Tool
@@ -40,7 +49,7 @@ async def execute(
             return outcome_of(call, await _within(tool.timeout, run, tool, call, snapshot, resume_input))
         except ToolError as exc:
             error = exc
-        except Escape:
+        except (Escape, OwnershipLost):
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
-from ..core.errors import Escape, HookFailed, ModelError
+from ..core.errors import Escape, HookFailed, ModelError, OwnershipLost
 from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
@@ -207,6 +207,9 @@ async def _to_the_end(run: RunScope, begin: Callable[[RunScope, T], Awaitable[En
     except Escape as exc:
         run.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
+    except OwnershipLost as exc:  # it goes on elsewhere: nothing that happens here is part of it any more
+        _log.warning("run %s of agent %r stops here: %s", run.run_id, run.agent.name, exc)
+        return _finish(run, Ending(RunStatus.FAILED, "error", str(exc)))
     except Exception as exc:
         # How a model failed is in the words; where in our code it was noticed helps nobody.
         trace = None if isinstance(exc, ModelError) else exc

@@ -184,9 +184,12 @@ class LogKeeping:
         try:
             await self.writer.settle(record, thread, thread_from)
         except OwnershipLost as exc:
-            _log.warning("%s: its end is not written", exc)
+            if not self.writer.is_cut:
+                _log.warning("%s: its end is not written", exc)
 
     async def note_cancel(self, reason: str) -> None:
+        if self.writer.is_cut:
+            return
         try:
             await self._store.ask_cancel(self.writer.log_id, reason)
         except RetinueError as exc:

@@ -57,6 +57,12 @@ class Node:
         owned = await self._store.owned_logs()
         return [log for log in owned if log.owner != self.owner and (log.expired or is_gone(log.owner))]
 
+    async def fall_silent(self) -> None:
+        """Show no more signs of life."""
+        if self._alive is not None:
+            self._alive.cancel()
+            await asyncio.wait({self._alive})
+
     async def close(self) -> None:
         _here.pop(self.owner, None)
         jobs = [*self._jobs, *([self._alive] if self._alive is not None else [])]

@@ -133,6 +133,8 @@ class Run:
 
     def resumed(self, decisions: Mapping[str, Decision]) -> Run:
         """The next leg of a suspended run; itself where the decisions were taken in before."""
+        if not self.is_stored:
+            raise DecisionRefused(f"run {self.run_id!r} has not begun yet, it waits for nothing")
         answers = self._local.match(decisions)
         if not answers:
             return self
@@ -161,7 +163,7 @@ class Run:
             return await self._give_up(reason)
         if not self._end.done():
             noted = asyncio.create_task(self.keeping.note_cancel(reason))
-            await self._come_up_to_date(grace)
+            await self.come_up_to_date(grace)
             self._local.request.cancellation.set(reason)
             if self._local.scope is None and (self._before is not None or self._record.queued):
                 await self._leave_behind(reason)  # it has not come to its turn
@@ -175,7 +177,7 @@ class Run:
             await asyncio.wait({noted}, timeout=grace)
         return await self.result()
 
-    async def _come_up_to_date(self, grace: float) -> None:
+    async def come_up_to_date(self, grace: float = GRACE) -> None:
         """Let a run of a process that has ended come to where it was: what it said and did there is part of it."""
         if self._past is None:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
@@ -35,6 +35,7 @@ KEPT_RUNS = 1_000
 """Finished runs whose events a runtime still has in memory."""
 
 RunInput = ChildInput
+OnClose = Literal["cancel", "leave"]
 
 
 class Runtime:
@@ -51,8 +52,10 @@ class Runtime:
         recover: bool = True,
         lease: float = LEASE,
         retention: Retention | None = None,
+        on_close: OnClose = "cancel",
     ) -> None:
-        """`recover`: go on with runs whose processes have ended. `lease`: seconds after which a process that shows no
+        """`on_close`: what becomes of runs and tasks that are at work when it is closed. With "leave", and a store that
+        keeps them, they stop where they are and the next process goes on with them. `recover`: go on with runs whose processes have ended. `lease`: seconds after which a process that shows no
         sign of life counts as one that has. `retention`: for how long ended runs are kept; for ever if not given."""
         self._registry = AgentRegistry(price)
         for agent in agents:
@@ -68,7 +71,11 @@ class Runtime:
         # By one name: asking whether it has all that the protocol names takes longer than the rest of this.
         durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
         self._stored = None if durable is None else StoredRuns(durable, lease, self._backend, self._registry, self)
-        self._recovers, self._retention = recover, retention
+        self._recovers, self._retention, self._on_close = recover, retention, on_close
+        if on_close not in ("cancel", "leave"):
+            raise ConfigurationError(f"on_close is 'cancel' or 'leave', not {on_close!r}")
+        if on_close == "leave" and durable is None:
+            raise ConfigurationError("on_close='leave' needs a store that others can go on from: use Runtime.open(url)")
         self._closed = False
 
     @classmethod
@@ -259,7 +266,9 @@ class Runtime:
         """
         known = self._runs.get(run_id)
         run = await self._bring(run_id)
-        if run is not None and run is not known:
+        if run is not None and run is known:
+            await run.come_up_to_date()
+        elif run is not None:
             await run.settled()
             if run.failure is not None:
                 raise run.failure
@@ -309,9 +318,15 @@ class Runtime:
         return result
 
     async def close(self, grace: float = GRACE) -> None:
-        """Stop every run and take no more. What waits for a human stays as it is where it is stored."""
+        """Stop every run and take no more. What waits for a human stays as it is where it is stored.
+
+        What runs ends as cancelled; with `on_close="leave"` it is left to the next process that opens the store.
+        """
         self._closed = True
         reason, stored = "the runtime was closed", self._stored is not None
+        if self._stored is not None and self._on_close == "leave":
+            self._background.leave()
+            await self._stored.leave()
         at_work = [run for line in self._lines.values() for run in line if not (stored and run.waits)]
         await asyncio.gather(*[run.cancel(reason, grace) for run in at_work])
         await self._background.close(grace)

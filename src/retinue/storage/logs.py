@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Protocol
 
-from ..core.errors import StoreError, UnknownRun
+from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
 from ..core.events import Event
 from ..core.stores import DurableStore, EventStore, JournalEntry, LogBatch, RunRecord, ThreadRecord
 
@@ -19,6 +20,8 @@ GATHER = 0.02
 """Seconds for which events are gathered where nobody waits for them to be written."""
 BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_LAST_WORDS = 2.0
+"""Seconds in which the last of a log that is left to others should be written."""
 
 
 class GrowingLog(Protocol):
@@ -54,8 +57,8 @@ class LogWriter:
         self._job: asyncio.Task[None] | None = None
         self._problem: Exception | None = None
         self._letting_go = self._released = False
-        self.done = False
-        """Whether the run has ended for good."""
+        self.done = self.is_cut = False
+        """Whether the run has ended for good; whether it is left to others."""
 
     def start(self) -> None:
         """Begin, or go on with a log that was closed and has been opened again."""
@@ -88,7 +91,7 @@ class LogWriter:
 
     async def finish(self) -> None:
         """Return when the log has been closed and everything is written."""
-        if self._job is not None:
+        if self._job is not None and not self.is_cut:
             await asyncio.shield(self._job)
 
     async def has_let_go(self) -> bool:
@@ -101,6 +104,17 @@ class LogWriter:
         """Go on as the owner of that epoch."""
         self.epoch, self._released = epoch, False
         self.start()
+
+    async def cut(self) -> None:
+        """Write what is there, and nothing more: somebody else goes on with it."""
+        if self._released:
+            return
+        with suppress(RetinueError, TimeoutError):
+            await asyncio.wait_for(self.flush(), _LAST_WORDS)
+        self.is_cut, self._problem = True, OwnershipLost(self._store.place, self.log_id)
+        if self._job is not None:
+            self._job.cancel()
+        _fail(self._waiting, self._problem)
 
     async def give_back(self) -> None:
         """Let go of a log that is not written to."""
@@ -165,7 +179,8 @@ class LogWriter:
         try:
             await self._put(batch)
         except BaseException as exc:
-            _fail(waiting, exc if isinstance(exc, Exception) else StoreError(self._store.place, "it was closed"))
+            closed = self._problem or StoreError(self._store.place, "it was closed")
+            _fail(waiting, exc if isinstance(exc, Exception) else closed)
             raise
         self._written += len(batch.events)
         self._recorded += len(entries)

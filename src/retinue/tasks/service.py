@@ -79,7 +79,7 @@ class TaskService:
         """Sessions whose records cannot be read or written just now."""
         self._is_down = False
         """Whether the last sweep failed, which was told then."""
-        self._closing = False
+        self._closing = self._leaves = False
 
     async def start(
         self, record: TaskRecord, work: Work, voice: Voice | None = None, token: CancellationToken | None = None
@@ -171,12 +171,16 @@ class TaskService:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._keep_watch(), name="retinue-tasks")
 
+    def leave(self) -> None:
+        """Leave the records of tasks as they are, for whoever goes on with them."""
+        self._leaves = True
+
     async def close(self, grace: float = GRACE) -> None:
-        """Stop the tasks of this process. They end as cancelled, with the reason."""
+        """Stop the tasks of this process. They end as cancelled, with the reason, unless they are left to others."""
         self._closing = True
         tasks = list(self._local.values())
         for task in tasks:
-            if not task.is_looked_on:
+            if not (task.is_looked_on or self._leaves):
                 task.token.set("the runtime was closed")
             elif task.job is not None:
                 task.job.cancel()
@@ -235,6 +239,8 @@ class TaskService:
 
     async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
         """Write the end of a task. Where that cannot be done, it is tried again for as long as this process lives."""
+        if self._leaves:
+            return
         if task.notes:
             await asyncio.wait(task.notes)
         pause = self.repository.settings.look_every
@@ -265,6 +271,8 @@ class TaskService:
 
     def _note_wait(self, task: LocalTask, question: str | None) -> None:
         """A human is asked, or has answered."""
+        if self._leaves:
+            return
 
         def note(record: TaskRecord) -> TaskRecord | None:
             return await_human(record, self._clock(), question)

@@ -1,0 +1,96 @@
+"""A runtime that leaves what runs to the next: a deployment is no reason to begin anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import ConfigurationError, Decision, RunStatus, Runtime, TaskStatus
+
+from . import family
+from .scene import Play, Spot, same, seen, undisturbed
+from .test_asking import Desk, start
+
+
+async def leave(spot: Spot, play: Play, when: str) -> None:
+    """Play a scene in a runtime that is closed when something was done."""
+    scene = play(spot)
+    async with Runtime.open(spot.url, scene.agents, on_close="leave") as runtime:
+        run = runtime.stream(scene.agents[0].name, scene.says, thread_id="thread-1", **scene.options)
+        (spot.folder / "run_id").write_text(run.run_id)
+        async with asyncio.timeout(20):
+            while when not in spot.done():  # noqa: ASYNC110 - it is a file
+                await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("play", "when"),
+    [
+        (family.one_task, "look A2"),
+        (family.one_task, "helper:3"),
+        (family.tasks, "look B2"),
+        (family.spawned, "look A2"),
+        (family.several, "look B1"),
+        (family.streamed, "helper:2"),
+    ],
+)
+async def test_nobody_can_tell_that_it_was_left(
+    spot: Spot, other: Spot, play: Play, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await leave(spot, play, when)
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.WARNING] == []
+    began = time.monotonic()
+    async with Runtime.open(spot.url, play(spot).agents) as runtime:
+        played = await seen(spot, runtime)
+    assert time.monotonic() - began < 10, "it waited for the lease to run out"
+    plain = await undisturbed(other, play)
+    same(plain, played, ordered=play in (family.one_task, family.streamed))
+    assert set(played.done) == set(plain.done)
+
+
+async def test_tasks_are_left_too(spot: Spot) -> None:
+    await leave(spot, family.background, "look A1")
+    async with Runtime.open(spot.url, family.background(spot).agents) as runtime:
+        played = await asyncio.wait_for(seen(spot, runtime), 20)
+    assert [event.status for event in played.all("task_updated")][-1] == TaskStatus.COMPLETED
+    assert {what: count for what, count in played.done.items() if what.startswith("look")} == {
+        "look A1": 1,
+        "look A2": 1,
+    }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_what_waits_is_left_with_its_tasks(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    desk = Desk(tmp_path, url)
+    async with desk.open(on_close="leave") as first:
+        run_id = (await start(first, "wait ann")).run_id
+    desk.let_tasks_end()
+    async with desk.open() as second:
+        assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+        assert await desk.task_ended(second, run_id) == TaskStatus.COMPLETED
+    assert desk.done == ["paid ann"]
+
+
+async def test_by_default_what_runs_is_cancelled(spot: Spot) -> None:
+    scene = family.one_task(spot)
+    async with Runtime.open(spot.url, scene.agents) as runtime:
+        run = runtime.stream("boss", "go")
+        while "look A1" not in spot.done():  # noqa: ASYNC110 - it is a file
+            await asyncio.sleep(0.002)
+    assert (await run.result()).status is RunStatus.CANCELLED
+    async with Runtime.open(spot.url, scene.agents) as runtime:
+        assert (await runtime.result(run.run_id)).status is RunStatus.CANCELLED
+
+
+def test_misuse(tmp_path: Path) -> None:
+    odd: Any = "abandon"
+    with pytest.raises(ConfigurationError, match="on_close is 'cancel' or 'leave', not 'abandon'"):
+        Runtime.open(f"sqlite:///{tmp_path}/app.db", on_close=odd)
+    with pytest.raises(ConfigurationError, match="needs a store"):
+        Runtime(on_close="leave")
