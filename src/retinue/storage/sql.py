@@ -49,8 +49,8 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
 UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """What decoders raise."""
 
-_FEW, _LITTLE = 100, 64_000
-"""Rows, and bytes in them, that are written in no time."""
+_FEW, _LITTLE = 100, 512_000
+"""Rows, and bytes in them, that are written sooner than another thread is asked: a stream of tokens is, too."""
 _OLD, _FORGOTTEN = 60.0, 3600.0
 """Seconds after which nobody begins any more to do what was asked, and after which nothing is kept of it."""
 _MOST_VALUES = 1_000
