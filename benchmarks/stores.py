@@ -19,7 +19,7 @@ from benchmarks.stream_server import EVENTS
 from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, open_model, tool
 from retinue.core.events import TextDelta
 from retinue.core.runs import RunIdentity
-from retinue.core.stores import JournalEntry, LogBatch, RunRecord
+from retinue.core.stores import Durability, JournalEntry, LogBatch, RunRecord
 from retinue.storage.logs import stored_events
 from retinue.storage.urls import open_store
 
@@ -88,9 +88,9 @@ async def runs_a_second(url: str) -> float:
         return RUNS / (time.perf_counter() - began)
 
 
-async def a_step(url: str) -> float:
+async def a_step(url: str, durability: Durability = "process") -> float:
     """Microseconds a step takes where nothing else goes on, by the wall clock."""
-    async with Runtime.open(url, [caller(STEPS)], recover=False) as runtime:
+    async with Runtime.open(url, [caller(STEPS)], durability=durability, recover=False) as runtime:
         await runtime.run("caller", "go")
         began = time.perf_counter()
         await runtime.run("caller", "go")
@@ -217,6 +217,7 @@ def show(rounds: int) -> None:
                 for pace in ("burst", "paced"):
                     told_by = f"{server}/{pace}"
                     note(f"a token over HTTP, {pace}, {name}, µs", asyncio.run(a_token_from_afar(url(), told_by)))
+            note("a step, SQLite, durability=full, µs", asyncio.run(a_step(kinds["SQLite"](), "full")))
         for name in ("SQLite", "PostgreSQL"):
             note(f"events a second read back, {name}", asyncio.run(replay(kinds[name]())))
             note(f"{crowd.CHILDREN:,} children gone on with, {name}, ms", asyncio.run(taken_up(kinds[name]())))
