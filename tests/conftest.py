@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from .folding import FoldCheck, checked_folds
 
 if TYPE_CHECKING:
     from .databases import TestServer
@@ -14,6 +17,13 @@ if TYPE_CHECKING:
 # How long an example takes depends on what else the machine does: that is for benchmarks.
 settings.register_profile("retinue", deadline=None)
 settings.load_profile("retinue")
+
+
+@pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_FOLDS")))
+def fold_check() -> Iterator[FoldCheck]:
+    """Check at every row that the live state is the fold of the log; for every test where RETINUE_CHECK_FOLDS is set."""
+    with checked_folds() as check:
+        yield check
 
 
 @pytest.fixture(scope="session")

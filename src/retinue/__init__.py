@@ -21,11 +21,11 @@ from .core.errors import (
     IllegalMove,
     InternalError,
     InvalidArguments,
-    JournalMismatch,
     KeyAlreadyRegistered,
     KeyDecodeError,
     KeyEncodeError,
     LimitReached,
+    LogUnreadable,
     MissingValue,
     ModelError,
     NotFound,
@@ -72,7 +72,6 @@ from .core.failures import (
 from .core.filesystem import FileEntry, Filesystem
 from .core.frontend import FrontEndTool
 from .core.functions import FunctionTool, tool
-from .core.journal import Journal
 from .core.lifecycle import RunStatus, ToolCallStatus
 from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
@@ -116,7 +115,6 @@ from .plugins import (
 )
 from .runtime import Run, Runtime
 from .storage.files import StoreFilesystem
-from .storage.journal import MemoryJournal, ReplayJournal
 from .storage.memory import MemoryStore
 from .storage.tasks import SqlTaskRepository
 from .subagents.child import run_child_agent, run_child_agent_checked
@@ -126,7 +124,7 @@ from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_
 from .subagents.remote import RemoteSubagentStub
 from .tasks.files import WorkspaceTaskRepository
 from .tasks.memory import MemoryTaskRepository
-from .tasks.repository import TaskRepository, TaskSettings
+from .tasks.repository import TaskLiveness, TaskRepository, TaskSettings
 from .tasks.task import TaskRecord, TaskScope, TaskStatus
 from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
 from .telemetry.sink import Telemetry
@@ -184,8 +182,6 @@ __all__ = [
     "IncludeTools",
     "InternalError",
     "InvalidArguments",
-    "Journal",
-    "JournalMismatch",
     "JsonLogFormatter",
     "KeyAlreadyRegistered",
     "KeyDecodeError",
@@ -193,8 +189,8 @@ __all__ = [
     "LimitReached",
     "Limits",
     "LocalFilesystem",
+    "LogUnreadable",
     "MAX_SPAWN_DEPTH",
-    "MemoryJournal",
     "MemoryStore",
     "MemoryTaskRepository",
     "Message",
@@ -235,7 +231,6 @@ __all__ = [
     "ReducerFailed",
     "Registrar",
     "RemoteSubagentStub",
-    "ReplayJournal",
     "Resolver",
     "ResultFiles",
     "ResumeMode",
@@ -279,6 +274,7 @@ __all__ = [
     "SubagentDeclaration",
     "Suspend",
     "SuspendTicket",
+    "TaskLiveness",
     "TaskRecord",
     "TaskRepository",
     "TaskScope",

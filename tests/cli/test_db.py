@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from retinue import RunStatus, StoreError
 from retinue.cli.numbers import span
 from retinue.storage import sqlite
+from retinue.storage.packs import DELTAS_KIND
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import sql_store
@@ -55,7 +55,7 @@ def test_prune_says_what_it_would_do_and_does_it(cli: Cli, url: str, path: Path)
         "dry_run": False,
         "runs": 1,
         "events": 8,
-        "entries": 2,
+        "tasks": 0,
         "threads": 1,
         "messages": 1,
     }
@@ -64,16 +64,18 @@ def test_prune_says_what_it_would_do_and_does_it(cli: Cli, url: str, path: Path)
 
 def test_check_finds_nothing_or_names_it(cli: Cli, url: str, path: Path) -> None:
     assert cli("db", "check", "--db", url)[:2] == (0, "no problems\n")
-    sql(path, "DELETE FROM events WHERE log_id = 'run_a' AND kind = 'tool_call_ready'")
+    sql(path, f"DELETE FROM events WHERE log_id = 'run_a' AND kind = '{DELTAS_KIND}'")
     sql(path, "UPDATE runs SET result = '\x1b[2J' WHERE run_id = 'run_a'")
+    sql(path, "UPDATE events SET private = NULL WHERE log_id = 'run_b' AND seq = 2")
     found = finished("db", "check", "--db", url)
     assert found.code == 1
-    assert re.search(r"error: run 'run_a': event \d+ is missing\n", found.out)
+    assert "error: event 3 of run 'run_a': events 3 to 12 are missing\n" in found.out
     assert "error: run 'run_a': its result: cannot be read: " in found.out
-    assert found.out.endswith("2 errors, 0 warnings\n")
+    assert "error: run 'run_b': event 1: run_started does not follow from what is before it" in found.out
+    assert found.out.endswith("3 errors, 0 warnings\n")
     assert "\x1b" not in found.out
     as_json = json.loads(cli("db", "check", "--db", url, "--json").out)
-    assert (as_json["ok"], {finding["code"] for finding in as_json["findings"]}) == (False, {"gap", "result"})
+    assert (as_json["ok"], {finding["code"] for finding in as_json["findings"]}) == (False, {"fold", "log", "result"})
 
 
 @pytest.mark.parametrize("part", [slice(4_096, None), slice(100, 4_096), slice(20_000, 30_000)])
@@ -123,7 +125,7 @@ def test_who_only_looks_does_not_wait_for_who_writes(
 
 def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: str, path: Path) -> None:
     async def fails(*args: object) -> None:
-        raise StoreError(str(path), "the server went away", passes=True)
+        raise StoreError(str(path), "the server went away", transient=True)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SqliteDatabase, "problems", fails)
@@ -138,24 +140,28 @@ def test_check_says_what_its_exit_codes_mean(cli: Cli) -> None:
     assert "2: nothing to look at" in said
 
 
-def test_migrate_tells_from_where_to_where(cli: Cli, path: Path) -> None:
+def test_migrate_tells_from_where_to_where(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{path}"
     planned = cli("db", "migrate", "--db", url, "--dry-run")
     assert planned.out == f"{path} would be made with schema {SCHEMA_VERSION}\n"
     assert not path.exists()
-    for step in MIGRATIONS[0]:
-        assert isinstance(step, str)
-        sql(path, step)
-    sql(path, "PRAGMA user_version = 1")
+    assert cli("db", "migrate", "--db", url).out == f"{path} was made with schema {SCHEMA_VERSION}\n"
+    assert cli("db", "migrate", "--db", url).out == f"{path} has schema {SCHEMA_VERSION} already\n"
+    newer = (*MIGRATIONS, ("CREATE TABLE more (a TEXT)",))
+    for module in ("sqlite", "schema", "checkup", "upkeep"):
+        monkeypatch.setattr(f"retinue.storage.{module}.SCHEMA_VERSION", len(newer))
+    monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
     checked = cli("db", "check", "--db", url)
     assert (checked.code, "run retinue db migrate" in checked.out) == (1, True)
     dry = cli("db", "prune", "--db", url, "--older-than", "1d", "--dry-run")
     assert (dry.code, "bring it up with retinue db migrate" in dry.err) == (2, True)
     planned = cli("db", "migrate", "--db", url, "--dry-run", "--json")
-    assert json.loads(planned.out) == {"before": 1, "after": SCHEMA_VERSION, "dry_run": True}
-    done = finished("db", "migrate", env={"RETINUE_DB": url})
-    assert (done.code, done.out) == (0, f"{path} went from schema 1 to {SCHEMA_VERSION}\n")
-    assert cli("db", "migrate", "--db", url).out == f"{path} has schema {SCHEMA_VERSION} already\n"
+    assert json.loads(planned.out) == {"before": SCHEMA_VERSION, "after": len(newer), "dry_run": True}
+    done = cli("db", "migrate", "--db", url)
+    assert (done.code, done.out) == (0, f"{path} went from schema {SCHEMA_VERSION} to {len(newer)}\n")
+    monkeypatch.undo()
+    back = finished("db", "migrate", env={"RETINUE_DB": url})
+    assert (back.code, "written by a newer version" in back.err) == (2, True)
 
 
 COMMANDS = (
@@ -189,7 +195,14 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
     none = cli(*command, "--db", url)
     assert (none.code, "file is not a database" in none.err) == (2, True)
     path.unlink()
-    sql(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    sql(path, "CREATE TABLE threads (thread_id TEXT PRIMARY KEY)")
+    old = cli(*command, "--db", url)
+    assert (old.code, old.out, old.err.count("\n")) == (2, "", 1)
+    assert f"{path}: it was written by a development version before the first release" in old.err
+    assert sql(path, "SELECT name FROM sqlite_master WHERE type = 'table'") == [("threads",)]
+    path.unlink()
+    sql(path, "CREATE TABLE format (version INTEGER NOT NULL)")
+    sql(path, f"INSERT INTO format VALUES ({SCHEMA_VERSION + 1})")
     newer = cli(*command, "--db", url)
     assert (newer.code, "written by a newer version" in newer.err) == (2, True)
     assert "Traceback" in cli(*command, "--db", url, "--verbose").err

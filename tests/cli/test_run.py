@@ -160,10 +160,10 @@ def test_verbose_logs_and_shows_tracebacks(cli: Cli, folder: Path) -> None:
 
 
 def test_an_unexpected_error_is_one_line(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(*args: object) -> None:
+    def explode(*args: object, **options: object) -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("retinue.cli.assistant.check_workspace", explode)
+    monkeypatch.setattr("retinue.cli.assistant.make_assistant", explode)
     outcome = cli("run", "q", "--workspace", str(folder))
     assert outcome.code == 1
     assert outcome.err == "retinue: unexpected ZeroDivisionError: by zero; run it again with --verbose to see where\n"

@@ -14,6 +14,7 @@ import pytest
 
 from retinue import RunStatus
 from retinue.cli import steering
+from retinue.storage.packs import DELTAS_KIND
 from retinue.storage.sqlite import SqliteStore
 
 from ..storage.stored import put_run, sql
@@ -119,16 +120,16 @@ def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
     lines = cli("runs", "events", "run_a").out.splitlines()
     assert [line.split()[3] for line in lines][:3] == ["run_started", "step_started", "text_delta"]
     assert len(lines) == 11
-    assert lines[6].endswith('call_id=call_1 tool_name=write_file args={"path":"a.md"}')
+    assert lines[7].endswith('call_id=call_1 tool_name=write_file args={"path":"a.md"}')
     after = cli("runs", "events", "run_a", "--after", "9", "--json").out.splitlines()
     assert [json.loads(line)["seq"] for line in after] == [10, 11]
     assert cli("runs", "events", "run_a", "--follow", "--after", "10").out.count("\n") == 1
 
 
-@pytest.mark.parametrize("action", ["show", "events", "cancel", "resume"])
-def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: str) -> None:
+@pytest.mark.parametrize("action", [["show"], ["events"], ["cancel"], ["resume"], ["fork", "--at", "1"]])
+def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: list[str]) -> None:
     stored(path, ("run_a", RunStatus.COMPLETED, "t1"))
-    code, out, err = cli("runs", action, "run_x")
+    code, out, err = cli("runs", *action, "run_x")
     assert (code, out) == (2, "")
     assert err == f"retinue: there is no run 'run_x' in {path}; see: retinue runs list\n"
 
@@ -181,7 +182,8 @@ def test_a_process_that_does_not_stop_was_asked(
     asked = cli("runs", "cancel", "run_d", "--reason", "too slow")
     assert asked.code == 1
     assert "was asked to stop, and has not yet" in asked.err
-    assert sql(path, "SELECT cancel FROM logs WHERE log_id = 'run_d'") == [("too slow",)]
+    (wish,) = sql(path, "SELECT kind, body, reply FROM inbox WHERE log_id = 'run_d'")
+    assert (wish[0], json.loads(wish[1])["reason"], wish[2]) == ("cancel", "too slow", None)
     late = cli("runs", "cancel", "run_a")
     assert (late.code, "has ended already: completed" in late.err) == (1, True)
 
@@ -249,6 +251,47 @@ def test_a_waiting_run_is_cancelled_by_another_process(cli: Cli, url: str) -> No
     assert (record["status"], record["error"], record["ended_at"] is None) == ("cancelled", "not needed", False)
 
 
+def test_a_run_is_forked(cli: Cli, url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    events = [json.loads(line) for line in cli("runs", "events", run_id, "--json").out.splitlines()]
+    waits, asked = events[-1]["seq"], next(e["seq"] for e in events if e["kind"] == "tool_call_ready")
+    target = ("--target", "tests.cli.staff:clerk")
+    early = finished("runs", "fork", run_id, "--at", str(asked), *target)
+    assert (early.code, early.err.count("\n")) == (2, 1)
+    assert f"cannot be forked at event {asked}, where work is in progress; it can be at: " in early.err
+    wrong = finished("runs", "fork", run_id, "--at", str(waits), *target, "--approve", "call_sign=3")
+    assert (wrong.code, "does not fit its schema" in wrong.err) == (2, True)
+    for answer, said in (("--approve", '"approved"'), ("--cancel", "never")):
+        given = "call_sign=never" if answer == "--cancel" else "call_sign"
+        done = finished("runs", "fork", run_id, "--at", str(waits), *target, answer, given)
+        assert done.code == 0, done.err
+        assert f" continues as run {run_id} stood after event {waits}\n" in done.err
+        assert said in done.out
+    same = finished("runs", "fork", run_id, "--at", str(waits), *target)
+    assert (same.code, "the run waits for 1 answer; see: retinue runs show run_" in same.err) == (1, True)
+    both = cli("runs", "fork", run_id, "--at", "1", "--input", "Again", "--approve", "call_sign", *target)
+    assert (both.code, "leave one of them out" in both.err) == (2, True)
+    runs = json.loads(cli("runs", "list", "--json").out)
+    assert sorted(run["status"] for run in runs) == ["completed", "completed", "suspended", "suspended"]
+    assert len({run["thread_id"] for run in runs}) == 4
+    again = finished(
+        "runs", "fork", runs[-1]["run_id"], "--at", str(waits), *target, "--approve", "call_sign", "--json"
+    )
+    assert json.loads(again.out.splitlines()[-1])["kind"] == "run_finished"
+    assert json.loads(cli("db", "check", "--json").out) == {"ok": True, "findings": []}
+
+
+def test_a_run_that_has_ended_is_forked_with_another_input(cli: Cli, url: str, folder: Path) -> None:
+    args = ("--workspace", str(folder), "--model", "offline:rules")
+    assert cli("run", "What does the lamp burn?", *args, "--db", url).code == 0
+    (record,) = json.loads(cli("runs", "list", "--json").out)
+    last = len(cli("runs", "events", record["run_id"]).out.splitlines())
+    none = cli("runs", "fork", record["run_id"], "--at", str(last), *args)
+    assert (none.code, "give the fork an input to continue with" in none.err) == (2, True)
+    done = cli("runs", "fork", record["run_id"], "--at", str(last), "--input", "How many barrels?", *args)
+    assert (done.code, "three barrels" in done.out) == (0, True)
+
+
 def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
     """A process that works on a slow run, and the id of that run."""
     code = f"import asyncio; from tests.cli import staff; print(asyncio.run(staff.ask({url!r}, 'slow', 'go')))"
@@ -263,7 +306,7 @@ def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
 
 def _begun(path: str) -> list[tuple[str]]:
     try:
-        return list(sql(path, "SELECT log_id FROM events WHERE kind = 'text_delta'"))
+        return list(sql(path, f"SELECT log_id FROM events WHERE kind = '{DELTAS_KIND}'"))
     except Exception:
         return []  # the tables are not there yet
 

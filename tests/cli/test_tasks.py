@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import socket
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,10 +16,13 @@ from typing import Any
 
 import pytest
 
-from retinue import HarnessAgent, Runtime
+from retinue import HarnessAgent, LocalFilesystem, Runtime, WorkspaceTaskRepository
 from retinue.storage.tasks import SqlTaskRepository
+from retinue.storage.urls import open_store
 from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say
+from retinue.testing.rows import begin
+from retinue.testing.stores import stored_run
 
 from .conftest import Cli
 
@@ -157,3 +165,52 @@ def test_tasks_of_a_database(cli: Cli, tmp_path: Path) -> None:
     assert (unknown.code, f"there is no task 'task_9' in {url!r}" in unknown.err) == (2, True)
     missing = cli("tasks", "list", "--db", f"sqlite:///{tmp_path}/other.db")
     assert (missing.code, "there is no Retinue database" in missing.err) == (2, True)
+
+
+def open_task(name: str, **fields: Any) -> TaskRecord:
+    now = datetime.now(UTC)
+    return TaskRecord(
+        task_id=name,
+        sub_agent_id="reader",
+        parent_agent_id="orch",
+        parent_session_id="monday",
+        status=TaskStatus.RUNNING,
+        created_at=now,
+        last_updated_at=now,
+        **fields,
+    )
+
+
+def listed_status(cli: Cli, *where: str) -> list[str]:
+    return [re.split(r"\s\s+", line)[1] for line in cli("tasks", "list", *where).out.splitlines()[1:]]
+
+
+def test_a_task_whose_process_is_gone_is_told_as_such(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+
+    async def put() -> None:
+        store: Any = open_store(url)
+        await store.open()
+        tasks = SqlTaskRepository(store)
+        for run_id, lease in (("kept", 60.0), ("left", -1.0)):
+            await begin(store, stored_run(run_id, thread_id=run_id), lease=lease)
+            await tasks.add(open_task(f"task_{run_id}", log_id=run_id))
+        await store.close()
+
+    asyncio.run(put())
+    assert listed_status(cli, "--db", url) == ["running", "running (its process is gone)"]
+    assert listed_status(cli, "--db", url) == ["running", "running (its process is gone)"], "it may be continued"
+
+
+def test_a_task_in_a_workspace_whose_process_is_gone_is_told_as_such(cli: Cli, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+
+    async def put() -> None:
+        tasks = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "orch")
+        for name, node in (("mine", f"{host}-{os.getpid()}-0a"), ("gone", f"{host}-{ended.pid}-0a"), ("far", "h-1-0a")):
+            await tasks.add(open_task(f"task_{name}", node=node))
+
+    asyncio.run(put())
+    assert listed_status(cli, "--workspace", str(tmp_path)) == ["running", "running (its process is gone)", "running"]

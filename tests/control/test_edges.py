@@ -355,7 +355,7 @@ async def test_cancelling_while_the_end_is_stored_loses_nothing() -> None:
 
 async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
     runtime = Runtime([Agent("a", ScriptedModel([]))], store=SlowStore(load=60))
-    run = runtime.stream("a", "go")
+    run = runtime.stream("a", "go", thread_id="t")
     await asyncio.sleep(0.01)
     result = await asyncio.wait_for(run.cancel(grace=0.02), 2)
     assert result.status is RunStatus.CANCELLED
@@ -363,7 +363,7 @@ async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
 
 
 async def test_a_run_that_waits_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.runtime.runtime.KEPT_RUNS", 3)
+    monkeypatch.setattr("retinue.runtime.runs.KEPT_LOGS", 3)
 
     def answer(request: Any) -> Any:
         return say("ok") if request.messages[-1].role == "tool" or request.messages[-1].text == "x" else call("ask")

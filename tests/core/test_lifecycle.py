@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from retinue import IllegalMove, RunStatus, ToolCall, ToolCallStatus
 from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES
-from retinue.loop.scope import OpenCall
+from retinue.loop.state import CallState
 
 LEGAL = {
     ("new", "running"),
@@ -40,7 +40,7 @@ def test_terminal_statuses_lead_nowhere() -> None:
 
 @given(st.lists(st.sampled_from(ToolCallStatus), max_size=12))
 def test_a_call_moves_only_along_the_table_and_an_illegal_move_changes_nothing(wanted: list[ToolCallStatus]) -> None:
-    call = OpenCall(ToolCall("c1", "t", {}), "m1")
+    call = CallState(ToolCall("c1", "t", {}), "m1")
     current = ToolCallStatus.NEW
     for status in wanted:
         if (current.value, status.value) in LEGAL:

@@ -18,7 +18,6 @@ from retinue import (
     DecisionRefused,
     OwnershipLost,
     ResumeMode,
-    RunElsewhere,
     RunStatus,
     Runtime,
     SuspendTicket,
@@ -288,7 +287,7 @@ async def test_what_another_runtime_works_on_is_not_taken_from_it(url: str, tmp_
     async with Runtime.open(url, slow_payer(str(file))) as first, Runtime.open(url, slow_payer(str(file))) as second:
         job = asyncio.create_task(first.resume(run_id, {"c1": yes()}))
         await asyncio.sleep(0.15)
-        with pytest.raises(RunElsewhere, match="follow it with events"):
+        with pytest.raises(DecisionRefused, match="is running, it waits for nothing"):
             await second.resume(run_id, {"c1": yes()})
         assert (await second.result(run_id)).status is RunStatus.COMPLETED
         assert (await job).status is RunStatus.COMPLETED

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 
 from retinue import (
     Agent,
+    ConfigurationError,
     Decision,
     DecisionRefused,
-    ExecutionBackendError,
     HarnessAgent,
     RunElsewhere,
     RunResult,
@@ -31,10 +32,11 @@ from retinue import (
     UnknownRun,
     tool,
 )
-from retinue.core.events import RunFinished
-from retinue.core.stores import Asked
-from retinue.runtime import asking
-from retinue.storage.upkeep import prune
+from retinue.core.events import Event, RunFinished
+from retinue.core.stores import Wish
+from retinue.loop.tickets import encode_decisions
+from retinue.runtime import inbox
+from retinue.runtime.live import LiveRun
 from retinue.testing import ScriptedModel, call, say
 
 PROJECT = Path(__file__).parents[2]
@@ -83,6 +85,8 @@ def agents(folder: Path) -> list[Agent]:
         if any(message.role == "tool" for message in request.messages):
             return say("All done.")
         task, *more = request.messages[-1].text.split()
+        if task not in ("wait", "ask"):
+            return [call("pay", {"to": who}, id=f"p-{who}") for who in (task, *more)]
         spawn = call("agent_spawn", {"agent_id": "worker", "task": task, "timeout_seconds": 0}, id="c1")
         return [spawn, *[call("pay", {"to": who}, id=f"p-{who}") for who in more]]
 
@@ -196,7 +200,7 @@ async def test_a_background_child_that_waits_is_answered_from_elsewhere(desk: De
     async with desk.open() as first, desk.open() as second:
         run = await first.run("boss", "ask", thread_id="t")
         assert run.status is RunStatus.COMPLETED
-        child = await desk.child_of(first, run.run_id)
+        child = await desk.child_of(second, run.run_id)  # as it is stored
         desk.let_tasks_end()
         result = await second.resume(child, {"w1": Decision.resume("yes")})
         assert (result.status, result.response) == (RunStatus.COMPLETED, "end: there it is")
@@ -209,8 +213,8 @@ async def test_nobody_is_asked_about_a_run_that_there_is_not(desk: Desk, monkeyp
         began = time.monotonic()
         with pytest.raises(UnknownRun, match="run_none"):
             await second.resume("run_none", {"c": Decision.resume()})
-        assert time.monotonic() - began < asking.PATIENCE / 2
-        monkeypatch.setattr(asking, "PATIENCE", 0.3)
+        assert time.monotonic() - began < inbox.PATIENCE / 2
+        monkeypatch.setattr(inbox, "PATIENCE", 0.3)
         async with desk.open() as first:
             await start(first, "wait ann")
             with pytest.raises(UnknownRun, match="run_none"):
@@ -228,6 +232,8 @@ async def main():
         print(result.run_id, flush=True)
         async for event in runtime.events(result.run_id):
             if event.kind == "run_started" and event.run_id != result.run_id:
+                while "ask" in sys.argv[3] and await runtime.store.load_run(event.run_id) is None:
+                    await asyncio.sleep(0.01)  # it is stored that it waits
                 print(event.run_id, flush=True)
 asyncio.run(main())
 """
@@ -236,7 +242,8 @@ asyncio.run(main())
 class Elsewhere:
     """A process with a run of which a task goes on."""
 
-    def __init__(self, desk: Desk, input: str) -> None:
+    def __init__(self, desk: Desk, input: str, *, stopped: bool = False) -> None:
+        self._is_stopped = stopped
         self._process = subprocess.Popen(
             [sys.executable, "-c", OTHER, desk.url, str(desk.folder), input],
             cwd=PROJECT,
@@ -245,9 +252,12 @@ class Elsewhere:
         )
 
     async def __aenter__(self) -> tuple[str, str]:
-        """The ids of the run and of its background child."""
+        """The ids of the run and of its background child; with `stopped`, the process does nothing any more."""
         out: Any = self._process.stdout
         run_id, child_id = [(await asyncio.to_thread(out.readline)).strip() for _ in range(2)]
+        if self._is_stopped:
+            await asyncio.sleep(0.3)  # what it knows is stored
+            self._process.send_signal(signal.SIGSTOP)
         return run_id, child_id
 
     async def __aexit__(self, *exc: object) -> None:
@@ -314,6 +324,25 @@ async def test_the_command_line_answers_runs_that_are_worked_on(desk: Desk) -> N
         assert await retinue(desk, "resume", child_id, "--approve", "w1") == (0, "end: there it is\n", "")
         code, _, said = await retinue(desk, "resume", "run_none", "--approve", "w1")
         assert (code, "run_none" in said, said.count("\n")) == (2, True, 1), said
+    assert sorted(desk.done) == ["paid ann", "paid bob"]
+
+
+def staff(url: str) -> Runtime:
+    """The agents of a desk, for --target."""
+    return Runtime.open(url, agents(Path(url.removeprefix("sqlite:///")).parent), recover=False)
+
+
+async def test_the_command_line_answers_background_children_of_dead_processes(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    async with Elsewhere(desk, "ask ann") as (run_id, child_id), desk.open(recover=False) as here:
+        await desk.child_of(here, run_id)
+    target = ("--target", "tests.durability.test_asking:staff")
+    desk.let_tasks_end()
+    code, _, said = await retinue(desk, "resume", child_id, "--approve", "w9", *target)
+    assert (code, "does not wait for 'w9'" in said, said.count("\n")) == (2, True, 1), said
+    assert await retinue(desk, "resume", child_id, "--approve", "w1", *target) == (0, "end: there it is\n", "")
+    code, out, said = await retinue(desk, "resume", run_id, "--approve", 'p-ann="yes"', *target)
+    assert (code, said, "All done." in out) == (0, "", True), said
     assert sorted(desk.done) == ["paid ann", "paid bob"]
 
 
@@ -391,47 +420,160 @@ async def test_who_asks_is_told_of_whatever_happened(desk: Desk, monkeypatch: py
     async with desk.open() as first, desk.open() as second:
         run_id = (await start(first, "wait ann")).run_id
 
-        async def broken(*args: Any) -> RunResult:
+        def broken(*args: Any) -> bool:
             raise RuntimeError("something odd")
 
         with monkeypatch.context() as patched:
-            patched.setattr(first, "resume", broken)
-            with pytest.raises(ExecutionBackendError, match="something odd"):
+            patched.setattr(LiveRun, "accept", broken)
+            with pytest.raises(DecisionRefused, match="something odd"):
                 await asyncio.wait_for(second.resume(run_id, {"p-ann": Decision.resume("yes")}), 10)
         assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
 
 
-async def test_nobody_does_what_was_asked_long_ago(desk: Desk) -> None:
+def wish(run_id: str, number: int, decisions: Mapping[str, Decision], log_id: str = "") -> Wish:
+    body = encode_decisions(decisions)
+    return Wish(log_id=log_id or run_id, wish_id=f"wish_{number}", run_id=run_id, kind="decide", body=body)
+
+
+async def test_wishes_of_a_dead_process_are_heard_by_the_next_owner_in_order(desk: Desk) -> None:
     async with desk.open() as first:
-        run_id = (await start(first, "wait ann")).run_id
+        run_id = (await start(first, "wait ann eve")).run_id
+        desk.let_tasks_end()
+        await released(first, run_id)
         store: Any = first.store
-        body = b'{"p-ann":{"id":"d1","action":"resume","payload":"yes"}}'
-        await store.ask(Asked("ask_old", run_id, body))
-        await store.database.write(lambda link: link.run("UPDATE asks SET asked_at = asked_at - 100"))
-        await asyncio.sleep(1)
-        assert (await store.load_run(run_id)).status == "suspended"
-        await store.database.write(lambda link: link.run("UPDATE asks SET asked_at = asked_at - 10000, reply = body"))
-        await prune(store, 3600)
-        assert await store.ask_status("ask_old") is None
+        first_answer, second_answer = Decision.resume("yes"), Decision.cancel("no")
+        for number, decisions in enumerate(
+            ({"p-ann": first_answer}, {"p-ann": second_answer}, {"p-ann": first_answer}, {"p-bob": first_answer})
+        ):
+            await store.put_wish(wish(run_id, number, decisions))
+        await store.put_wish(Wish(log_id=run_id, wish_id="odd", run_id=run_id, kind="decide", body=b'{"p-eve": 3}'))
+    async with desk.open() as second:
+        assert await second.load(run_id) is not None
+        store = second.store
+        async with asyncio.timeout(10):
+            while await store.wishes_for(run_id) or (await store.load_run(run_id)).result is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        said = [json.loads(await store.reply_to(run_id, f"wish_{number}")) for number in range(4)]
+        assert (said[0], said[2]) == ({}, {}), "the first counts, and saying it again changes nothing"
+        assert "waits for nothing" in said[1]["refused"]
+        assert "waits for nothing" in said[3]["refused"]
+        assert json.loads(await store.reply_to(run_id, "odd"))["refused"]
+        result = await second.resume(run_id, {"p-eve": Decision.resume("yes")})
+        assert result.status is RunStatus.COMPLETED
+        assert [m.text for m in result.messages if m.role == "tool"][1:] == ["paid ann: yes", "paid eve: yes"]
+    assert sorted(desk.done) == ["paid ann", "paid eve"]
 
 
-async def test_a_run_that_could_not_go_on_here_can_be_answered_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_owner_that_dies_leaves_its_inbox_to_the_next(desk: Desk) -> None:
+    async with Elsewhere(desk, "ask ann", stopped=True) as (run_id, child_id):
+        async with desk.open(recover=False) as here:
+            store: Any = here.store
+            await store.put_wish(wish(run_id, 1, {"p-ann": Decision.resume("yes")}))
+            await store.put_wish(wish(child_id, 2, {"w1": Decision.resume("yes")}, run_id))
+    desk.let_tasks_end()
+    async with desk.open() as next_one:
+        assert await desk.task_ended(next_one, run_id) == TaskStatus.COMPLETED
+        assert (await next_one.result(run_id)).status is RunStatus.COMPLETED
+        store = next_one.store
+        assert [await store.reply_to(run_id, name) for name in ("wish_1", "wish_2")] == [b"{}", b"{}"]
+    assert sorted(desk.done) == ["paid ann", "paid bob"]
+
+
+async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk) -> None:
+    async with Elsewhere(desk, "wait ann", stopped=True) as (run_id, _):
+        async with desk.open(recover=False) as here:
+            with pytest.raises(RunElsewhere, match="has not replied yet"):
+                await here.cancel(run_id, reason="enough", tasks=True, grace=0.3)
+    async with desk.open() as next_one:
+        result = await asyncio.wait_for(next_one.result(run_id), 10)
+        assert (result.status, result.error) == (RunStatus.CANCELLED, "enough")
+        assert await asyncio.wait_for(desk.task_ended(next_one, run_id), 10) == TaskStatus.CANCELLED
+    assert desk.done == []
+
+
+async def released(runtime: Runtime, run_id: str) -> None:
+    """Return when nobody owns a run."""
+    store: Any = runtime.store
+    async with asyncio.timeout(10):
+        while await store.owner_of(run_id) is not None:  # noqa: ASYNC110 - the store tells
+            await asyncio.sleep(0.01)
+
+
+async def test_an_answer_that_nobody_heard_can_be_given_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     async with desk.open() as first:
         run_id = (await start(first, "wait ann")).run_id
         desk.let_tasks_end()
+        await released(first, run_id)
         store: Any = first.store
-        async with asyncio.timeout(10):
-            while await store.owner_of(run_id) is not None:  # noqa: ASYNC110 - the store tells
-                await asyncio.sleep(0.01)
 
         async def no(*args: Any, **options: Any) -> None:
             return None
 
+        yes = Decision.resume("yes")
         with monkeypatch.context() as patched:
+            patched.setattr(inbox, "PATIENCE", 0.3)
             patched.setattr(store, "claim", no)  # another was quicker
             with pytest.raises(RunElsewhere):
-                await first.resume(run_id, {"p-ann": Decision.resume("yes")})
-        assert (await first.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+                await first.resume(run_id, {"p-ann": yes})
+        assert (await first.resume(run_id, {"p-ann": yes})).status is RunStatus.COMPLETED
     assert desk.done == ["paid ann"]
+
+
+async def test_a_background_child_is_not_cancelled_as_if_it_were_its_run(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "ask ann")).run_id
+        child = await desk.child_of(second, run_id)
+        for runtime in (first, second):
+            with pytest.raises(ConfigurationError, match="cancel its task"):
+                await runtime.cancel(child)
+        assert (await second.result(run_id)).status is RunStatus.SUSPENDED
+
+
+async def test_a_handle_yields_what_follows_an_answer(desk: Desk) -> None:
+    async with desk.open() as first, desk.open() as second:
+        run_id = (await start(first, "wait ann eve")).run_id
+        refused = second.stream_resume(run_id, {"p-bob": Decision.resume("yes")})
+        assert [event async for event in refused] == []
+        with pytest.raises(DecisionRefused, match="p-bob"):
+            await refused.result()
+        half = second.stream_resume(run_id, {"p-ann": Decision.resume("yes")})
+        assert [event.kind async for event in half][-1] == "run_finished"
+        desk.let_tasks_end()
+        await released(first, run_id)
+        rest = second.stream_resume(run_id, {"p-eve": Decision.resume("yes")})
+        events = [event async for event in rest]
+        assert [event.kind for event in events][:2] == ["run_started", "messages_snapshot"]
+        assert [event.kind for event in events].count("tool_call_resumed") == 1
+        assert (await rest.result()).status is RunStatus.COMPLETED
+        assert [event async for event in rest.follow(events[-1].seq)] == []
+
+
+async def test_an_answer_that_comes_while_the_question_is_being_stored(desk: Desk) -> None:
+    """The event that a run waits is seen by listeners in its process before it is stored."""
+    answers: list[asyncio.Task[RunResult]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunFinished) and not event.ns and event.status is RunStatus.SUSPENDED:
+            who = "p-ann" if not answers else "p-eve"
+            answers.append(asyncio.create_task(runtime.resume(event.run_id, {who: Decision.resume("yes")})))
+
+    for input in ("wait ann eve", "ann eve"):
+        answers.clear()
+        async with desk.open(sinks=[listen]) as runtime:
+            await runtime.run("boss", f"{input}")
+            await asyncio.wait_for(asyncio.gather(*answers), 10)
+            assert (await answers[-1]).status is RunStatus.COMPLETED
+            desk.let_tasks_end()
+    assert sorted(desk.done) == ["paid ann", "paid ann", "paid eve", "paid eve"]
+
+
+async def test_a_cancel_that_comes_while_the_question_is_being_stored(desk: Desk) -> None:
+    cancels: list[asyncio.Task[RunResult]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunFinished) and not event.ns and event.status is RunStatus.SUSPENDED:
+            cancels.append(asyncio.create_task(runtime.cancel(event.run_id, reason="enough")))
+
+    async with desk.open(sinks=[listen]) as runtime:
+        await runtime.run("boss", "wait ann")
+        assert (await cancels[0]).status is RunStatus.CANCELLED

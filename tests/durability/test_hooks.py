@@ -13,7 +13,7 @@ from .scene import Spot, died, same, undisturbed
 @pytest.mark.parametrize(
     ("point", "again"),
     [
-        ("look:a", {"look a"}),
+        ("look:a", {"look a", "before_tool c1"}),
         ("m:1", {"m:1"}),
         ("m:2", {"m:2"}),
         ("m:3", {"m:3"}),
@@ -21,7 +21,6 @@ from .scene import Spot, died, same, undisturbed
         ("hook:before_inference 2", {"before_inference 2"}),
         ("hook:after_inference 2", {"after_inference 2"}),
         ("hook:before_tool c1", {"before_tool c1"}),
-        ("hook:after_tool c2", {"after_tool c2"}),
         ("hook:step_end 1", {"step_end 1"}),
         ("hook:run_end 3", {"run_end 3"}),
     ],
@@ -30,12 +29,21 @@ async def test_hooks_in_every_phase(spot: Spot, other: Spot, point: str, again: 
     played = await died(spot, hooked.everything, point)
     plain = await undisturbed(other, hooked.everything)
     same(plain, played)
-    # A hook that was set aside, on whose word nothing has followed, may be asked again.
-    assert 0 <= played.done.pop("rename too") - plain.done.pop("rename too") <= 1
+    # A hook that clashes is run twice in its phase, and its phase again where it had committed nothing.
+    assert 0 <= played.done.pop("rename too") - plain.done.pop("rename too") <= 2
+    assert 0 <= played.done.pop("rename") - plain.done.pop("rename") <= 1
     assert {what for what, count in played.done.items() if count != plain.done[what]} == again
     assert [event.data for event in played.all("custom")] == [event.data for event in plain.all("custom")]
     deltas = [(event.revision, event.delta, event.call_id) for event in played.all("state_delta")]
     assert deltas == [(event.revision, event.delta, event.call_id) for event in plain.all("state_delta")]
+
+
+async def test_a_call_is_interrupted_until_its_hooks_are_done(spot: Spot) -> None:
+    """The end of a call and what its hooks change are one row: before it, nobody knows what came of the call."""
+    played = await died(spot, hooked.everything, "hook:after_tool c2")
+    assert played.calls() == {"c1": "succeeded", "c2": "failed"}
+    assert played.done["work b"] == 1
+    assert played.result.status is RunStatus.COMPLETED
 
 
 async def test_state_that_never_leaves_the_run_is_restored(spot: Spot) -> None:
@@ -76,10 +84,11 @@ async def test_who_was_committed_first_is_again(spot: Spot) -> None:
 @pytest.mark.parametrize("point", ["look:b", "m:3"])
 async def test_what_failed_is_not_tried_again(spot: Spot, other: Spot, point: str) -> None:
     played = await died(spot, hooked.unsure, point)
-    same(await undisturbed(other, hooked.unsure), played)
+    assert played.texts() == (await undisturbed(other, hooked.unsure)).texts()
     assert {count for what, count in played.done.items() if what.startswith("mail")} == {1}
     codes = [event.code for event in played.all("error")]
-    assert codes.count("dead_letter") == codes.count("hook_failed") == 3
+    assert codes.count("dead_letter") == 3
+    assert codes.count("hook_failed") == 3 + (point == "m:3"), "a hook that has committed nothing may run again"
 
 
 async def test_a_hook_that_was_set_aside_is_again(spot: Spot, other: Spot) -> None:

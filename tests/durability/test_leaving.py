@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from retinue import ConfigurationError, Decision, RunStatus, Runtime, TaskStatus
+from retinue import Agent, ConfigurationError, Decision, RunStatus, Runtime, TaskStatus, tool
+from retinue.testing import ScriptedModel, call
 
 from . import family
 from .scene import Play, Spot, same, seen, undisturbed
@@ -77,14 +78,54 @@ async def test_what_waits_is_left_with_its_tasks(request: pytest.FixtureRequest,
     assert desk.done == ["paid ann"]
 
 
+@pytest.mark.parametrize("input", ["wait", "wait ann", "ask ann"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_what_was_taken_over_is_handed_over_with_its_tasks(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, input: str
+) -> None:
+    """A run that another process started is not cancelled by the end of the one that continued it, nor are its tasks."""
+    url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    desk = Desk(tmp_path, url)
+    async with desk.open(on_close="leave") as first:
+        run_id = (await first.run("boss", input, thread_id="t")).run_id
+        own = (await first.run("boss", "wait", thread_id="own")).run_id
+    for _ in range(2):
+        async with desk.open() as second:
+            assert await second.store.owner_of(run_id) is not None, "its task is taken up"  # type: ignore[attr-defined]
+            mine = (await second.run("boss", "wait")).run_id
+        async with desk.open(recover=False) as looking:
+            assert await desk.task_ended(looking, mine) == TaskStatus.CANCELLED
+    async with desk.open() as third:
+        if "ann" in input:
+            assert (await third.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+        if "ask" in input:
+            child = await desk.child_of(third, run_id)
+            await third.store.load_run(child)
+            answer = asyncio.create_task(third.resume(child, {"w1": Decision.resume("yes")}))
+            desk.let_tasks_end()
+            assert (await answer).response == "end: there it is"
+        desk.let_tasks_end()
+        for one in (run_id, own):
+            assert await desk.task_ended(third, one) == TaskStatus.COMPLETED
+    async with desk.open() as last:
+        assert await last.store.open_logs() == []  # type: ignore[attr-defined]
+
+
 async def test_by_default_what_runs_is_cancelled(spot: Spot) -> None:
-    scene = family.one_task(spot)
-    async with Runtime.open(spot.url, scene.agents) as runtime:
+    begun = asyncio.Event()
+
+    @tool
+    async def stay() -> None:
+        """Take long."""
+        begun.set()
+        await asyncio.sleep(60)
+
+    agent = Agent("boss", ScriptedModel([call("stay", {})]), tools=[stay])
+    async with Runtime.open(spot.url, [agent]) as runtime:
         run = runtime.stream("boss", "go")
-        while "look A1" not in spot.done():  # noqa: ASYNC110 - it is a file
-            await asyncio.sleep(0.002)
+        await begun.wait()
     assert (await run.result()).status is RunStatus.CANCELLED
-    async with Runtime.open(spot.url, scene.agents) as runtime:
+    async with Runtime.open(spot.url, [agent]) as runtime:
         assert (await runtime.result(run.run_id)).status is RunStatus.CANCELLED
 
 

@@ -117,7 +117,7 @@ async def test_an_answer_with_a_type(spot: Spot, other: Spot, point: str) -> Non
     played = await died(spot, solo.answering, point)
     assert played.result.output == solo.Answer(42)
     same(await undisturbed(other, solo.answering), played)
-    assert [event.code for event in played.all("error")] == ["output_invalid"]
+    assert [event.code for event in played.all("error") if event.code != "interrupted"] == ["output_invalid"]
 
 
 @pytest.mark.parametrize("point", ["look:2", "m:3", "m:4"])

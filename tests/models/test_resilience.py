@@ -410,16 +410,6 @@ async def test_text_that_counts_no_more_is_in_nobodys_whole() -> None:
     assert [message.text for message in result.messages if message.role == "tool"] == ["Good day"]
 
 
-async def test_a_retried_run_replays_from_its_journal() -> None:
-    async with served(break_after(chat(HALF_A_CALL)[:5]), stream(chat(WHOLE))) as (server, model):
-        running = Runtime([Agent("a", model)]).stream("a", "go")
-        result = await running.result()
-        journal: Any = running.journal
-        again = await Runtime([Agent("a", model)], make_journal=journal.replay).run("a", "go")
-        assert len(server.asked) == 2
-    assert again == result
-
-
 async def test_a_model_that_is_no_model_of_ours_can_be_wrapped() -> None:
     script = ScriptedModel([fail(ModelUnavailable("x")), say("ok")])
     heard = await hear(ResilientModel(script, FAST), ModelRequest(messages=(Message.user("hi"),)))

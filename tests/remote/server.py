@@ -31,6 +31,9 @@ class TaskServer:
         self.faults: list[int] = []
         """Statuses with which the next requests are answered instead."""
         self.results_only_when_waiting = False
+        self.stops_after: float | None = None
+        """Seconds after which a task is stopped whose cancel was answered at once."""
+        self._later: asyncio.Task[None] | None = None
         self.url = ""
         self.has_work = asyncio.Event()
 
@@ -53,6 +56,8 @@ class TaskServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._later is not None:
+            self._later.cancel()
         await self._runner.cleanup()
 
     @web.middleware
@@ -88,7 +93,10 @@ class TaskServer:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         if (run := self.runs.get(request.match_info["id"])) is not None:
-            await run.cancel()
+            if self.stops_after is None:
+                await run.cancel()
+            else:
+                self._later = asyncio.create_task(_stop_later(run, self.stops_after))
         return web.Response()
 
     async def _task(self, task_id: str, *, waited: bool = False) -> RemoteTask | None:
@@ -105,3 +113,8 @@ class TaskServer:
         if task is None:
             return web.json_response({"status": "error", "error": "task not found"}, status=404)
         return web.Response(body=encode_task(task), content_type="application/json")
+
+
+async def _stop_later(run: Run, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await run.cancel()

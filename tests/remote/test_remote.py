@@ -12,6 +12,7 @@ import pytest
 
 from retinue import (
     Agent,
+    CancellationToken,
     ConfigurationError,
     ExecutionBackendError,
     HarnessAgent,
@@ -208,7 +209,7 @@ async def test_the_declared_timeout_is_an_overall_deadline(tmp_path: Path) -> No
             server.url, tmp_path, lambda told: spawn("never") if not told else say("done"), timeout=0.3
         )
         (told,) = await told_by(agent)
-        assert body(told) == "status: error\nerror: it took longer than 0 s"
+        assert body(told) == "status: error\nerror: it took longer than 0.3 s"
         (remote,) = server.runs.values()
         assert (await remote.result()).status is RunStatus.CANCELLED
 
@@ -339,3 +340,54 @@ async def test_the_stub_run_here_only_says_where_it_runs() -> None:
     async with Runtime([stub]) as runtime:
         result = await runtime.run(stub, "hello")
     assert result.response == "This sub-agent runs on a server: spawn it with agent_spawn, it cannot be run here."
+
+
+@pytest.mark.parametrize(("seconds", "has_ended"), [(0.3, True), (60.0, False)])
+async def test_the_end_of_a_cancelled_run_is_waited_for(
+    seconds: float, has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinue.backends.tasks_http.STOP_SECONDS", 1.0)
+    async with far_runtime() as far, TaskServer(far) as server:
+        server.stops_after = seconds
+        stub = RemoteSubagentStub("researcher", url=server.url)
+        outcomes: list[Any] = []
+
+        @tool
+        async def delegate(ctx: ToolContext) -> str:
+            """Delegate."""
+            token = CancellationToken()
+            running = asyncio.create_task(ctx.run_child(stub, "never", cancellation=token))
+            await server.has_work.wait()
+            token.set("not wanted")
+            outcomes.append(await running)
+            return "ok"
+
+        agent = Agent("parent", ScriptedModel([call("delegate", {}), say("done")]), tools=[delegate])
+        async with Runtime([agent]) as runtime:
+            await runtime.run(agent, "go")
+        (remote,) = server.runs.values()
+        assert remote.ended is has_ended
+        late = "" if has_ended else "; the server has not stopped it yet"
+        assert (outcomes[0].status, outcomes[0].error) == (RunStatus.CANCELLED, f"not wanted{late}")
+        await remote.cancel()
+
+
+async def test_a_remote_task_of_a_killed_process_ends_in_its_log(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(
+            server.url, tmp_path, lambda told: spawn("slow", timeout_seconds=0) if not told else say("done")
+        )
+        first = Runtime.open(url, [agent], on_close="leave")
+        async with first:
+            result = await first.run(agent, "go", thread_id="t1")
+            await server.has_work.wait()
+            await asyncio.wait_for(running(tmp_path / "agents/orch/tasks/t1.json"), 5)
+        again = orchestrator(server.url, tmp_path, lambda told: say("done"))
+        async with Runtime.open(url, [again]) as second, asyncio.timeout(20):
+            events: list[Any] = [event async for event in second.events(result.run_id)]
+        child = [event for event in events if event.ns and event.kind != "task_updated"]
+        assert [child[0].kind, child[-1].kind] == ["run_started", "run_finished"]
+        assert child[-1].response == "remote says: slow (1 messages)"
+        assert [event.status for event in events if event.kind == "task_updated"][-1] == "COMPLETED"
+        assert len(server.submissions) == 1

@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from retinue import Message, PersistedState, RunIdentity, RunRecord, RunResult, RunStatus, SuspendTicket, ThreadRecord
 from retinue.core.events import (
     Event,
@@ -22,12 +24,15 @@ from retinue.core.events import (
     ToolCallStarted,
 )
 from retinue.core.lifecycle import ToolCallStatus
+from retinue.core.messages import ToolCall
 from retinue.core.results import ToolResult
+from retinue.core.rows import LogRow, Private
 from retinue.core.runs import Usage
-from retinue.core.stores import JournalEntry, LogBatch
+from retinue.core.stores import LogBatch, ThreadUpdate
 from retinue.storage.sql import SqlStore
 
 OWNER = "host:1"
+CALL = ToolCall("call_1", "write_file", {"path": "a.md"})
 TICKET = SuspendTicket("ticket_1", "permission", "May I write a.md?", {"path": "a.md"}, path=("call_1",))
 
 
@@ -41,8 +46,8 @@ def events_of(run_id: str, status: RunStatus, deltas: int = 3, *, said: str = "A
         StepStarted(step=1, model="test:model", **stamp),
         *[TextDelta(delta="so ", message_id="m1", **stamp) for _ in range(deltas)],
         ToolCallStarted(call_id="call_1", tool_name="write_file", **stamp),
+        InferenceFinished(step=1, message=Message.assistant(said, tool_calls=(CALL,)), **stamp),
         ToolCallReady(call_id="call_1", tool_name="write_file", args={"path": "a.md"}, **stamp),
-        InferenceFinished(step=1, message=Message.assistant(said), **stamp),
         ToolCallFinished(
             call_id="call_1",
             tool_name="write_file",
@@ -63,9 +68,23 @@ def events_of(run_id: str, status: RunStatus, deltas: int = 3, *, said: str = "A
 
 
 def _numbered(event: Event, number: int) -> Event:
-    from msgspec.structs import replace
-
     return replace(event, seq=number, at=1_700_000_000.0 + number)
+
+
+def rows_of(events: Sequence[Event]) -> list[LogRow]:
+    """Rows of events: the beginning and the end of a call have private parts, and so has a row of its own."""
+    rows: list[LogRow] = []
+    for event in events:
+        if isinstance(event, RunStarted):
+            identity = RunIdentity(event.run_id, event.thread_id, event.agent)
+            rows.append(LogRow(event.seq, 0, event, Private(identity=identity)))
+        elif isinstance(event, ToolCallFinished):
+            entered = Private(kind="entered", run_id=event.run_id, call_id=event.call_id)
+            rows.append(LogRow(event.seq - 1, 1, None, entered))
+            rows.append(LogRow(event.seq, 0, event, Private(writes={"secret": "never shown"}, revision=1)))
+        else:
+            rows.append(LogRow(event.seq, 0, event))
+    return rows
 
 
 async def put_run(
@@ -80,10 +99,10 @@ async def put_run(
     owned: bool = False,
     said: str = "All is well.",
 ) -> None:
-    """Store a run as it stands: one that runs has an owner, one that waits or has ended has none unless `owned`."""
+    """Store a run as it stands. One that runs has an owner; one that waits or has ended has none unless `owned`."""
     identity = RunIdentity(run_id, thread_id, "assistant", user_id=user_id)
-    record = RunRecord(identity=identity, started_at=at)
-    taken = await store.begin_run(record, JournalEntry(run_id, "request", "request", b"{}"), OWNER, 60.0)
+    record = RunRecord(identity=identity, started_at=at, log_id=run_id)
+    taken = await store.begin_run(record, b"{}", OWNER, 60.0)
     assert taken is None, f"the thread is held by {taken}"
     runs = status is RunStatus.RUNNING
     if not runs:
@@ -105,18 +124,16 @@ async def put_run(
         LogBatch(
             log_id=run_id,
             epoch=1,
-            events=events_of(run_id, status, deltas, said=said),
-            entries=[JournalEntry(run_id, "1", "model", b'{"a": 1}')],
-            first_entry=1,
-            thread=thread,
-            run=record,
-            ended=leaves,
+            rows=rows_of(events_of(run_id, status, deltas, said=said)),
+            threads=[ThreadUpdate(thread)],
+            runs=[record],
             released=leaves,
+            ended=leaves and status.is_terminal,
         )
     )
 
 
-TABLES = ("runs", "logs", "events", "journal", "threads", "messages")
+TABLES = ("runs", "logs", "events", "inbox", "threads", "messages")
 
 
 async def tamper(store: SqlStore, statement: str, *values: Any) -> Sequence[Any]:

@@ -64,35 +64,64 @@ class Broken(SqliteStore):
 
 
 class Changed:
+    """A link that replaces a part of every statement. Values for placeholders that are gone are left out."""
+
     def __init__(self, link: Any, old: str, new: str) -> None:
         self._link, self._old, self._new = link, old, new
 
-    def run(self, sql: str, *values: Any) -> list[Any]:
+    def _change(self, sql: str, values: Any) -> tuple[str, Any]:
         changed = sql.replace(self._old, self._new)
-        return self._link.run(changed, *values[len(values) - changed.count("?") :])
+        return changed, values[len(values) - changed.count("?") :]
+
+    def run(self, sql: str, *values: Any) -> list[Any]:
+        changed, left = self._change(sql, values)
+        return self._link.run(changed, *left)
+
+    def ask(self, sql: str, *values: Any) -> Any:
+        changed, left = self._change(sql, values)
+        return self._link.ask(changed, *left)
+
+    def run_two(self, first: str, first_values: Any, second: str, second_values: Any) -> None:
+        self._link.run_two(*self._change(first, first_values), *self._change(second, second_values))
+
+    def insert_if(self, sql: str, values: Any, into: str, rows: Any) -> None:
+        self._link.insert_if(*self._change(sql, values), into, rows)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
 
 FAULTS = {
-    "check_an_owner_that_was_followed_writes_nothing": ("SELECT epoch,", "SELECT 1,"),
-    "check_a_log_is_claimed_only_when_it_may_be": ("owner IS NULL", "owner IS NOT ''"),
-    "check_one_of_two_claims_wins": ("owner IS NULL", "owner IS NOT ''"),
-    "check_one_of_two_runs_gets_the_thread": ("SELECT holder FROM", "SELECT NULL FROM"),
+    "check_a_stale_owner_writes_nothing": ("epoch = ?", "? IS NOT NULL"),
+    "check_a_log_without_owner_is_not_written": ("owner IS NOT NULL AND ended = 0", "1 = 1"),
+    "check_a_batch_is_written_whole_or_not_at_all": ("AND (seq, sub) >= (?, ?))", "AND (seq, sub) < (?, 0 * ?))"),
+    "check_a_batch_that_is_tried_again_is_written_once": ("AND NOT EXISTS (", "AND 1 = 1 OR NOT EXISTS ("),
+    "check_an_end_that_is_tried_again_is_recognised": ("SELECT epoch, owner, ended", "SELECT epoch + 1, owner, ended"),
+    "check_a_run_that_has_ended_is_not_changed": ("WHERE runs.ended_at IS NULL", ""),
+    "check_a_background_child_is_found_by_its_own_id": ("SELECT log_id FROM runs", "SELECT run_id FROM runs"),
+    "check_a_log_is_claimed_only_when_it_may_be": ("ended = 0 AND (owner IS NULL", "(owner IS NULL"),
+    "check_one_of_two_claims_wins": ("owner IS NULL OR", "1 = 1 OR"),
+    "check_one_of_two_runs_gets_the_thread": (", holder) FROM", ", NULL) FROM"),
     "check_a_queue_keeps_its_order": ("status = 'queued'", "status = 'nothing'"),
-    "check_a_thread_is_free_when_its_run_has_ended": ("SET holder = NULL", "SET holder = holder"),
+    "check_a_queued_run_that_was_cancelled_takes_nothing": (
+        "WHERE run_id = ? AND status = 'queued'",
+        "WHERE run_id = ?",
+    ),
+    "check_a_run_that_ends_releases_its_thread": ("SET holder = NULL", "SET holder = holder"),
+    "check_an_interrupt_cancels_all_before_it": ("OR (thread_id = ? AND status", "OR (thread_id <> ? AND status"),
+    "check_of_many_interrupts_the_newest_runs": ("(started_at, run_id) < (?, ?) AND (run_id", "? <> ? AND (run_id"),
     "check_events_are_read_in_order": ("ORDER BY seq", "ORDER BY seq DESC"),
-    "check_the_same_batch_is_written_once": ("EXISTS (", "NOT EXISTS ("),
-    "check_a_journal_keeps_its_order": ("ORDER BY place", "ORDER BY place DESC"),
-    "check_leases_are_prolonged": ("SET lease_until = ?", "SET lease_until = 0 * ?"),
-    "check_an_owner_learns_who_is_to_be_cancelled": ("SELECT log_id, cancel FROM", "SELECT log_id, NULL FROM"),
-    "check_what_is_asked_is_done_by_one": ("taker IS NULL OR", "1 = 1 OR"),
-    "check_who_asked_is_told": ("DELETE FROM asks WHERE ask_id = ? AND taker IS NULL", "SELECT ?"),
+    "check_a_log_comes_back_as_it_was_written": ("kind <> ?", "kind <> ? AND seq <> 303"),
+    "check_nobody_but_the_owner_reads_private_parts": ("SELECT body FROM events", "SELECT private FROM events"),
+    "check_leases_are_renewed": ("SET lease_until = boot_seconds()", "SET lease_until = 0 * boot_seconds()"),
+    "check_logs_that_need_an_owner_are_listed": ("status IN ('running', 'queued')", "status IN ('running')"),
+    "check_wishes_wait_for_a_reply": ("AND wish_id = ? AND reply IS NULL", "AND wish_id = ?"),
+    "check_a_thread_keeps_the_messages_it_has": ("AND place >= ?", "AND place >= 0 * ?"),
     "check_a_run_begins_whole": ("SELECT owner FROM", "SELECT NULL FROM"),
+    "check_a_run_begins_once": ("SELECT owner, epoch FROM logs", "SELECT owner, epoch + 1 FROM logs"),
     "check_runs_are_listed_newest_first": ("ORDER BY started_at DESC", "ORDER BY started_at"),
     "check_runs_are_found_by_thread_user_and_status": ("user_id = ?", "? IS NOT NULL"),
-    "check_a_thread_is_read_as_it_was_saved": ("DELETE FROM messages", "SELECT 1 FROM messages"),
+    "check_a_thread_is_read_as_it_was_saved": ("DELETE FROM messages WHERE", "DELETE FROM messages WHERE 0 = 1 AND"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +24,7 @@ from retinue import (
     StoreFilesystem,
 )
 from retinue.storage import files as module
-from retinue.storage.schema import MIGRATIONS, migrate
-from retinue.storage.sqlite import SqliteLink, SqliteStore
+from retinue.storage.sqlite import SqliteStore
 from retinue.testing import FilesystemSuite
 
 ROOT = Path(__file__).parents[2]
@@ -262,18 +260,6 @@ def test_a_database_that_cannot_be_used_is_a_refusal(tmp_path: Path) -> None:
                 operation("a.txt")
     with StoreFilesystem(f"sqlite:///{tmp_path}/none/app.db") as files, pytest.raises(FilesystemError, match="create"):
         files.list()
-
-
-def test_a_database_of_the_version_before_gets_the_tables(tmp_path: Path) -> None:
-    made = [number for number, steps in enumerate(MIGRATIONS) if any("TABLE files" in str(step) for step in steps)]
-    with sqlite3.connect(tmp_path / "app.db") as connection:
-        link: Any = SqliteLink(connection, "BEGIN")
-        migrate(link, 0, MIGRATIONS[: made[0]])
-        connection.execute(f"PRAGMA user_version = {made[0]}")
-    connection.close()
-    with StoreFilesystem(f"sqlite:///{tmp_path}/app.db") as files:
-        assert files.list() == []
-        files.write("a.txt", b"1")
 
 
 APPEND = """

@@ -15,6 +15,7 @@ import pytest
 from retinue import (
     ConfigurationError,
     MemoryStore,
+    RunStatus,
     SqlTaskRepository,
     TaskRecord,
     TaskRepository,
@@ -23,11 +24,18 @@ from retinue import (
     TaskStatus,
     TaskStoreError,
 )
-from retinue.storage.sqlite import SqliteStore
-from retinue.tasks.lifecycle import beat, begin, finish
+from retinue.core.stores import LogBatch
+from retinue.storage.sql import SqlStore
+from retinue.storage.sqlite import BootClock, SqliteDatabase, SqliteStore
+from retinue.storage.upkeep import prune
+from retinue.storage.urls import open_store
+from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.sweeper import Sweeper
 from retinue.testing import TaskRepositorySuite
+from retinue.testing.rows import begin as begin_run
+from retinue.testing.rows import ended_run
+from retinue.testing.stores import stored_run
 from retinue.testing.tasks import NOW, S1, task_record
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +175,132 @@ async def test_many_sweepers_give_up_on_each_orphan_once(open_tasks: Open) -> No
     swept = [record.task_id for records in found for record in records]
     assert sorted(swept) == sorted([f"t{number}" for number in range(40)])
     assert await nodes[0].open_scopes() == []
+
+
+class Logs:
+    """A store with one run, `r1`, and a repository on the same database that another process has opened."""
+
+    def __init__(self, url: str, tasks: SqlTaskRepository, clocks: list[float]) -> None:
+        self.store: Any = open_store(url)
+        self.tasks, self.clocks = tasks, clocks
+        self.sweeper = Sweeper(tasks, lambda: clocks[0], lambda: clocks[1])
+
+    async def status(self) -> str:
+        (life,) = (await self.tasks.liveness(S1)).values()
+        return life.status
+
+    async def sweep_after(self, seconds: float) -> list[str]:
+        self.clocks[:] = [clock + seconds for clock in self.clocks]
+        return [str(record.error_message) for record in await self.sweeper.sweep(trust_clock=True)]
+
+
+@pytest.fixture
+async def logs(database_url: str, open_tasks: Open) -> AsyncIterator[Logs]:
+    logs = Logs(database_url, open_tasks(), [NOW, 0.0])
+    await logs.store.open()
+    await begin_run(logs.store, stored_run("r1"))
+    await logs.tasks.add(task_record("t1", node="n1", status=TaskStatus.RUNNING, log_id="r1"))
+    yield logs
+    await logs.store.close()
+
+
+async def test_a_task_lives_while_its_log_has_an_owner(logs: Logs) -> None:
+    assert await logs.status() == "alive"
+    assert await logs.sweep_after(100_000) == []
+    before = (await logs.tasks.liveness(S1))["t1"]
+    assert before.owner == "p1"
+    await logs.store.renew("p1", 100.0)
+    assert (await logs.tasks.liveness(S1))["t1"].mark != before.mark
+    assert await logs.sweep_after(100_000) == []
+
+
+async def test_an_orphaned_task_is_given_up_on_when_it_was_watched_for_long_enough(logs: Logs) -> None:
+    await logs.store.renew("p1", -1.0)
+    assert await logs.status() == "orphaned"
+    for seconds in (100_000, 599):  # no clock counts, only what was seen
+        assert await logs.sweep_after(seconds) == []
+    assert await logs.store.claim("r1", "p2", -1.0) == 2
+    assert await logs.sweep_after(1) == [], "somebody had continued it in between"
+    assert await logs.sweep_after(599) == []
+    assert await logs.sweep_after(1) == ["executor lost: nobody has continued its run for 600 seconds"]
+    assert await logs.tasks.liveness(S1) == {}
+
+
+async def test_a_released_log_is_taken_over_sooner_or_later(logs: Logs) -> None:
+    await logs.store.write(LogBatch(log_id="r1", epoch=1, released=True))
+    assert await logs.status() == "orphaned"
+    assert await logs.sweep_after(0) == []
+    assert await logs.store.claim("r1", "p2", 60.0) == 2
+    assert await logs.status() == "alive"
+    assert await logs.sweep_after(1000) == []
+
+
+@pytest.mark.parametrize("status", [RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH])
+async def test_a_task_whose_run_waits_may_wait_on_unless_somebody_wants_it_to_stop(
+    logs: Logs, status: RunStatus
+) -> None:
+    waits = stored_run("r1", 1.0, status)
+    await logs.store.write(LogBatch(log_id="r1", epoch=1, runs=[waits], released=True))
+    assert await logs.status() == "waiting"
+    assert await logs.sweep_after(0) == await logs.sweep_after(100_000) == []
+    await logs.tasks.update(S1, "t1", lambda record: request_cancel(record, NOW))
+    assert await logs.sweep_after(0) == await logs.sweep_after(599) == []
+    assert len(await logs.sweep_after(1)) == 1
+    (record,) = await logs.tasks.list(S1)
+    assert record.status is TaskStatus.CANCELLED
+
+
+async def test_a_task_that_waits_for_a_human_outlives_its_process(logs: Logs) -> None:
+    await logs.tasks.update(S1, "t1", lambda record: await_human(record, NOW, "may I?"))
+    await logs.store.renew("p1", -1.0)
+    assert await logs.sweep_after(0) == await logs.sweep_after(100_000) == []
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+async def test_a_task_of_an_ended_log_is_lost(logs: Logs, pruned: bool) -> None:
+    await logs.tasks.update(S1, "t1", lambda record: await_human(record, NOW, "may I?"))
+    await logs.store.write(ended_run("r1"))
+    if pruned:
+        assert (await prune(logs.store, 0)).runs == 1
+    assert await logs.status() == "lost"
+    assert await logs.sweep_after(0) == ["executor lost: its run has ended without it"]
+
+
+async def test_a_remote_task_is_never_given_up_on(logs: Logs) -> None:
+    await logs.tasks.add(task_record("t2", status=TaskStatus.RUNNING, log_id="r1", transport_type="task-protocol"))
+    await logs.store.write(ended_run("r1"))
+    assert len(await logs.sweep_after(0)) == 1
+    assert [record.status for record in await logs.tasks.list(S1)] == [TaskStatus.FAILED, TaskStatus.RUNNING]
+
+
+async def test_each_user_is_told_of_their_own_tasks(logs: Logs) -> None:
+    ann = TaskScope("boss", "s1", "ann")
+    await logs.tasks.add(task_record("t2", ann, status=TaskStatus.RUNNING, log_id="r1"))
+    assert [*await logs.tasks.liveness(S1)] == ["t1"]
+    assert [*await logs.tasks.liveness(ann)] == ["t2"]
+    assert await logs.tasks.liveness(TaskScope("boss", "s1", "a\0b")) == {}
+
+
+async def test_a_lease_of_another_boot_counts_until_it_was_seen_unchanged(tmp_path: Path) -> None:
+    def opened(boot: str) -> SqlStore:
+        return SqlStore(SqliteDatabase(f"{tmp_path}/app.db", "process", BootClock(boot, lambda: 1000.0)))
+
+    before, now = opened("before"), opened("now")
+    await before.open()
+    await begin_run(before, stored_run("r1"))
+    clocks, tasks = [NOW, 0.0], SqlTaskRepository(now)
+    await tasks.add(task_record("t1", node="n1", status=TaskStatus.RUNNING, log_id="r1"))
+    sweeper = Sweeper(tasks, lambda: clocks[0], lambda: clocks[1])
+    for seconds in (0, 599):
+        clocks[1] += seconds
+        assert await sweeper.sweep(trust_clock=True) == []
+    await before.renew("p1", 61.0)
+    clocks[1] += 1
+    assert await sweeper.sweep() == [], "it has shown life"
+    clocks[1] += 600
+    assert len(await sweeper.sweep()) == 1
+    await before.close()
+    await now.close()
 
 
 WRITE = """

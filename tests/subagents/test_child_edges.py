@@ -258,8 +258,8 @@ async def test_nothing_is_left_behind_by_a_run_that_raised() -> None:
     runtime: Any = Runtime([Agent("a", ScriptedModel([]))])
     with pytest.raises(ScriptError):
         await runtime.run("a", "go")
-    assert runtime._backend._scopes == {}
-    assert runtime._lines == {}
+    assert runtime._runs.backend._executions == {}
+    assert runtime._runs._lines == {}
 
 
 async def test_a_sink_given_again_hears_the_rest() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 from retinue import Agent, Runtime, tool
-from retinue.backends.local import LocalRun
-from retinue.loop.scope import RunScope
+from retinue.loop.execution import Execution
+from retinue.loop.state import RunState
 from retinue.testing import ScriptedModel, call, say
 
 
@@ -38,6 +38,6 @@ async def test_children_leave_no_cycles() -> None:
 
 def _agent_of(each: object) -> str | None:
     """The agent of a run, where it is one."""
-    if isinstance(each, RunScope):
-        return each.agent.name
-    return each.request.agent.name if isinstance(each, LocalRun) else None
+    if isinstance(each, RunState):
+        return each.identity.agent
+    return each.request.agent.name if isinstance(each, Execution) else None

@@ -18,6 +18,7 @@ from retinue import (
     HarnessAgent,
     LocalFilesystem,
     Runtime,
+    SqlTaskRepository,
     TaskRecord,
     TaskScope,
     TaskSettings,
@@ -28,11 +29,15 @@ from retinue import (
 from retinue.tasks.lifecycle import beat, finish
 from retinue.testing import ScriptedModel, call, say
 
+LEASE = 0.6
 SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=1.0, sweep_every=0.2, look_every=0.05)
 
 
-def harness(root: Path, turns: list[Any]) -> HarnessAgent:
-    """A boss that says these turns, with a worker that makes model and tool calls for as long as it is told to."""
+def harness(root: Path, turns: list[Any], url: str = "") -> HarnessAgent:
+    """A boss that says these turns, with a worker that makes model and tool calls for as long as it is told to.
+
+    With a URL, its tasks are in that database.
+    """
 
     @tool
     async def look_on() -> str:
@@ -56,7 +61,7 @@ def harness(root: Path, turns: list[Any]) -> HarnessAgent:
         "boss",
         ScriptedModel(turn),
         filesystem=files,
-        task_repository=WorkspaceTaskRepository(files, "boss", SETTINGS),
+        task_repository=SqlTaskRepository(url, SETTINGS) if url else WorkspaceTaskRepository(files, "boss", SETTINGS),
         subagents=[Agent("worker", ScriptedModel(work), tools=[look_on], description="Works.", max_steps=10_000)],
     )
 
@@ -71,11 +76,11 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-async def start(root: Path, until: str) -> None:
-    """Start a background task that works until then, say its id, and live on."""
+async def start(root: Path, until: str, url: str = "") -> None:
+    """Start a background task that works until then, say its id, and live on. With a URL, all is in that database."""
     spawn = {"agent_id": "worker", "task": f"until {until}", "timeout_seconds": 0}
-    boss = harness(root, [call("agent_spawn", spawn), say("done")])
-    async with Runtime([boss]) as runtime:
+    boss = harness(root, [call("agent_spawn", spawn), say("done")], url)
+    async with Runtime.open(url or "memory:", [boss], lease=LEASE) as runtime:
         result = await runtime.run("boss", "go", thread_id="s1")
         answer = next(message.text for message in result.messages if message.role == "tool")
         tell(next(line for line in answer.splitlines() if line.startswith("task_id: ")).removeprefix("task_id: "))

@@ -108,7 +108,7 @@ async def test_ends_are_told_as_what_they_are_with_how_many_still_run(office: Of
     ids = [await office.start(task) for task in ("say hi", "fail no luck", "say ", "wait here", "wait there")]
     for task_id in ids[:3]:
         await office.ended(task_id)
-    service = office.runtime._background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
+    service = office.runtime._runs.background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
     await service.cancel(TaskScope("boss", "s1"), ids[3])
     await office.run()
     told = office.announced()
@@ -171,7 +171,8 @@ async def test_a_step_that_was_never_stored_did_not_announce(tmp_path: Path) -> 
     dying = Runtime([boss(stuck)], store=store)
     run = dying.stream("boss", "go", thread_id="s1")
     await eventually(lambda: seen)
-    run._task.cancel()  # pyright: ignore[reportPrivateUsage] - as if the process were gone
+    at_work: Any = dying._runs.get(run.run_id)  # pyright: ignore[reportPrivateUsage]
+    at_work._task.cancel()  # as if the process were gone
     for _ in range(2):
         async with Runtime([boss(answering)], store=store) as runtime:
             assert (await runtime.run("boss", "go", thread_id="s1")).status is RunStatus.COMPLETED

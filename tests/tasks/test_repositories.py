@@ -48,7 +48,7 @@ async def test_contract(suite: TaskRepositorySuite, check: str) -> None:
 def test_the_suite_runs_all_of_its_checks() -> None:
     suite = TaskRepositorySuite(MemoryTaskRepository)
     assert [check.__name__ for check in suite.checks()] == TaskRepositorySuite.names()
-    assert len(TaskRepositorySuite.names()) == 14
+    assert len(TaskRepositorySuite.names()) == 15
 
 
 class Forgetful(MemoryTaskRepository):

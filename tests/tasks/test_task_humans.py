@@ -132,8 +132,9 @@ async def test_a_wrong_answer_changes_nothing_and_a_repeated_one_neither(office:
     first = await office.runtime.resume(record.run_id, {call_id(office): decision})
     assert first.status is RunStatus.COMPLETED
     await office.ended(record.task_id)
-    with pytest.raises(UnknownRun):
-        await office.runtime.resume(record.run_id, {"call_1_1": decision})
+    assert await office.runtime.resume(record.run_id, {"call_1_1": decision}) == first
+    with pytest.raises(DecisionRefused, match="completed, it waits for nothing"):
+        await office.runtime.resume(record.run_id, {"call_1_1": Decision.resume("no")})
     assert office.asked == ["really?", "really?"]
 
 
@@ -155,7 +156,7 @@ async def test_it_can_be_cancelled_while_it_waits(office: Office) -> None:
     events: list[Any] = [event async for event in office.runtime.events(record.parent_run_id or "")]
     legs = [event.status for event in events if event.kind == "run_finished" and event.run_id == record.run_id]
     assert legs == ["suspended", "cancelled"]
-    with pytest.raises(UnknownRun):
+    with pytest.raises(DecisionRefused, match="cancelled, it waits for nothing"):
         await office.runtime.resume(record.run_id or "", {"call_1_1": Decision.resume("yes")})
 
 

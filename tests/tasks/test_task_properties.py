@@ -158,6 +158,8 @@ class World(RuleBasedStateMachine):
     @rule(name=nodes)
     def a_node_stalls_or_wakes(self, name: str) -> None:
         self.nodes[name].asleep = not self.nodes[name].asleep
+        if not self.nodes[name].asleep:
+            self.look_after_own(self.nodes[name])  # the first thing it does is to show that it lives
 
     @rule(name=nodes, seconds=st.sampled_from([300, 601, 3000]), finishes=st.booleans())
     def a_node_stalls_and_goes_on_before_it_looks(self, name: str, seconds: float, finishes: bool) -> None:

@@ -267,7 +267,7 @@ async def test_a_task_may_be_cancelled_at_any_moment(office: Office, ticks: int)
     task_id = await office.start("wait here")
     for _ in range(ticks):
         await asyncio.sleep(0)
-    service = office.runtime._background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
+    service = office.runtime._runs.background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
     ended = await service.cancel(TaskScope("boss", "s1"), task_id)
     assert ended is not None
     assert ended.status is TaskStatus.CANCELLED
@@ -343,7 +343,7 @@ async def test_text_that_no_file_can_hold_harms_no_task(office: Office) -> None:
 
 
 async def test_what_the_model_reads_of_the_tools(office: Office) -> None:
-    toolbox = office.runtime._backend._blueprint(office.boss).toolbox  # pyright: ignore[reportPrivateUsage]
+    toolbox = office.runtime._runs.backend._blueprint(office.boss).toolbox  # pyright: ignore[reportPrivateUsage]
     tools = {name: toolbox[name].descriptor for name in ("task_output", "task_cancel", "task_list")}
     schemas = {name: descriptor.parameters for name, descriptor in tools.items()}
     assert {name: list(schema["properties"]) for name, schema in schemas.items()} == {

@@ -1,1 +1,1 @@
-"""What can execute a run."""
+"""Backends: they execute runs."""

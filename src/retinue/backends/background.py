@@ -1,21 +1,27 @@
-"""Background work of a runtime: task services, their voices in the log, and children that wait for a human."""
+"""Background work of a runtime: task services, their events in the log, and children that wait for a human."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from ..core.agents import Agent
+from ..core.backend import RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated
 from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
-from ..loop.children import give_slot_back
-from ..loop.recovery import close_runs
-from ..loop.scope import RunScope
+from ..core.messages import as_messages
+from ..core.rows import Ending
+from ..core.runs import RunIdentity, RunResult
+from ..core.stores import RunRecord
+from ..loop.endings import close_run, start_leg
+from ..loop.execution import Execution
+from ..loop.log import LiveLog
+from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Silence, TaskService, Voice
+from ..tasks.service import NullReporter, TaskReporter, TaskService
 from ..tasks.task import TaskRecord
 from .local import LocalBackend
 
@@ -26,7 +32,8 @@ class LocalBackground:
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
         self._services: dict[int, TaskService] = {}
-        self._questions: dict[str, _Question] = {}
+        self._answers: dict[str, asyncio.Future[bool]] = {}
+        """For each background child that waits: whether it continues, once that is known."""
 
     def service(self, repository: TaskRepository) -> TaskService:
         made = self._services.get(id(repository))
@@ -34,141 +41,152 @@ class LocalBackground:
             made = self._services[id(repository)] = TaskService(repository)
         return made
 
-    def voice(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> Voice:
-        scope = self._backend.hold(ctx.run.run_id)
-        return Silence() if scope is None else LogVoice(self._backend, scope, ctx, record, service)
+    def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
+        x = self._backend.hold(ctx.run.run_id)
+        return NullReporter() if x is None else LogReporter(self._backend, x, ctx, record, service)
+
+    def log_id(self, ctx: ToolContext) -> str | None:
+        x = self._backend.execution_of(ctx.run.run_id)
+        return None if x is None or x.log.writer is None else x.log.writer.log_id
 
     def is_recovered(self, ctx: ToolContext) -> bool:
-        scope = self._backend.scope_of(ctx.run.run_id)
-        return scope is not None and scope.log.told is not None
+        x = self._backend.execution_of(ctx.run.run_id)
+        return x is not None and x.log.is_resumed
 
-    def close_children(self, ctx: ToolContext, reason: str) -> None:
-        if (scope := self._backend.scope_of(ctx.run.run_id)) is not None:
-            close_runs(scope.log, (*scope.ns, f"tools:{ctx.call_id}"), reason)
+    def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
+        x = self._backend.execution_of(ctx.run.run_id)
+        if x is None:
+            return
+        identity = RunIdentity(run_id, thread_id, agent.name, parent_tool_call_id=ctx.call_id)
+        request = RunRequest(
+            agent=agent, identity=identity, messages=as_messages(text), cancellation=CancellationToken()
+        )
+        self._backend.announce(x, request)
+
+    def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
+        x = self._backend.execution_of(ctx.run.run_id)
+        if x is None:
+            return
+        child = x.log.tree.runs.get(record.run_id or "")
+        if child is not None and not child.is_over:
+            close_run(x.log, child, Ending(RunStatus.CANCELLED, "cancelled", reason))
+        task = x.log.tree.tasks.get(record.task_id)
+        if task is None or task.is_open:
+            _report(x, ctx.call_id, record, record.status)
 
     def give_slot_back(self, ctx: ToolContext) -> None:
-        if (scope := self._backend.scope_of(ctx.run.run_id)) is not None:
-            give_slot_back(scope, ctx.call_id)
+        if (x := self._backend.execution_of(ctx.run.run_id)) is not None:
+            x.give_slot_back(ctx.call_id)
 
     def detach(self, run_id: str) -> None:
         self._backend.detach(run_id)
 
-    async def next_leg(self, run_id: str, token: CancellationToken, answered: Callable[[], None]) -> RunResult:
-        question = self._question(run_id)
-
-        def give_up() -> None:
-            question.loop.call_soon_threadsafe(question.take, None)
-
+    async def next_leg(
+        self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
+    ) -> bool:
+        answer = self._answer(run_id)
+        give_up = _Waker(answer)
         token.on_set(give_up)
         try:
-            decisions = await question.decisions
-            answered()
-            result = await self._go_on(run_id, decisions, token)
-        except BaseException as exc:
-            if not question.result.done():
-                question.result.set_exception(ExecutionBackendError(run_id, f"it could not go on: {exc!r}"))
-                question.result.exception()  # nobody need be waiting
-            raise
+            if await answer:
+                answered()
+                return True
+            return False
         finally:
             token.forget(give_up)
-            if self._questions.get(run_id) is question:
-                del self._questions[run_id]
-        question.result.set_result(result)
-        return result
+            self._answers.pop(run_id, None)
 
-    def _question(self, run_id: str) -> _Question:
-        made = self._questions.get(run_id)
+    def _answer(self, run_id: str) -> asyncio.Future[bool]:
+        """Done when a child was answered; it may be before anybody waits for that."""
+        made = self._answers.get(run_id)
         if made is None:
-            made = self._questions[run_id] = _Question()
-            child = self._backend.waiting_child(run_id)
-            if child is not None and (answers := child.answers_before()):  # it went on, in a process that has ended
-                made.take(child.take(answers))
+            made = self._answers[run_id] = asyncio.get_running_loop().create_future()
         return made
 
-    async def _go_on(
-        self, run_id: str, decisions: Mapping[str, Decision] | None, token: CancellationToken
-    ) -> RunResult:
-        if decisions is not None:
-            return await self._backend.go_on(run_id, decisions, token)
-        result = await self._backend.give_up(run_id)
-        if result is None:
-            raise ExecutionBackendError(run_id, "it is not there any more")
-        return result
+    async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
+        x = self._backend.execution_of(ctx.run.run_id)
+        if x is None:
+            raise ExecutionBackendError(run_id, "the run that started it is not there any more")
+        return await self._backend.give_up(x, agent, run_id, reason)
 
-    def has(self, run_id: str) -> bool:
-        """Whether there is a background child of that id that waits for a human, or has been answered."""
-        return self._backend.waiting_child(run_id) is not None
-
-    async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult | None:
-        """Answer a background child that waits; its result, or where it waits next. None where there is none."""
-        child = self._backend.waiting_child(run_id)
-        if child is None:
-            return None
-        if child.result is None or child.result.status is not RunStatus.SUSPENDED:
-            under_way = self._questions.get(run_id)
-        else:
-            under_way = self._question(run_id)  # it may be answered before anybody has come to ask it
-        answers = child.match(decisions)
-        if under_way is None:
-            return child.result
+    async def answer(self, log: LiveLog, run_id: str, decisions: Mapping[str, Decision]) -> None:
+        """Answer a background child that waits; DecisionRefused where it does not. Repeating a decision changes nothing."""
+        child = log.tree.runs.get(run_id)
+        if child is None or not child.request.detached:
+            raise DecisionRefused(f"run {run_id!r} waits for nothing")
+        answers = match_decisions(log.tree, child, decisions, stored=log.writer is not None)
         if not answers:
-            return await asyncio.shield(under_way.result) if under_way.decisions.done() else child.result
-        if under_way.decisions.done():
-            raise DecisionRefused(f"run {run_id!r} is running, it waits for nothing")
-        child.note_answers(answers)
-        under_way.take(child.take(answers))
-        return await asyncio.shield(under_way.result)
+            return
+        answer = self._answer(run_id)
+        if answer.done():
+            raise DecisionRefused(f"run {run_id!r} is about to end, it waits for nothing")
+        start_leg(log, child, tuple(answers))
+        if log.writer is not None:
+            record = RunRecord(identity=child.identity, started_at=child.since, log_id=log.writer.log_id)
+            await log.writer.settle(runs=(record,))
+        if not answer.done():
+            answer.set_result(True)
 
-    def leave(self) -> None:
-        """Leave tasks to whoever goes on with their runs."""
+    def leave(self, logs: Collection[str]) -> None:
+        """Leave the tasks of these logs to the process that continues them."""
         for service in self._services.values():
-            service.leave()
+            service.leave(logs)
 
     async def close(self, grace: float) -> None:
         await asyncio.gather(*[service.close(grace) for service in self._services.values()])
 
 
-class _Question:
-    """What a child waits for, and what will come of the answer."""
+class _Waker:
+    """Gives up waiting for an answer, from any thread."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.decisions: asyncio.Future[Mapping[str, Decision] | None] = self.loop.create_future()
-        self.result: asyncio.Future[RunResult] = self.loop.create_future()
+    def __init__(self, answered: asyncio.Future[bool]) -> None:
+        self._answered = answered
 
-    def take(self, decisions: Mapping[str, Decision] | None) -> None:
-        if not self.decisions.done():
-            self.decisions.set_result(decisions)
+    def __call__(self) -> None:
+        self._answered.get_loop().call_soon_threadsafe(self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._answered.done():
+            self._answered.set_result(False)
 
 
-class LogVoice:
-    """Tells of a task in a log, as the task's own events: under the namespace of its child, with its id as run id."""
+class LogReporter:
+    """Reports a task in a log, as the task's own events: under the namespace of its child, with its id as run id."""
 
     def __init__(
-        self, backend: LocalBackend, scope: RunScope, ctx: ToolContext, record: TaskRecord, service: TaskService
+        self, backend: LocalBackend, x: Execution, ctx: ToolContext, record: TaskRecord, service: TaskService
     ) -> None:
-        self._backend, self._scope, self._record = backend, scope, record
-        self._call_id, self._ns = ctx.call_id, (*scope.ns, f"tools:{ctx.call_id}")
-        self._service = service
-        scope.log.holders[record.task_id] = self._cancel
-        scope.log.held.add(self._ns)
+        self._backend, self._x, self._record, self._service = backend, x, record, service
+        self._call_id = ctx.call_id
+        x.log.holders.setdefault(record.task_id, self._cancel)
 
-    def tell(self, task_id: str, status: str) -> None:
-        told = TaskUpdated(
-            task_id=task_id,
-            status=str(status),
-            call_id=self._call_id,
-            run_id=task_id,
-            parent_run_id=self._scope.run_id,
-            agent=self._record.sub_agent_id,
-            ns=self._ns,
-        )
-        self._scope.log.append(told)
+    @property
+    def is_lost(self) -> bool:
+        return self._x.log.lost
+
+    def report(self, task_id: str, status: str) -> None:
+        _report(self._x, self._call_id, self._record, status)
 
     def close(self) -> None:
-        self._scope.log.held.discard(self._ns)
-        self._scope.log.release(self._record.task_id)
-        self._backend.release(self._scope.run_id)
+        if self._x.log.holders.get(self._record.task_id) == self._cancel:  # else it is at work with another reporter
+            self._x.log.release(self._record.task_id)
+        self._backend.release(self._x.run_id)
 
     async def _cancel(self, reason: str) -> None:
         await self._service.cancel(self._record.scope, self._record.task_id)
+
+
+def _report(x: Execution, call_id: str, record: TaskRecord, status: str) -> None:
+    """Report the status of a task that a call of this run has started."""
+    child = x.state.children.get(record.run_id or "")
+    x.log.append_stamped(
+        TaskUpdated(
+            task_id=record.task_id,
+            status=str(status),
+            call_id=call_id,
+            run_id=record.task_id,
+            parent_run_id=x.run_id,
+            agent=record.sub_agent_id,
+            ns=(*x.state.ns, f"tools:{call_id}") if child is None else child.ns,
+        )
+    )

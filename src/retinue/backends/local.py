@@ -1,9 +1,10 @@
-"""Runs in this process."""
+"""Runs in this process: how they are set up, run as children, continued and given up on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,50 +13,44 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, Resolver, RunRequest
+from ..core.codec import to_json_bytes
 from ..core.context import GRACE, TIMED_OUT, CancellationToken
-from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
-from ..core.events import ChildStarted, Namespace, Sink
-from ..core.journal import Journal
-from ..core.lifecycle import RunStatus
+from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Sink
+from ..core.messages import Role
+from ..core.rows import Private
 from ..core.runs import RunResult
-from ..core.stores import Store, ThreadRecord
-from ..loop import children
-from ..loop.children import (
-    child_ns,
-    enter_child,
-    find_again,
-    give_slot_back,
-    next_number,
-    same_child,
-    tell_child_finished,
-)
-from ..loop.limits import child_refusal
-from ..loop.log import EventLog
-from ..loop.scope import RunScope
-from .local_run import Blueprint, LocalRun
+from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
+from ..loop.endings import close_run, start_leg
+from ..loop.execute import context_for
+from ..loop.execution import Execution
+from ..loop.limits import child_refusal, refuse_child
+from ..loop.log import LiveLog
+from ..loop.run import execute_run, stopped
+from ..loop.state import ChildRef, RunState
+from .setup import Blueprint, begin, continue_run, result_again, set_up, thread_after
 
-Work = Callable[[], Coroutine[Any, Any, RunResult]]
+LAST_MOMENT = 1.0
+"""Seconds that a run has at least which continues after its time is up."""
 
 
 class LocalBackend:
-    """The backend for agents that run here. Agents, models and journals come from outside."""
+    """The backend for agents that run here. Agents and models come from outside."""
 
-    def __init__(
-        self, resolver: Resolver, make_journal: Callable[[], Journal], store: Store, sinks: Iterable[Sink] = ()
-    ) -> None:
-        self._resolver, self._make_journal, self._store = resolver, make_journal, store
+    def __init__(self, resolver: Resolver, store: Store, sinks: Iterable[Sink], clock: Callable[[], float]) -> None:
+        self._resolver, self.store, self._clock = resolver, store, clock
         self.sinks = tuple(sinks)
         """Hear also of runs without lineage, which have logs of their own."""
-        self._scopes: dict[str, RunScope] = {}
+        self._executions: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
         """The tasks of calls in which children run alongside."""
-        self._kept: dict[str, LocalRun] = {}
-        """Children that keep their threads, while they work or, detached, wait for a human."""
         self._held: dict[str, int] = {}
         """Runs that may have children after their end, and how many tasks want that."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
+
+    def profile(self) -> BackendProfile:
+        return BackendProfile.full_local()
 
     def _blueprint(self, agent: Agent) -> Blueprint:
         made = self._blueprints.get(agent)
@@ -63,47 +58,44 @@ class LocalBackend:
             made = self._blueprints[agent] = Blueprint(agent, self._resolver)
         return made
 
-    def profile(self) -> BackendProfile:
-        return BackendProfile.full_local()
+    def open(self, request: RunRequest, log: LiveLog, state: RunState | None = None) -> Execution:
+        """Set a root run up, a new one or one to continue; raises where it cannot be."""
+        blueprint = self._blueprint(request.agent)
+        if state is None:
+            return set_up(request, blueprint, self._resolver, log)
+        return continue_run(request, state, blueprint, self._resolver, log)
 
-    def open(self, request: RunRequest, journal: Journal, log: EventLog) -> LocalRun:
-        """Set a root run up without starting it; raises where it cannot be."""
-        return LocalRun(request, journal, self._resolver, self._blueprint(request.agent), log)
-
-    def begin(self, run: LocalRun, thread: ThreadRecord | None = None) -> None:
+    def enter(self, x: Execution) -> None:
         """Make a run known, so that it can have children."""
-        scope = run.begin(thread)
-        self._scopes[scope.run_id] = scope
+        self._executions[x.run_id] = x.log.executions[x.run_id] = x
 
-    def forget(self, run_id: str) -> None:
-        if run_id not in self._held:
-            self._scopes.pop(run_id, None)
+    def leave(self, x: Execution) -> None:
+        """Forget a run whose leg has ended, unless background tasks may still start children of it."""
+        if x.run_id not in self._held:
+            self._executions.pop(x.run_id, None)
+            x.log.executions.pop(x.run_id, None)
 
-    def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
-        """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
-        return self._run_on_thread(request) if request.keeps_thread else self._run(request)
+    def execution_of(self, run_id: str) -> Execution | None:
+        return self._executions.get(run_id)
 
-    async def _run_on_thread(self, request: RunRequest) -> RunResult:
-        return await self._run(request, await self._store.load_thread(request.identity.thread_id))
+    def hold(self, run_id: str) -> Execution | None:
+        """Let a run in progress have children until it is released, even after its end."""
+        x = self._executions.get(run_id)
+        if x is not None:
+            self._held[run_id] = self._held.get(run_id, 0) + 1
+        return x
 
-    def _run(self, request: RunRequest, thread: ThreadRecord | None = None) -> Coroutine[Any, Any, RunResult]:
-        identity = request.identity
-        if identity.parent_run_id is None:
-            return self._start(request, None, thread)
-        parent = self._scopes.get(identity.parent_run_id)
-        if parent is None:
-            raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
-        open_call = parent.open_calls.get(identity.parent_tool_call_id or "")
-        if open_call is not None and open_call.resumes:
-            earlier = find_again(open_call, children.asked_for(request))
-            if isinstance(earlier, LocalRun):
-                return self._go_on(earlier, parent, request)
-        return self._start(request, parent, thread)
+    def release(self, run_id: str) -> None:
+        self._held[run_id] -= 1
+        if not self._held[run_id]:
+            del self._held[run_id]
+            if (x := self._executions.get(run_id)) is not None and x.is_over:
+                self.leave(x)
 
     def refuse_child(self, run_id: str) -> tuple[str, int] | None:
         """The limit that stands in the way of a child of a run, and its value; or None."""
-        scope = self._scopes.get(run_id)
-        return None if scope is None else scope.budget.refuse_child(scope.identity.depth + 1)
+        x = self._executions.get(run_id)
+        return None if x is None else refuse_child(x.log.tree, x.state, x.log.dispatching)
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
@@ -117,228 +109,311 @@ class LocalBackend:
         if (task := self._tasks.get(run_id)) is not None:
             task.cancel("aborted")
             await asyncio.wait({task}, timeout=GRACE)
-        elif (scope := self._scopes.get(run_id)) is not None:
-            scope.cancellation.set("aborted")  # it shares a task with its call: it stops with its present step
+        elif (x := self._executions.get(run_id)) is not None:
+            x.cancellation.set("aborted")  # it shares a task with its call: it stops with its present step
+
+    def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+        """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
+        identity = request.identity
+        if identity.parent_run_id is None:
+            return self._start_alone(request)
+        parent = self._executions.get(identity.parent_run_id)
+        if parent is None:
+            raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
+        ref = self.find(parent, request)
+        state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
+        if state is not None:
+            return self._continue(request, parent, state)
+        if request.keeps_thread:
+            return self._start_on_thread(request, parent, ref)
+        return self._start(request, parent, ref, None)
+
+    # --- which child is meant
+
+    def find(self, parent: Execution, request: RunRequest) -> ChildRef | None:
+        """The child that is meant, where it was started before: by its id, or by what it was asked for. The request is
+        then for the run of that child, which may not have begun yet."""
+        identity = request.identity
+        known = parent.state.children.get(identity.run_id)
+        if known is not None:
+            return known
+        call_id = identity.parent_tool_call_id or ""
+        call = parent.state.calls.get(call_id)
+        if call is None or not call.children:
+            return None
+        asked_again = parent.asked_again.get(call_id, ())
+        asked = _asked_for(request, parent.is_stored)
+        for number, ref in call.children.items():
+            if not ref.abandoned and number not in asked_again and ref.asked == asked:
+                parent.asked_again.setdefault(call_id, set()).add(number)
+                request.identity = replace(identity, run_id=ref.run_id)
+                return ref
+        return None
+
+    def announce(self, parent: Execution, request: RunRequest, *, reserve: bool = False) -> ChildRef:
+        """Tell that a child was started or, to `reserve`, only note its id and its place under the call."""
+        identity, state = request.identity, parent.state
+        known = state.children.get(identity.run_id)
+        if known is not None and (known.told or reserve):
+            return known
+        call_id = identity.parent_tool_call_id or ""
+        number = state.child_counts.get(call_id, 0) + 1 if known is None else known.number
+        ns = (*state.ns, f"tools:{call_id}" if number == 1 else f"tools:{call_id}~{number}")
+        started = ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
+        asked = _asked_for(request, parent.is_stored)
+        if parent.is_over or reserve:
+            row = Private(kind="commit", run_id=state.run_id, child=started, asked=asked, reserved=reserve)
+            parent.log.append_private(row)
+        else:
+            parent.emit(started, Private(asked=asked))
+        parent.asked_again.setdefault(call_id, set()).add(number)
+        ref = state.children.get(identity.run_id)
+        return ref or ChildRef(number, identity.run_id, identity.agent, ns, asked)
+
+    # --- starting one
+
+    def _start_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+        given, request.cancellation = request.cancellation, CancellationToken()
+        try:
+            x = self.open(request, LiveLog(self.sinks, clock=self._clock))
+        except RetinueError as exc:
+            raise ExecutionBackendError(request.agent.name, str(exc)) from exc
+        self.enter(x)
+        return self._conduct(x, self._leg(x, None), given)
+
+    async def _start_on_thread(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
+        thread = await self.store.load_thread(request.identity.thread_id)
+        return await self._start(request, parent, ref, thread)
 
     def _start(
-        self, request: RunRequest, parent: RunScope | None, thread: ThreadRecord | None
+        self, request: RunRequest, parent: Execution, ref: ChildRef | None, thread: ThreadRecord | None
     ) -> Coroutine[Any, Any, RunResult]:
+        if ref is None:
+            check_child(parent, request)
         given, request.cancellation = request.cancellation, CancellationToken()
-        if parent is None:
-            child = self._open_child(request, None, ())
-            self.begin(child, thread)
-            return self._conduct(child, self._keeping(child, child.execute), given)
-        call_id = request.identity.parent_tool_call_id or ""
-        if parent.journal.keeps:
-            number = same_child(parent, call_id, request)
-        else:
-            number = next_number(parent, call_id)
-        ns = child_ns(parent, call_id, number)
-        child = self._open_child(request, parent, ns)
-        self.begin(child, thread)
-        enter_child(parent, call_id, number, child)
-        parent.budget.count_child()
-        identity = request.identity
-        parent.emit(
-            ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
-        )
-        work = self._keeping(child, child.execute)
-        if request.detached:
-            return self._apart(child, parent, work, given)
-        return self._as_child(child, parent, work, given)
+        ns = (*parent.state.ns, "") if ref is None else ref.ns
+        try:
+            x = set_up(request, self._blueprint(request.agent), self._resolver, parent.log, parent, ns)
+        except RetinueError as exc:
+            raise ExecutionBackendError(request.agent.name, str(exc)) from exc
+        if ref is None:
+            x.state.ns = self.announce(parent, request).ns
+        self.enter(x)
+        return self._as_child(x, parent, self._leg(x, thread), given)
 
-    def _keeping(self, child: LocalRun, work: Work) -> Work:
-        """The work of a child, with its thread stored at the end where it keeps one."""
-        return partial(self._keep, child, work) if child.request.keeps_thread else work
-
-    async def _keep(self, child: LocalRun, work: Work) -> RunResult:
-        run_id = child.identity.run_id
-        self._kept[run_id] = child
-        result = await work()
-        if result.status is not RunStatus.SUSPENDED:
-            await self._save_thread(child)
-        if result.status is not RunStatus.SUSPENDED or not child.request.detached:
-            self._kept.pop(run_id, None)
+    async def _leg(self, x: Execution, thread: ThreadRecord | None) -> RunResult:
+        """One leg of a child, from where it stands."""
+        request, log = x.request, x.log
+        if request.sink is not None:
+            log.listen(x.run_id, request.sink)
+        if x.state.leg == 0:
+            begin(x, thread)
+        elif x.state.waits:
+            start_leg(log, x.state)
+        elif x.state.awaits_history:
+            await self.tell_history(x)
+        if log.is_resumed:
+            for agent in dict.fromkeys(x.agents):
+                await agent.take_up_tasks(x.identity, partial(context_for, x))
+        result = await execute_run(x)
+        if request.keeps_thread or request.detached:
+            await self._save(x, result)
         return result
 
-    async def _apart(self, child: LocalRun, parent: RunScope | None, work: Work, given: CancellationToken) -> RunResult:
-        """Run a child that nobody need wait for; its parent is told of its end while it is still there."""
-        assert child.scope is not None
-        used, before = child.scope.usage, child.result
-        try:
-            if parent is None:
-                return await self._conduct(child, work, given)
-            key, name = f"child:{child.scope.ns[-1]}:{child.scope.step}", child.identity.agent
-            result = await parent.journal.record("child", key, name, self._conduct, child, work, given)
-            return result if child.result is not None else child.take_result(result)
-        finally:
-            if parent is not None and child.result is not None and child.result is not before:
-                parent.usage += child.result.usage - used
-                tell_child_finished(parent, child.identity, child.result)
+    async def tell_history(self, x: Execution) -> None:
+        """Tell the conversation that a run continues, whose process ended just before it could."""
+        thread = await self.store.load_thread(x.identity.thread_id)
+        x.emit(MessagesSnapshot(messages=() if thread is None else thread.messages))
+
+    async def _save(self, x: Execution, result: RunResult) -> None:
+        """Store the conversation of a child that keeps one, and how a child stands that others may ask for."""
+        thread = thread_after(x) if x.request.keeps_thread and result.status.is_terminal else None
+        writer = x.log.writer
+        if writer is None:
+            if thread is not None:
+                await self.store.save_thread(thread)
+            return
+        record = RunRecord(identity=x.identity, started_at=x.state.since, result=result, log_id=writer.log_id)
+        await writer.settle(
+            runs=(record,) if x.request.detached else (),
+            threads=() if thread is None else (ThreadUpdate(thread, x.state.own_from),),
+        )
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""
-        if (child := self._kept.get(run_id)) is not None:
-            child.request.detached = True
+        if (x := self._executions.get(run_id)) is not None and not x.request.detached:
+            x.request.detached = True
+            x.log.append_private(Private(kind="commit", run_id=run_id, detached=True))
 
-    def scope_of(self, run_id: str) -> RunScope | None:
-        return self._scopes.get(run_id)
+    def _continue(self, request: RunRequest, parent: Execution, state: RunState) -> Coroutine[Any, Any, RunResult]:
+        """Continue a child that was started before: its result, or what comes of where it stands."""
+        given, request.cancellation = request.cancellation, CancellationToken()
+        request.identity, log = state.identity, parent.log
+        if state.request.detached:
+            request.detached = True
+        try:
+            x = continue_run(request, state, self._blueprint(request.agent), self._resolver, log, parent)
+        except RetinueError as exc:
+            raise ExecutionBackendError(request.agent.name, str(exc)) from exc
+        _retell(request.sink, state)
+        if state.is_over or (state.waits and not state.pending):
+            return self._result_again(x, parent)
+        self.enter(x)
+        return self._as_child(x, parent, self._leg(x, None), given)
 
-    def hold(self, run_id: str) -> RunScope | None:
-        """The scope of a run in progress, which can then have children until it is released, even after its end."""
-        scope = self._scopes.get(run_id)
-        if scope is not None:
-            self._held[run_id] = self._held.get(run_id, 0) + 1
-        return scope
-
-    def release(self, run_id: str) -> None:
-        self._held[run_id] -= 1
-        if not self._held[run_id]:
-            del self._held[run_id]
-            if (scope := self._scopes.get(run_id)) is not None and scope.sealed:
-                del self._scopes[run_id]
-
-    def waiting_child(self, run_id: str) -> LocalRun | None:
-        """The detached child of that id that waits for a human."""
-        child = self._kept.get(run_id)
-        return child if child is not None and child.request.detached else None
-
-    async def go_on(self, run_id: str, decisions: Mapping[str, Decision], given: CancellationToken) -> RunResult:
-        """Go on with a detached child, with decisions that fit."""
-        child = self._kept[run_id]
-        assert child.scope is not None
-        self._scopes[child.scope.run_id] = child.scope
-        parent = self._scopes.get(child.identity.parent_run_id or "")
-        return await self._apart(child, parent, self._keeping(child, partial(child.resume, decisions)), given)
-
-    async def give_up(self, run_id: str) -> RunResult | None:
-        """End a detached child that waits for an answer which will not come; its conversation stays."""
-        if (child := self._kept.pop(run_id, None)) is None:
-            return None
-        result = child.abandoned()
-        if (parent := self._scopes.get(child.identity.parent_run_id or "")) is not None:
-            tell_child_finished(parent, child.identity, result)
-        await self._save_thread(child)
+    async def give_up(self, parent: Execution, agent: Agent, run_id: str, reason: str) -> RunResult:
+        """End a child that waits for an answer which will not come; its conversation stays."""
+        state = parent.log.tree.runs[run_id]
+        token = CancellationToken()
+        request = RunRequest(
+            agent=agent,
+            identity=state.identity,
+            messages=(),
+            cancellation=token,
+            keeps_thread=state.request.keeps_thread,
+            detached=True,
+        )
+        x = continue_run(request, state, self._blueprint(agent), self._resolver, parent.log, parent)
+        self.enter(x)
+        token.set(reason)
+        try:
+            result = _give_up(x)
+            await self._save(x, result)
+        finally:
+            self.leave(x)
+        tell_finished(parent, x.state, result)
         return result
 
-    def _save_thread(self, child: LocalRun) -> Coroutine[Any, Any, None]:
-        """Store a child's conversation, as the owner of its log where that is asked for."""
-        writer = child.log.writer
-        return (self._store if writer is None else writer).save_thread(child.thread_after())
+    async def _result_again(self, x: Execution, parent: Execution) -> RunResult:
+        result = x.log.results.get(x.run_id) or result_again(x)
+        ref = parent.state.children.get(x.run_id)
+        if x.state.is_over and ref is not None and not ref.ended:
+            tell_finished(parent, x.state, result)
+        return result
 
-    def _open_child(self, request: RunRequest, parent: RunScope | None, ns: Namespace) -> LocalRun:
-        """Set a child up; whatever is wrong is one kind of error, and has left no trace."""
-        name = request.agent.name
-        if parent is not None:
-            depth = parent.identity.depth + 1
-            refusal = parent.budget.refuse_child(depth)
-            if refusal is not None:
-                raise LimitReached(name, refusal[0], child_refusal(*refusal))
-            if request.identity.depth != depth:
-                request.identity = replace(request.identity, depth=depth)
-        try:
-            request.agent.check_thread(request.identity.thread_id)
-            blueprint = self._blueprint(request.agent)
-            if parent is None:
-                return LocalRun(request, self._make_journal(), self._resolver, blueprint, EventLog(self.sinks))
-            journal = parent.journal.child(request.identity.run_id)
-            return LocalRun(request, journal, self._resolver, blueprint, parent.log, parent, ns)
-        except RetinueError as exc:
-            raise ExecutionBackendError(name, str(exc)) from exc
-
-    async def _go_on(self, child: LocalRun, parent: RunScope, request: RunRequest) -> RunResult:
-        """What a child that was started before has to say: its result, or how it goes on with what was decided."""
-        assert child.scope is not None
-        assert child.result is not None
-        if child.scope.status is not RunStatus.SUSPENDED or not child.scope.pending:
-            return child.result
-        pending, child.scope.pending = child.scope.pending, {}
-        child.scope.sink = request.sink
-        self._scopes[child.scope.run_id] = child.scope
-        work = self._keeping(child, partial(child.resume, pending))
-        return await self._as_child(child, parent, work, request.cancellation)
+    # --- running one
 
     async def _as_child(
-        self,
-        child: LocalRun,
-        parent: RunScope,
-        work: Work,
-        given: CancellationToken,
+        self, x: Execution, parent: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken
     ) -> RunResult:
-        """Run a child for a call: the call's slot is for others now, and what the child uses counts for its parent."""
-        scope = child.scope
-        assert scope is not None
-        used, before = scope.usage, scope.result
-        give_slot_back(parent, child.identity.parent_tool_call_id or "")
-        key, name = f"child:{scope.ns[-1]}:{scope.step}", child.identity.agent
+        """Run a child for a call: the call's slot is for others now."""
         host = asyncio.current_task()
         try:
-            if host is None or given is not parent.cancellation or child.request.timeout is not None:
-                result = await parent.journal.record("child", key, name, self._conduct, child, work, given)
-                return result if scope.result is not None else child.take_result(result)
+            if x.request.detached:
+                return await self._conduct(x, work, given)
+            parent.give_slot_back(x.identity.parent_tool_call_id or "")
+            if host is None or given is not parent.cancellation or x.request.timeout is not None:
+                return await self._conduct(x, work, given)
             # In the task of its call: it lives and is cancelled with it, and costs no task of its own.
-            run_id, pass_on = scope.run_id, given.pass_on_to(scope.cancellation)
+            run_id, pass_on = x.run_id, given.pass_on_to(x.cancellation)
             self._hosts[run_id] = host
             try:
-                result = await parent.journal.record("child", key, name, work)
-                if scope.result is None:
-                    result = child.take_result(result)
+                result = await work
             finally:
                 given.forget(pass_on)
                 del self._hosts[run_id]
-                self.forget(run_id)
+                self.leave(x)
             if host.cancelling():  # the child was cancelled with its call, and ended with a result; the call ends too
                 raise asyncio.CancelledError
             return result
         finally:
-            # Also when the call was cancelled: the child has ended, and what it used was used.
-            if scope.result is not None and scope.result is not before:
-                parent.usage += scope.result.usage - used
-                tell_child_finished(parent, child.identity, scope.result)
+            # Also when the call was cancelled: the child has ended.
+            if x.result is not None:
+                tell_finished(parent, x.state, x.result)
 
-    async def _conduct(self, child: LocalRun, work: Work, given: CancellationToken) -> RunResult:
+    async def _conduct(self, x: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken) -> RunResult:
         """Run a child in a task of its own, so that cancelling it is not cancelling its parent."""
-        request = child.request
-        run_id = request.identity.run_id
-        loop = asyncio.get_running_loop()
-        task = self._tasks[run_id] = loop.create_task(work(), name=run_id)
+        run_id, loop = x.run_id, asyncio.get_running_loop()
+        task = self._tasks[run_id] = loop.create_task(work, name=run_id)
 
         def stop() -> None:
-            request.cancellation.set(given.reason or "cancelled")
+            x.cancellation.set(given.reason or "cancelled")
             loop.call_soon_threadsafe(task.cancel)
 
         given.on_set(stop)
         try:
-            result = await task if request.timeout is None else await _within(child, task, child.time_left())
+            result = await task if x.request.timeout is None else await _within(x, task)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            result = child.abandoned()  # it was stopped before it came to its beginning
+            result = _give_up(x)  # it was stopped before it came to its beginning
         finally:
             given.forget(stop)
             del self._tasks[run_id]
-            self.forget(run_id)
+            self.leave(x)
         if _is_cancelled():
             raise asyncio.CancelledError
         return result
 
 
+def check_child(parent: Execution, request: RunRequest) -> None:
+    """Raise where a limit stands in the way of a child."""
+    refusal = refuse_child(parent.log.tree, parent.state, parent.log.dispatching)
+    if refusal is not None:
+        raise LimitReached(request.agent.name, refusal[0], child_refusal(*refusal))
+    depth = parent.identity.depth + 1
+    if request.identity.depth != depth:
+        request.identity = replace(request.identity, depth=depth)
+
+
 def _is_cancelled() -> bool:
-    """Whether somebody wants the present task to stop."""
+    """Return whether the present task was asked to stop."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-async def _within(child: LocalRun, task: asyncio.Task[RunResult], timeout: float) -> RunResult:
+async def _within(x: Execution, task: asyncio.Task[RunResult]) -> RunResult:
     """The result of a child that may take so long; one that does not stop then is given up on."""
+    worked, timeout = x.state.worked, x.request.timeout or 0.0
     try:
-        done, _ = await asyncio.wait({task}, timeout=timeout)
+        done, _ = await asyncio.wait({task}, timeout=max(timeout - worked, LAST_MOMENT) if worked else timeout)
         if not done:
-            child.request.cancellation.set(TIMED_OUT)
+            x.cancellation.set(TIMED_OUT)
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=GRACE)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task}, timeout=GRACE)
         raise
-    return task.result() if done else child.abandoned()
+    return task.result() if done else _give_up(x)
+
+
+def _give_up(x: Execution) -> RunResult:
+    """End a child that does not stop, or never began, with everything under it."""
+    if x.result is None:
+        if x.state.leg == 0:
+            begin(x, None)
+        close_run(x.log, x.state, stopped(x))
+    assert x.result is not None
+    return x.result
+
+
+def tell_finished(parent: Execution, child: RunState, result: RunResult) -> None:
+    ref = parent.state.children.get(child.run_id)
+    if ref is not None and ref.ended:
+        return
+    parent.emit(
+        ChildFinished(
+            call_id=child.identity.parent_tool_call_id or "",
+            child_run_id=child.run_id,
+            child_agent=child.identity.agent,
+            status=result.status,
+        )
+    )
+
+
+def _asked_for(request: RunRequest, stored: bool) -> Any:
+    """The key that tells the children of one call apart: agent, messages and seed."""
+    said = tuple([(message.role, message.parts) for message in request.messages])
+    asked = request.identity.agent, said, request.seed.extensions
+    return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked
+
+
+def _retell(sink: Sink | None, state: RunState) -> None:
+    """Give the sink of a child that is found again what the child has said before."""
+    retell = getattr(sink, "retell", None)
+    if retell is None:
+        return
+    for message in state.messages[state.own_from :]:
+        if message.role is Role.ASSISTANT and message.text:
+            retell(message.text)

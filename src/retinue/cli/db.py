@@ -9,6 +9,7 @@ from .database import add_options, database_url
 from .numbers import span
 
 if TYPE_CHECKING:
+    from ..core.stores import StoredLog
     from ..storage.checkup import Finding
     from ..storage.sql import SqlStore
     from ..storage.upkeep import Migrated, Pruned
@@ -68,7 +69,7 @@ async def _check(url: str, *, quiet: bool) -> list[Finding]:
     import sys
 
     from ..core.errors import ConfigurationError
-    from ..runtime.node import is_gone
+    from ..runtime.owner import is_gone
     from ..storage.upkeep import check as look_over
     from ..storage.upkeep import sql_store
     from .database import said_as_misuse
@@ -84,11 +85,23 @@ async def _check(url: str, *, quiet: bool) -> list[Finding]:
         with said_as_misuse():
             if not await _is_there(store):
                 raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
-            return await look_over(store, tell, is_gone)
+            return await look_over(store, tell, is_gone, _problem_of)
     finally:
         if watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         await store.close()
+
+
+def _problem_of(log_id: str, log: StoredLog) -> str | None:
+    """Why a log cannot be continued, in words; None where it can."""
+    from ..core.errors import LogUnreadable
+    from ..loop.fold import fold_all
+
+    try:
+        fold_all(log.rows, log_id=log_id)
+    except LogUnreadable as exc:
+        return f"event {exc.seq}: {exc.reason}"
+    return None
 
 
 async def _is_there(store: SqlStore) -> bool:

@@ -19,6 +19,7 @@ from .text import complain, count
 from .view import View
 
 _TICK = 0.08
+_ENDED = (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class Interrupt:
@@ -80,15 +81,17 @@ async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Even
     interrupt.last_words = view.close
     helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
     try:
-        last = 0
+        last, tasks = 0, set[str]()
         async for event in run:
             last = event.seq
+            if type(event) is TaskUpdated:
+                (tasks.discard if event.status in _ENDED else tasks.add)(event.task_id)
             if pace is not None and (seconds := pace(event)):
                 await interrupt.sleep(seconds)
             view.show(event)
         result = await run.result()
-        if run.tasks and not interrupt.happened:
-            view.note(f"waiting for {count(run.tasks, 'background task')}; press Ctrl-C to stop what still runs")
+        if tasks and not interrupt.happened:
+            view.note(f"waiting for {count(len(tasks), 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
             view.show_task(event)
             if type(event) is TaskUpdated and event.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
@@ -103,8 +106,7 @@ async def _cancel_when(interrupt: Interrupt, run: Run) -> None:
     await interrupt.wait()
     if not run.ended:
         complain("cancelling the run; press Ctrl-C again to leave at once")
-        await run.cancel("interrupted")
-    await run.cancel_tasks()
+    await run.cancel("interrupted", tasks=True)
 
 
 async def _tick(view: View) -> None:

@@ -30,7 +30,7 @@ _TARGET = "who is to go on with it: an agent, a list of agents, or a function th
 def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "runs",
-        help="list, show, follow, resume or cancel the runs in a database",
+        help="list, show, follow, resume, cancel or fork the runs in a database",
         description=f"The runs that are kept in a database, as retinue run --db and Runtime.open do. {_MORE}",
     )
     actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -49,13 +49,22 @@ def add_to(commands: Any) -> None:
     resume = _action(
         actions, "resume", "answer a run that waits, or go on with one whose process has died", execute_resume
     )
-    resume.add_argument(
+    _add_decisions(resume)
+    _add_target(resume)
+    fork = _action(actions, "fork", "start a new run that continues as another stood after an event", execute_fork)
+    fork.add_argument("--at", metavar="SEQ", type=count_from_1, required=True, help="the number of the event")
+    fork.add_argument("--input", metavar="TEXT", help="continue with this message")
+    _add_decisions(fork)
+    _add_target(fork)
+
+
+def _add_decisions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--approve", metavar="CALL[=JSON]", action="append", default=[], help='go on, with JSON or {"approved": true}'
     )
-    resume.add_argument(
+    parser.add_argument(
         "--cancel", metavar="CALL[=REASON]", action="append", default=[], help="do not go on; the model is told why"
     )
-    _add_target(resume)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -200,10 +209,9 @@ def execute_events(args: argparse.Namespace) -> int:
 async def _events(url: str, args: argparse.Namespace) -> None:
     import sys
 
-    from ..storage.logs import stored_events
     from .database import find_run, opened, so_far
     from .outline import event_line
-    from .steering import is_at_work
+    from .steering import followed, is_at_work
     from .text import clean, complain
     from .view import JsonView
 
@@ -212,7 +220,7 @@ async def _events(url: str, args: argparse.Namespace) -> None:
         if args.follow and record.result is None and not await is_at_work(store, args.run_id):
             complain("no process works on it now: nothing comes until one takes it up")
         as_json = JsonView(sys.stdout)
-        read = stored_events if args.follow else so_far
+        read = followed if args.follow else so_far
         async for event in read(store, args.run_id, args.after):
             if args.json:
                 as_json.show(event)
@@ -237,6 +245,17 @@ def execute_resume(args: argparse.Namespace) -> int:
     url, decisions = database_url(args.db), read_decisions(args.approve, args.cancel)
     with Interrupt() as interrupt:
         return asyncio.run(resume(url, decisions, args, interrupt))
+
+
+def execute_fork(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from .interrupt import Interrupt
+    from .steering import fork, read_decisions
+
+    url, decisions = database_url(args.db), read_decisions(args.approve, args.cancel)
+    with Interrupt() as interrupt:
+        return asyncio.run(fork(url, decisions, args, interrupt))
 
 
 def _print_json(value: Any) -> None:

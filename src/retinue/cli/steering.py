@@ -1,12 +1,12 @@
-"""Runs that another process began: stopped, or gone on with."""
+"""Runs that another process began: cancelled, answered, continued or forked."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ..core.decisions import Decision
 from ..core.errors import (
@@ -17,12 +17,12 @@ from ..core.errors import (
     UnknownAgent,
     UnknownRun,
 )
-from ..core.events import Event, RunFinished
+from ..core.events import Event
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
-from ..runtime import Runtime
-from ..runtime.node import is_gone
+from ..runtime import Run, Runtime
+from ..runtime.owner import is_gone
 from ..storage.sql import SqlStore
 from .database import find_run, opened, said_as_misuse, so_far
 from .exits import COMPLETED, FAILED
@@ -32,18 +32,35 @@ from .targets import load_runtime, workspace_runtime
 from .text import complain, count
 from .view import View, make_view
 
+T = TypeVar("T")
+
 PATIENCE = 10.0
 """Seconds in which another process should have stopped a run."""
 
 
-async def is_at_work(store: SqlStore, run_id: str) -> bool:
-    """Whether a process that lives has a run."""
-    return run_id in await at_work(store)
+async def is_at_work(store: SqlStore, log_id: str) -> bool:
+    """Whether a process that lives owns a log."""
+    return log_id in await at_work(store)
 
 
 async def at_work(store: SqlStore) -> set[str]:
-    """The runs that processes have which live."""
-    return {log.log_id for log in await store.owned_logs() if not log.expired and not is_gone(log.owner)}
+    """The logs whose owners live."""
+    logs = await store.open_logs()
+    return {log.log_id for log in logs if log.owner is not None and not log.expired and not is_gone(log.owner)}
+
+
+async def followed(store: SqlStore, run_id: str, after: int) -> AsyncIterator[Event]:
+    """Yield the events of a run after a number, until it has ended or waits and nobody works on it."""
+    with store.watch(run_id) as changes:
+        while True:
+            record = await find_run(store, run_id)
+            is_idle = record.result is not None and not await is_at_work(store, run_id)
+            async for event in so_far(store, run_id, after):
+                after = event.seq
+                yield event
+            if is_idle:
+                return
+            await changes.wait(1.0)
 
 
 def read_decisions(approved: Sequence[str], cancelled: Sequence[str]) -> dict[str, Decision]:
@@ -75,144 +92,161 @@ def _payload(call: str, text: str) -> Any:
 
 async def cancel(url: str, args: argparse.Namespace) -> int:
     """Have the process that works on a run stop it; where there is none, stop it here."""
+    run_id = args.run_id
     async with opened(url) as store:
-        record = await find_run(store, args.run_id)
+        record = await find_run(store, run_id)
         if record.result is not None and record.result.status.is_terminal:
-            complain(f"run {args.run_id} has ended already: {record.status}")
+            complain(f"run {run_id} has ended already: {record.status}")
             return FAILED
-        is_elsewhere = await is_at_work(store, args.run_id)
-        runtime = None if is_elsewhere else await _runtime(url, record, args)
-        await store.ask_cancel(args.run_id, args.reason)  # heard by its process, or by who takes it up after that died
-        if runtime is None:
-            ended = await _until_ended(store, args.run_id)
-            if ended is None:
-                complain(f"run {args.run_id} was asked to stop, and has not yet; see: retinue runs show {args.run_id}")
-                return FAILED
-            return await _tell(store, ended, args)
+        runtime = await _runtime_for(store, url, record, args)
     async with runtime:
-        await runtime.load(args.run_id)
-        await runtime.cancel(args.run_id, reason=args.reason)
+        try:
+            await runtime.cancel(run_id, reason=args.reason, grace=PATIENCE)
+        except (RunElsewhere, TimeoutError):
+            complain(f"run {run_id} was asked to stop, and has not yet; see: retinue runs show {run_id}")
+            return FAILED
+        except UnknownAgent:
+            if runtime.agents:
+                raise
+            record = None  # its process has died since we looked
+    if record is None:
+        return await cancel(url, args)
     async with opened(url) as store:
-        return await _tell(store, await find_run(store, args.run_id), args)
+        return await _tell(store, await find_run(store, run_id), args)
 
 
-async def _until_ended(store: SqlStore, run_id: str) -> RunRecord | None:
-    """A run once it has ended; None where that takes too long."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            with store.watch(run_id) as changes:
-                while True:
-                    record = await find_run(store, run_id)
-                    if record.result is not None and record.result.status.is_terminal:
-                        return record
-                    await changes.wait(1.0)
-    except TimeoutError:
-        return None
+class _Found(NamedTuple):
+    """A run that can be continued, and what can reach it."""
+
+    record: RunRecord
+    past: list[Event]
+    """What was told of it before, where its process has died."""
+    runtime: Runtime
+
+    @property
+    def is_root(self) -> bool:
+        return self.record.log_id in ("", self.record.identity.run_id)
 
 
 async def resume(url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt) -> int:
-    """Go on with a run that waits, with decisions, or with one whose process has died, and show it."""
-    async with opened(url) as store:
-        if decisions and await store.load_run(args.run_id) is None and await at_work(store):
-            return await _answer_elsewhere(url, decisions, args, interrupt)  # it may be a background child
-        record = await find_run(store, args.run_id)
-        if record.result is not None and record.result.status.is_terminal:
-            raise ConfigurationError(f"run {args.run_id} has ended already: {record.status}; it waits for nothing")
-        waits, is_worked_on = record.result is not None, await is_at_work(store, args.run_id)
-        if is_worked_on and not waits:
-            raise ConfigurationError(
-                f"run {args.run_id} is being worked on: follow it with retinue runs events {args.run_id} --follow"
-            )
-        past = [] if waits and not is_worked_on else [event async for event in so_far(store, args.run_id)]
-    if waits and not decisions:
-        raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
-    if is_worked_on:
-        return await _answer_elsewhere(url, decisions, args, interrupt, past)
+    """Continue a run that waits, with decisions, or one whose process has died, and show it."""
+    found = await _find(url, decisions, args)
     with make_view(as_json=args.json) as view:
-        async with await _runtime(url, record, args) as runtime:
-            go_on = _answer if waits else _take_up
+        for event in found.past:
+            view.recall(event)
+        async with found.runtime as runtime:
             try:
-                result = await go_on(runtime, args.run_id, decisions, view, interrupt, past)
-            except (DecisionRefused, RunElsewhere) as exc:
+                result = await _continue(found, decisions, view, interrupt)
+                is_left = False
+            except UnknownAgent:
+                if runtime.agents:
+                    raise
+                result, is_left = None, True  # its process has died since we looked
+            except (DecisionRefused, RunElsewhere, UnknownRun, ExecutionBackendError) as exc:
                 raise ConfigurationError(str(exc)) from exc
+    if is_left:
+        return await resume(url, decisions, args, interrupt)
+    if result is None:
+        complain(f"the answer may have been given; see: retinue runs show {args.run_id}")
+        return interrupt.code
+    if not found.is_root:
+        _print_child(result, as_json=args.json)
     return _exit_code(result, args.run_id, interrupt)
 
 
-async def _answer(
-    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, past: list[Event]
-) -> RunResult:
-    await runtime.load(run_id)
-    return await watch(runtime.stream_resume(run_id, decisions), view, interrupt)
-
-
-async def _answer_elsewhere(
-    url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt, past: Sequence[Event] = ()
-) -> int:
-    """Give decisions to the process that works on a run, and show how it goes on there."""
+async def _find(url: str, decisions: dict[str, Decision], args: argparse.Namespace) -> _Found:
+    """The run that is meant; raises ConfigurationError where it cannot be continued in this way."""
     run_id = args.run_id
+    async with opened(url) as store:
+        record = await find_run(store, run_id)
+        if record.result is not None and record.result.status.is_terminal:
+            raise ConfigurationError(f"run {run_id} has ended already: {record.status}; it waits for nothing")
+        waits = record.result is not None
+        root = await find_run(store, record.log_id or run_id)
+        if not waits and await is_at_work(store, root.identity.run_id):
+            raise ConfigurationError(
+                f"run {run_id} is being worked on: follow it with retinue runs events {run_id} --follow"
+            )
+        if waits and not decisions:
+            raise ConfigurationError("\n".join(["what is the answer? It", *waiting_lines(record)]))
+        if not waits and root.identity.run_id != run_id:
+            raise ConfigurationError(f"run {run_id} is in the background of {record.log_id}: continue that one")
+        if decisions and not waits:
+            raise ConfigurationError(f"run {run_id} waits for nothing yet: continue it first, without decisions")
+        past = [] if waits else [event async for event in so_far(store, run_id)]
+        return _Found(record, past, await _runtime_for(store, url, root, args))
+
+
+async def _continue(
+    found: _Found, decisions: dict[str, Decision], view: View, interrupt: Interrupt
+) -> RunResult | None:
+    """Continue a run to its end or to where it waits; None where an interrupt ended the waiting, not the run."""
+    runtime, run_id = found.runtime, found.record.identity.run_id
+    if not decisions:
+        return await _take_up(runtime, run_id, view, interrupt)
+    if not found.is_root:
+        return await _unless(interrupt, runtime.resume(run_id, decisions))
+    run = runtime.stream_resume(run_id, decisions)
+    if runtime.agents:
+        return await watch(run, view, interrupt)
+    return await _unless(interrupt, _show(run, view))
+
+
+async def fork(url: str, decisions: dict[str, Decision], args: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Start a new run that continues as another stood after an event, and show it."""
+    if decisions and args.input is not None:
+        raise ConfigurationError("a fork continues with --input or with decisions: leave one of them out")
+    async with opened(url) as store:
+        record = await find_run(store, args.run_id)
+        if record.log_id not in ("", args.run_id):
+            raise ConfigurationError(f"run {args.run_id} is in the background of {record.log_id}: fork that one")
+        runtime = await _runtime(url, record, args)
     with make_view(as_json=args.json) as view:
-        async with Runtime.open(url, recover=False) as runtime:
-            for event in past:
-                view.recall(event)
-            answering = asyncio.create_task(runtime.resume(run_id, decisions))
-            leaving = asyncio.create_task(interrupt.wait())
-            showing = asyncio.create_task(_show_leg(runtime, run_id, past[-1].seq, view)) if past else None
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            leaving.cancel()
-            if not answering.done():
-                answering.cancel()
-                complain(f"the answer may have been given; see: retinue runs show {run_id}")
-                return interrupt.code
+        async with runtime:
             try:
-                result = answering.result()
-            except UnknownAgent:
-                result = None  # the process that had it is gone: it is for somebody here who knows its agent
-            except (DecisionRefused, RunElsewhere, UnknownRun, ExecutionBackendError) as exc:
+                run = await runtime.fork(args.run_id, at=args.at, input=args.input, decisions=decisions or None)
+            except DecisionRefused as exc:
                 raise ConfigurationError(str(exc)) from exc
-            finally:
-                if showing is not None:
-                    await asyncio.wait({showing}, timeout=1 if answering.exception() is None else 0)
-                    showing.cancel()
-    if result is None:
-        return await resume(url, decisions, args, interrupt)
-    if not past:
-        told = {"run_id": run_id, "status": result.status.value, "response": result.response, "error": result.error}
-        print(json.dumps(told) if args.json else result.response or "")
-    return _exit_code(result, run_id, interrupt)
+            complain(f"run {run.run_id} continues as run {args.run_id} stood after event {args.at}")
+            result = await watch(run, view, interrupt)
+    return _exit_code(result, run.run_id, interrupt)
 
 
-async def _show_leg(runtime: Runtime, run_id: str, after: int, view: View) -> None:
+async def _take_up(runtime: Runtime, run_id: str, view: View, interrupt: Interrupt) -> RunResult:
+    """Continue a run whose process has died; what it may wait for then is answered another time."""
+    run = await runtime.load(run_id)
+    return await (runtime.result(run_id) if run is None else watch(run, view, interrupt))
+
+
+async def _show(run: Run, view: View) -> RunResult:
     """Show a run of another process until it ends or waits."""
-    async for event in runtime.events(run_id, after):
+    async for event in run:
         view.show(event)
-        if isinstance(event, RunFinished) and event.run_id == run_id:
-            return
+    return await run.result()
 
 
-async def _take_up(
-    runtime: Runtime, run_id: str, decisions: dict[str, Decision], view: View, interrupt: Interrupt, past: list[Event]
-) -> RunResult:
-    """Go on with a run whose process has died; what it may wait for then is answered another time."""
-    if decisions:
-        raise ConfigurationError(f"run {run_id} waits for nothing yet: go on with it first, without decisions")
-    for event in past:
-        view.recall(event)
-    loading = asyncio.create_task(runtime.load(run_id))
-    stopping = asyncio.create_task(_cancel_when(interrupt, runtime, run_id))
+async def _unless(interrupt: Interrupt, work: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for work that another process does; None where an interrupt comes first."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(interrupt.wait())
     try:
-        async for event in runtime.events(run_id, past[-1].seq if past else 0):
-            view.show(event)
-        await loading
-        return await runtime.result(run_id)
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        loading.cancel()
-        stopping.cancel()
+        working.cancel()
+        leaving.cancel()
 
 
-async def _cancel_when(interrupt: Interrupt, runtime: Runtime, run_id: str) -> None:
-    await interrupt.wait()
-    complain("cancelling the run; press Ctrl-C again to leave at once")
-    await runtime.cancel(run_id, reason="interrupted")
+def _print_child(result: RunResult, *, as_json: bool) -> None:
+    """Print how a background child ended, or where it waits next."""
+    told = {"run_id": result.run_id, "status": result.status.value, "response": result.response, "error": result.error}
+    print(json.dumps(told) if as_json else result.response or "")
+
+
+async def _runtime_for(store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace) -> Runtime:
+    """A runtime that can reach a run: one without agents where another process works on it."""
+    if await is_at_work(store, root.identity.run_id):
+        return Runtime.open(url, recover=False)
+    return await _runtime(url, root, args)
 
 
 async def _runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Runtime:

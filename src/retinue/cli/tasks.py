@@ -60,11 +60,12 @@ def execute_list(args: argparse.Namespace) -> int:
     from .exits import COMPLETED
     from .text import complain
 
-    async def look() -> list[TaskRecord]:
+    async def look() -> tuple[list[TaskRecord], set[str]]:
         async with _repositories(args) as repositories:
-            return [record for record, _ in await _everything(repositories)]
+            found = await _everything(repositories)
+            return [record for record, _ in found], await _abandoned(found)
 
-    found = asyncio.run(look())
+    found, abandoned = asyncio.run(look())
     records = [
         record
         for record in found
@@ -73,7 +74,7 @@ def execute_list(args: argparse.Namespace) -> int:
     if args.json:
         _print_json([_as_json(record) for record in records])
     else:
-        _print_table(records)
+        _print_table(records, abandoned)
     if found and not records:
         complain(f"{_where(args)!r} has no such tasks")
     if not found:
@@ -198,6 +199,26 @@ async def _everything(repositories: Sequence[_Repository]) -> list[tuple[TaskRec
     return sorted(found, key=lambda each: each[0].created_at)
 
 
+async def _abandoned(found: Sequence[tuple[TaskRecord, _Repository]]) -> set[str]:
+    """The ids of open tasks whose process is gone. Another may continue them."""
+    from ..runtime.owner import is_gone
+    from ..tasks.service import is_node_gone
+
+    abandoned: set[str] = set()
+    open_ones = [each for each in found if not (each[0].status.is_terminal or each[0].is_remote)]
+    for scope, repository in {(record.scope, repository) for record, repository in open_ones}:
+        known = await repository.liveness(scope)
+        for record in [record for record, place in open_ones if place is repository and record.scope == scope]:
+            life = known.get(record.task_id)
+            if life is None:
+                gone = record.node is not None and is_node_gone(record.node)
+            else:
+                gone = life.status == "orphaned" or (life.owner is not None and is_gone(life.owner))
+            if gone:
+                abandoned.add(record.task_id)
+    return abandoned
+
+
 async def _find(repositories: Sequence[_Repository], args: argparse.Namespace) -> tuple[TaskRecord, _Repository]:
     from ..core.errors import ConfigurationError
 
@@ -210,14 +231,18 @@ async def _find(repositories: Sequence[_Repository], args: argparse.Namespace) -
     return found[0]
 
 
-def _print_table(records: list[TaskRecord]) -> None:
+def _print_table(records: list[TaskRecord], abandoned: set[str]) -> None:
     from .text import clean, one_line
 
     rows = [("task", "status", "sub-agent", "agent", "session", "started", "input")]
     for record in records:
         started = record.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         agents = (record.sub_agent_id, record.parent_agent_id)
-        status = record.status.lower() + (" (waits for a human)" if record.awaiting else "")
+        status = record.status.lower()
+        if record.awaiting:
+            status += " (waits for a human)"
+        elif record.task_id in abandoned:
+            status += " (its process is gone)"
         rows.append((record.task_id, status, *agents, record.parent_session_id, started, one_line(record.input, 60)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows[: len(rows) * bool(records)]:

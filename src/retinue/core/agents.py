@@ -14,7 +14,7 @@ from .messages import Message
 from .model import Model
 from .output import OutputFormat
 from .plugins import Plugin
-from .runs import Limits
+from .runs import DEFAULT_LIMITS, Limits
 from .schema import ArgumentCheck
 from .tools import Tool, ToolDescriptor
 
@@ -47,7 +47,7 @@ class Agent:
     """Who may go on with a run of this agent; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
-    limits: Limits = field(default=Limits(), kw_only=True)
+    limits: Limits = field(default=DEFAULT_LIMITS, kw_only=True)
     output: Any = field(default=None, kw_only=True)
     """The type of the final answer: a dataclass, a pydantic model, a TypedDict, any type with a JSON form."""
     conflicts: Conflicts = field(default="error", kw_only=True)
@@ -55,6 +55,8 @@ class Agent:
     """Characters of one tool result the model reads; the rest is cut where it shows."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     """Given to the model with every request: temperature and the like."""
+    backend: str | None = field(default=None, kw_only=True)
+    """The name of the backend in `Runtime(backends=…)` that executes it as a child; None is this process."""
     toolbox: Toolbox = field(init=False, repr=False)
     output_format: OutputFormat | None = field(init=False, repr=False)
     system: Message | None = field(init=False, repr=False)

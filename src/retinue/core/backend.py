@@ -1,25 +1,36 @@
-"""Port: what can execute a run, here or elsewhere, and what each kind of backend can do."""
+"""Port: backends, which execute runs here or elsewhere, and their capabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from .agents import Agent
-from .children import Child
+from .children import Child, ParentContext
 from .context import CancellationToken, ToolContext
-from .events import Sink
+from .events import Event, Sink
 from .messages import Message, Role, Visibility
 from .model import Model
 from .runs import Limits, RunIdentity, RunResult, Usage
-from .state import PersistedState
+from .state import PersistedState, Seed
+
+_LEVELS: Mapping[str, tuple[str, ...]] = {
+    "cancellation": ("none", "cooperative", "remote_abort"),
+    "continuation": ("none", "in_process", "remote"),
+    "decisions": ("none", "durable"),
+    "persistence": ("ephemeral", "stored"),
+    "waits": ("none", "input", "input_and_auth"),
+    "transcript": ("single_prompt", "user_messages", "full"),
+    "output": ("text", "text_and_artifacts"),
+}
+"""What can be said of each capability, the least first."""
 
 
 class BackendProfile(Struct, frozen=True, kw_only=True):
-    """What a backend can do. Whether it takes a state seed is not a dimension: only a local one does."""
+    """The capabilities of a backend. Only a local one takes a state seed."""
 
     cancellation: Literal["none", "cooperative", "remote_abort"] = "none"
     continuation: Literal["none", "in_process", "remote"] = "none"
@@ -48,15 +59,16 @@ class BackendProfile(Struct, frozen=True, kw_only=True):
         return cls()
 
     def check(self, needs: Mapping[str, str]) -> list[str]:
-        """Every need this backend does not meet, in words; empty where it meets all."""
+        """Every need this backend does not meet, in words; empty where it meets all. More than is needed is enough."""
         actual = asdict(self)
-        unknown = [f"unknown capability {name!r}" for name in needs if name not in actual]
-        missing = [
-            f"{name}: needs {wanted!r}, has {actual[name]!r}"
-            for name, wanted in needs.items()
-            if name in actual and actual[name] != wanted
-        ]
-        return unknown + missing
+        problems = [f"unknown capability {name!r}" for name in needs if name not in _LEVELS]
+        for name, wanted in needs.items():
+            levels = _LEVELS.get(name, ())
+            if levels and wanted not in levels:
+                problems.append(f"{name}: {wanted!r} is not one of {', '.join(levels)}")
+            elif levels and levels.index(actual[name]) < levels.index(wanted):
+                problems.append(f"{name}: needs {wanted!r}, has {actual[name]!r}")
+        return problems
 
 
 class RunRequest(Struct, kw_only=True):
@@ -67,7 +79,8 @@ class RunRequest(Struct, kw_only=True):
     messages: tuple[Message, ...]
     """The new input."""
     seed: PersistedState = field(default_factory=PersistedState)
-    limits: Limits
+    limits: Limits | None = None
+    """None where nobody set any."""
     cancellation: CancellationToken
     context: Mapping[str, Any] = {}
     model: str | Model | None = None
@@ -77,18 +90,30 @@ class RunRequest(Struct, kw_only=True):
     timeout: float | None = None
     """Seconds after which the run is stopped as TIMEOUT."""
     keeps_thread: bool = False
-    """Whether a child goes on with its thread as it was stored, and leaves it stored; else it starts fresh."""
+    """True if a child continues its stored thread and stores it again; otherwise it starts fresh."""
     detached: bool = False
-    """Whether a child outlives the call that started it: it lives by its own token, and a human may answer it."""
+    """True if a child outlives the call that started it: it has its own token, and a human may answer it."""
+
+    accepted: Callable[[], None] | None = None
+    """For a backend elsewhere: called once the run was dispatched. `run` raises only before that."""
+    emit: Callable[[Event], None] | None = None
+    """For a backend elsewhere: appends an event of this run to its log, from the event loop. Only what is for watching:
+    deltas of text and reasoning, activities and `custom`. After the end it does nothing."""
+    is_dispatched: bool = False
+    """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result, and do not
+    start it again."""
 
     def remote_messages(self) -> tuple[Message, ...]:
-        """What a backend elsewhere is sent: what the user said for all to see, and nothing of the conversation else."""
+        """The messages for a backend elsewhere: visible user messages, and nothing else of the conversation."""
         return tuple([m for m in self.messages if m.role is Role.USER and m.visibility is Visibility.ALL])
 
 
 class Backend(Protocol):
-    """Contract: `run` returns every terminal or waiting status as a result and raises only when the run
-    could not be set up or dispatched; then no event of it exists."""
+    """Contract: `run` returns every terminal or waiting status as a result and raises ExecutionBackendError only when the
+    run could not be set up or dispatched; then no event of it exists. It sends what the user said for all to see
+    (`remote_messages`), and nothing else. Where the request's token is set, it stops the run and returns when that has
+    ended. Where the coroutine itself is cancelled, the run goes on: another process may wait for it with
+    `is_dispatched`. `retinue.testing.BackendSuite` checks all of it."""
 
     def profile(self) -> BackendProfile: ...
 
@@ -100,7 +125,7 @@ class Backend(Protocol):
 
 
 class ExecutionPlan(Struct, frozen=True, gc=False):
-    """Which agent is meant, and what executes it."""
+    """An agent, and the backend that executes it."""
 
     agent: Agent
     backend: Backend
@@ -117,21 +142,22 @@ class Resolver(Protocol):
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
 
     background: Any
-    """What tools that start background work need; see `tasks.background`."""
+    """The `tasks.background.Background` of the runtime, for tools that start background work."""
 
     prices: bool
-    """Whether `price` says anything."""
+    """True if `price` knows any price."""
 
     def price(self, model: str, usage: Usage) -> float | None:
-        """What a model call costs; None where that is not known."""
+        """Return the cost of a model call; None if it is not known."""
         ...
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         """The name and value of the limit that stands in the way of a child of this call, or None."""
         ...
 
-    def run_child(self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any) -> ChildWork:
-        """Start a child of a call, with everything that goes down filled in."""
+    @property
+    def run_child_agent(self) -> RunChildAgent:
+        """Starts a child run; see `subagents.child`."""
         ...
 
     def run_children(
@@ -141,5 +167,26 @@ class Resolver(Protocol):
         ...
 
 
-ChildWork = Coroutine[Any, Any, RunResult]
 ChildInput = str | Message | Iterable[Message]
+
+
+class RunChildAgent(Protocol):
+    """As `subagents.child.run_child_agent`, which a context cannot import."""
+
+    def __call__(
+        self,
+        resolver: Resolver,
+        agent: str | Agent,
+        messages: ChildInput,
+        *,
+        parent: ParentContext,
+        sink: Sink | None = None,
+        seed: Seed | None = None,
+        cancellation: CancellationToken | None = None,
+        timeout: float | None = None,
+        limits: Limits | None = None,
+        model: str | Model | None = None,
+        thread_id: str | None = None,
+        detached: bool = False,
+        run_id: str | None = None,
+    ) -> Coroutine[Any, Any, RunResult]: ...

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from msgspec import Struct
 
+from .children import ParentContext
 from .codec import isolate
 from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
@@ -143,7 +144,7 @@ class ToolContext:
     ) -> None:
         self.call_id, self.tool_name, self.run, self.agent = call_id, tool_name, run, agent
         self.snapshot, self.cancellation = snapshot, cancellation
-        self.resolver: Any = resolver
+        self.resolver: Resolver = cast("Resolver", resolver)
         self.resume_input, self.deadline = resume_input, deadline
         self.context: Mapping[str, Any] = context if context is not None else {}
         self._emit = emit
@@ -176,10 +177,18 @@ class ToolContext:
         With a `thread_id` it goes on with that conversation, and leaves it stored. A `detached` child may go on when
         the call has ended: give it a cancellation token of its own.
         """
-        return self.resolver.run_child(
-            self,
+        return self.resolver.run_child_agent(
+            self.resolver,
             agent,
             input,
+            parent=ParentContext(
+                parent_run_id=self.run.run_id,
+                parent_thread_id=self.run.thread_id,
+                parent_tool_call_id=self.call_id,
+                user_id=self.run.user_id,
+                depth=self.run.depth + 1,
+                context=self.context,
+            ),
             seed=seed,
             sink=sink,
             timeout=timeout,

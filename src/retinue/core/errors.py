@@ -29,6 +29,8 @@
     ├── ChildAgentError           a child that had to complete did not; carries its result
     ├── DecisionRefused           a decision does not fit what the run waits for
     ├── StoreError                what is kept of runs cannot be read or written
+    │   ├── OwnershipLost         another process owns the log now
+    │   ├── LogUnreadable         a stored log cannot be folded
     │   └── TaskStoreError        the records of background tasks cannot be read or written
     ├── RecordUnwritable          something a run learned cannot be recorded, so that it could be recovered
     ├── RecordUnreadable          something recorded cannot be read by the code there is now
@@ -39,7 +41,6 @@
     │       ├── FilesystemDown    no path can be used: what keeps the files is broken or out of reach
     │       └── PathDenied        it leads out, through a link, to a special file, or permission is missing
     └── Escape                    passes through the loop to the caller of run()
-        └── JournalMismatch       a replayed run asked for something that was not recorded
 
 Errors keep their fields in `args`, so they survive pickling; constructing one does nothing else.
 """
@@ -373,14 +374,14 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written. One that `passes` may go well when it is tried again.
+    """What is kept of runs cannot be read or written. Where it is `transient`, retrying may succeed.
 
-    Where it is `damaged`, it was kept once, and is broken.
+    Where it is `damaged`, it was stored once, and is broken.
     """
 
-    def __init__(self, place: str, problem: str, *, passes: bool = False, damaged: bool = False) -> None:
+    def __init__(self, place: str, problem: str, *, transient: bool = False, damaged: bool = False) -> None:
         super().__init__(place, problem)
-        self.place, self.problem, self.passes, self.damaged = place, problem, passes, damaged
+        self.place, self.problem, self.transient, self.damaged = place, problem, transient, damaged
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
@@ -392,6 +393,14 @@ class OwnershipLost(StoreError):
     def __init__(self, place: str, log_id: str) -> None:
         super().__init__(place, f"run {log_id!r} is another process's now")
         self.log_id = log_id
+
+
+class LogUnreadable(StoreError):
+    """A stored log cannot be folded: a row is missing, damaged or of a kind that this version does not know."""
+
+    def __init__(self, place: str, log_id: str, seq: int, problem: str) -> None:
+        super().__init__(place, f"the log of run {log_id!r} cannot be read at event {seq}: {problem}")
+        self.log_id, self.seq, self.reason = log_id, seq, problem
 
 
 class TaskStoreError(StoreError):
@@ -475,14 +484,3 @@ class PathDenied(PathError):
 
 class Escape(RetinueError):
     """An error that must reach whoever called run(): a broken promise of the harness, not of the agent."""
-
-
-class JournalMismatch(Escape):
-    """A replayed run asked for something else than was recorded."""
-
-    def __init__(self, key: str, recorded: str, asked: str) -> None:
-        super().__init__(key, recorded, asked)
-        self.key, self.recorded, self.asked = key, recorded, asked
-
-    def __str__(self) -> str:
-        return f"replay diverged at {self.key}: recorded {self.recorded}, now {self.asked}"

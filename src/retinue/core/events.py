@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
+from .decisions import Decision
 from .lifecycle import RunStatus, ToolCallStatus
 from .messages import Message
 from .results import ToolResult
@@ -150,7 +151,8 @@ class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
 
     call_id: str
     tool_name: str
-    decision: Any = None
+    decision: Decision | None = None
+    """None where the decision was on a call of a child, which continues with it."""
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snapshot"):

@@ -20,7 +20,7 @@ class RunStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in _ENDED
+        return self in ENDED
 
 
 class ToolCallStatus(StrEnum):
@@ -36,13 +36,13 @@ class ToolCallStatus(StrEnum):
 
 
 _WAITING = frozenset({RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH})
-_ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
+ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
 _CALL_ENDED = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.CANCELLED})
 _NOWHERE: frozenset[RunStatus] = frozenset()
 _CALL_NOWHERE: frozenset[ToolCallStatus] = frozenset()
 
 RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
-    RunStatus.RUNNING: _ENDED | _WAITING,
+    RunStatus.RUNNING: ENDED | _WAITING,
     RunStatus.SUSPENDED: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
     RunStatus.WAITING_INPUT: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
     RunStatus.WAITING_AUTH: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),

@@ -97,6 +97,10 @@ class Limits(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"Limits.{name} must be at least {least}, got {value}")
 
 
+DEFAULT_LIMITS = Limits()
+"""What an agent has that sets no limits; told from limits that say the same by identity."""
+
+
 class RunResult(Struct, frozen=True, kw_only=True, gc=False):
     """How a run ended or why it waits, and what it has to show for it."""
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_origin, is_typeddic
 
 from msgspec import Struct, field
 
-from .codec import codec_for, default_of, isolate
+from .codec import AnyCodec, ScalarCodec, codec_for, default_of, isolate
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
 
 V = TypeVar("V")
@@ -114,6 +114,13 @@ class StateKey(Generic[V, U]):
         except (TypeError, ValueError) as exc:
             raise KeyEncodeError(self.name, str(exc)) from exc
 
+    def encode_exactly(self, value: V) -> Any:
+        """As `encode`, of a value that is read back as it is."""
+        encoded = self.encode(value)
+        if isinstance(self._codec, ScalarCodec | AnyCodec) and encoded != value:
+            raise KeyEncodeError(self.name, f"{value!r:.80} would be read back as {encoded!r:.80}")
+        return encoded
+
     def decode(self, value: Any) -> V:
         """The value from JSON; KeyDecodeError names this key."""
         try:
@@ -209,6 +216,10 @@ class Snapshot(Struct, frozen=True, eq=False):
 
     def __contains__(self, key: StateKey[Any, Any]) -> bool:
         return key.name in self._values
+
+    def values(self) -> Mapping[str, Any]:
+        """The written values by key name. They are shared: do not change them."""
+        return self._values
 
     def _registered(self, key: StateKey[V, Any]) -> StateKey[V, Any]:
         registered = self._keys.get(key.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import RLock
 from typing import Any
 
@@ -33,6 +33,8 @@ class Commit(Struct, frozen=True, eq=False):
     previous_revision: int
     changes: dict[str, Any]
     """The new values of the persistent keys that were written, as JSON."""
+    writes: dict[str, Any] = {}
+    """The new values of all keys that were written; as JSON where that was asked for."""
 
     def __getitem__(self, key: StateKey[Any, Any]) -> Any:
         return self.snapshot[key]
@@ -115,8 +117,11 @@ class StateStore:
         """Apply a batch whole or not at all; returns the new revision."""
         return self.apply(batch).revision
 
-    def apply(self, batch: MutationBatch | StateCommand) -> Commit:
-        """As `commit`, and says what changed. An empty batch changes nothing and calls no hook."""
+    def apply(self, batch: MutationBatch | StateCommand, *, as_json: bool = False) -> Commit:
+        """As `commit`, and says what changed. An empty batch changes nothing and calls no hook.
+
+        With `as_json`, every value must have a JSON form that is read back as it is.
+        """
         patch = batch.patch if isinstance(batch, StateCommand) else batch
         with self._lock:
             previous = self.revision
@@ -125,12 +130,45 @@ class StateStore:
             if not patch.updates:
                 return Commit(self.snapshot(), previous, previous, {})
             values, changes = self._reduced(patch)
+            writes = {key.name: values[key.name] for key, _ in patch.updates}
+            if as_json:
+                writes = self._as_json(writes, changes)
             self._values = values
             self.revision = revision = previous + 1
-            commit = Commit(Snapshot(self._keys, values, revision), revision, previous, changes)
+            commit = Commit(Snapshot(self._keys, values, revision), revision, previous, changes, writes)
         if self._hooks:
             self._notify(commit)
         return commit
+
+    def _as_json(self, writes: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: changes[name] if name in changes else self._keys[name].encode_exactly(value)
+            for name, value in writes.items()
+        }
+
+    def preview(self, batch: MutationBatch | StateCommand) -> Snapshot:
+        """The snapshot there would be after a commit."""
+        patch = batch.patch if isinstance(batch, StateCommand) else batch
+        with self._lock:
+            return Snapshot(self._keys, self._reduced(patch)[0], self.revision)
+
+    def values(self, *, as_json: bool) -> dict[str, Any]:
+        """Every value that is there, by key name."""
+        return self._as_json(self._values, {}) if as_json else self._values
+
+    def restore(self, values: Mapping[str, Any], revision: int, *, as_json: bool) -> None:
+        """Replace everything with what `values` once returned; UnknownKey names a key that is not registered."""
+        snapshot = self.snapshot_of(values, revision, as_json=as_json)
+        with self._lock:
+            self._values, self.revision = dict(snapshot.values()), revision
+
+    def snapshot_of(self, values: Mapping[str, Any], revision: int, *, as_json: bool) -> Snapshot:
+        """The snapshot of values as `values` returns them."""
+        for name in values:
+            if name not in self._keys:
+                raise UnknownKey(name)
+        read = {name: self._keys[name].decode(value) for name, value in values.items()} if as_json else dict(values)
+        return Snapshot(self._keys, read, revision)
 
     def check(self, batch: MutationBatch | StateCommand) -> None:
         """Raise what `commit` would raise, without changing anything."""

@@ -1,7 +1,8 @@
-"""Port: what is kept of threads and runs, while they go on and after they end."""
+"""Port: stores of threads, runs and logs."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
@@ -11,17 +12,18 @@ from msgspec import Struct, field
 from .events import Event
 from .lifecycle import RunStatus
 from .messages import Message
+from .rows import LogRow
 from .runs import RunIdentity, RunResult
 from .state import PersistedState
 
 Durability = Literal["process", "full"]
-"""What a commit survives: the end of the process, however sudden, or also that of the machine."""
+"""A commit survives the end of the process, or also that of the machine."""
 
 WhenBusy = Literal["reject", "enqueue", "interrupt"]
-"""What becomes of a run whose thread carries another: it is refused, it waits its turn, or the other is cancelled."""
+"""A run on a busy thread is refused, waits its turn, or cancels the runs before it."""
 
 
-class ThreadRecord(Struct, kw_only=True):
+class ThreadRecord(Struct, kw_only=True, gc=False):
     """A conversation and the thread-scoped state that its runs share."""
 
     thread_id: str
@@ -30,16 +32,16 @@ class ThreadRecord(Struct, kw_only=True):
     state: PersistedState = field(default_factory=PersistedState)
 
 
-class RunRecord(Struct, kw_only=True):
+class RunRecord(Struct, kw_only=True, gc=False):
     """One run, while it goes on (no result) and after."""
 
     identity: RunIdentity
     started_at: float
     result: RunResult | None = None
     queued: bool = False
-    """Whether it waits for its thread."""
-    decided: tuple[tuple[str, str], ...] = ()
-    """The decisions that were taken in: what each was on, and its id."""
+    """True if it waits for its thread."""
+    log_id: str = ""
+    """The log it is in: its own id where it is a root."""
 
     @property
     def status(self) -> str:
@@ -48,44 +50,57 @@ class RunRecord(Struct, kw_only=True):
         return "queued" if self.queued else RunStatus.RUNNING.value
 
 
-class JournalEntry(Struct, frozen=True, gc=False):
-    """One thing a run learned, or was about to do."""
+class ThreadUpdate(Struct, frozen=True):
+    """A thread as a run leaves it."""
 
-    run_id: str
-    key: str
-    kind: str
-    body: bytes = b""
+    record: ThreadRecord
+    keep: int = 0
+    """The number of messages that are stored already and stay as they are."""
+
+
+class Reply(Struct, frozen=True):
+    """The owner's answer to a wish."""
+
+    wish_id: str
+    body: bytes
 
 
 class LogBatch(Struct, kw_only=True):
-    """What is written of a log in one transaction, by who has it."""
+    """Everything that the owner of a log writes in one transaction."""
 
     log_id: str
     epoch: int
-    """Which of its owners writes: one that was followed by another is refused."""
-    events: Sequence[Event] = ()
-    entries: Sequence[JournalEntry] = ()
-    first_entry: int = 0
-    """How many entries the journal has before these."""
-    thread: ThreadRecord | None = None
-    thread_from: int = 0
-    """How many messages of the thread are stored and stay as they are."""
-    run: RunRecord | None = None
-    ended: bool = False
-    """Whether nothing more will come, as far as can be told: who follows the log need not wait."""
+    """Fences the write: it fails as a whole where the log has had another owner since, or has none."""
+    rows: Sequence[LogRow] = ()
+    runs: Sequence[RunRecord] = ()
+    """Runs of the log whose status has changed: its root, and background children."""
+    threads: Sequence[ThreadUpdate] = ()
+    replies: Sequence[Reply] = ()
     released: bool = False
-    """Whether its owner lets go of it."""
-    done: bool = False
-    """Whether the run has ended for good, so that its journal is not needed any more."""
+    """The owner gives the log up: it waits for a human, or is left to another process."""
+    ended: bool = False
+    """Nothing more will come: the root has ended and no task is open. Implies `released`; nobody can claim it again."""
+
+
+class StoredLog(Struct, kw_only=True):
+    """A log as it is read to continue it: every row but those of deltas, which are for watching only."""
+
+    rows: Sequence[LogRow] = ()
+    seq: int = 0
+    sub: int = 0
+    """The last row of the log, deltas included."""
+    ended: bool = False
+    thinned: bool = False
+    """Retention has dropped private parts, so that the log can be read but not folded."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
     """For how long what is left of runs is kept once they have ended. None is for ever."""
 
     days: float | None = None
-    """After so long everything goes: the run, its events and its journal; its conversation stays."""
+    """After so long everything goes: the run, its log and its tasks; its conversation stays."""
     deltas_days: float | None = None
-    """After so long the deltas go, which are most of a log: texts and calls stay as wholes."""
+    """After so long the deltas go, which are most of a log, and all private parts: texts and calls stay as wholes."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -94,30 +109,26 @@ class Retention(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"Retention.{name} must be a number of days, 0 or more, got {value}")
 
 
-class OwnedLog(Struct, frozen=True):
-    """A log that some process works on."""
+class OpenLog(Struct, frozen=True):
+    """A log that is owned, or that nobody owns though its run neither waits nor has ended."""
 
     log_id: str
-    owner: str
-    expired: bool
-    """Whether its owner has not been heard of for longer than it said."""
+    owner: str | None
+    epoch: int
+    lease_until: float
+    expired: bool | None
+    """True if the lease has expired; None if it was measured by a clock that cannot be compared with ours."""
 
 
-class Asked(Struct, frozen=True):
-    """Decisions on a run, for the process that works on it."""
+class Wish(Struct, frozen=True, kw_only=True):
+    """A request to the owner of a log. Anyone may put one in its inbox; only the owner makes facts of them."""
 
-    ask_id: str
+    log_id: str
+    wish_id: str
     run_id: str
-    """A run of a log, or a background child under one."""
-    body: bytes
-
-
-class AskStatus(Struct, frozen=True):
-    """What became of what was asked."""
-
-    taker: str | None
-    """The owner that does it, if any has begun to."""
-    reply: bytes | None
+    """The root of the log, or a run below it."""
+    kind: Literal["decide", "cancel"]
+    body: bytes = b""
 
 
 class Store(Protocol):
@@ -139,7 +150,7 @@ class Store(Protocol):
         status: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Newest first."""
+        """Root runs, newest first."""
         ...
 
 
@@ -151,19 +162,19 @@ class Watch(Protocol):
         ...
 
 
-REQUESTS = "requests"
-"""The topic of what is asked of the owners of logs."""
+WISHES = "wishes"
+"""The topic of what is put into inboxes."""
 
 
 class EventStore(Protocol):
     """Contract: events of a log are read in order, each once, by any process, after `write` has returned."""
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
-        """The next events of a log, and whether those are the last it will have; None where there is no such log."""
+        """Return the next events of a log, and whether the log has ended with them; None where there is no such log."""
         ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch a log, by its id, what is asked of owners (`REQUESTS`), or the reply to it, by the id of the ask."""
+        """Watch a log, by its id, or what is put into inboxes (`WISHES`). A reply counts as a change of its log."""
         ...
 
 
@@ -171,12 +182,12 @@ class DurableStore(Store, EventStore, Protocol):
     """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
 
     Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time.
-    What failed with a StoreError that `passes` may be tried again: nothing is then done twice, even where a connection
-    broke so that nobody knows whether the first try went well.
+    A StoreError that is `transient` may be tried again: nothing is done twice, even where a connection broke so that
+    nobody knows whether the first try succeeded. A terminal run is never changed.
     """
 
     place: str
-    """Where it is, for people."""
+    """The address, for people."""
 
     async def open(self) -> None:
         """Make sure that it can be used; raises StoreError where not."""
@@ -184,66 +195,66 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def close(self) -> None: ...
 
-    async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
-        """Write down that a run begins and what was asked of it, own its log at epoch 1 and take its thread; the run
-        that has the thread where that is another. Then nothing was written, except of a queued run, which waits."""
+    async def begin_run(
+        self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
+    ) -> str | None:
+        """Store a new run and what was asked of it, own its log at epoch 1 and take its thread, in one transaction.
+
+        Return the run that has the thread, or stands before this one, where it cannot be taken. Then with "reject"
+        nothing is stored; otherwise the run is queued, and with "interrupt" a cancel is put into the inbox of the
+        run that has the thread and of every run that waits for it.
+        """
         ...
 
-    async def take_thread(self, record: RunRecord) -> str | None:
-        """Take the thread of a queued run if it is its turn; else the run that comes before it."""
+    async def take_thread(self, run_id: str) -> str | None:
+        """Take the thread of a queued run, which then runs, if it is its turn; else return the run that comes before
+        it. A run that has its thread already keeps it."""
         ...
 
-    async def write(self, batch: LogBatch) -> None:
-        """Write a batch, whole or not at all; OwnershipLost where its epoch is over."""
+    def write(self, batch: LogBatch) -> asyncio.Future[None]:
+        """Write a batch, whole or not at all; OwnershipLost where its epoch is over. Written in the order of the calls.
+
+        Begins when it is called, whether or not the future is awaited.
+        """
         ...
 
-    async def read_journal(self, log_id: str) -> list[JournalEntry]: ...
+    async def read_log(self, log_id: str) -> StoredLog | None:
+        """Read a log with its private parts, to fold it; None where there is none. LogUnreadable names what is wrong."""
+        ...
 
-    async def claim(self, log_id: str, owner: str, lease: float, *, after: str | None = None) -> int | None:
-        """Become the owner of a log that has none, whose owner's lease is over, or who is `after`, which is known to
-        be gone; the new epoch, or None where somebody has it."""
+    async def read_request(self, run_id: str) -> bytes | None:
+        """Return the request of a run, as it was begun."""
+        ...
+
+    async def claim(
+        self, log_id: str, owner: str, lease: float, *, gone: str | None = None, seen: float | None = None
+    ) -> int | None:
+        """Become the owner of a log that has not ended and has no owner, whose lease is over, or whose owner is `gone`
+        (and, with `seen`, whose lease still ends then). Return the new epoch; None where it cannot be had."""
         ...
 
     async def owner_of(self, log_id: str) -> str | None: ...
 
-    async def epoch_of(self, log_id: str) -> int | None: ...
+    async def log_of(self, run_id: str) -> str | None:
+        """The log that a run is in, of a root or a background child."""
+        ...
 
     async def renew(self, owner: str, lease: float) -> set[str]:
-        """Prolong every lease of an owner; the logs it still has."""
+        """Renew every lease of an owner; return the logs it still has."""
         ...
 
-    async def cancels(self, owner: str) -> dict[str, str]:
-        """The logs of an owner that somebody wants cancelled, and why."""
+    async def open_logs(self) -> list[OpenLog]: ...
+
+    async def put_wish(self, wish: Wish) -> None:
+        """Put a wish into the inbox of its log, once for each `wish_id`."""
         ...
 
-    async def owned_logs(self) -> list[OwnedLog]: ...
-
-    async def ask_cancel(self, log_id: str, reason: str) -> None:
-        """Have the owner of a log cancel its run."""
+    async def wishes(self, owner: str) -> list[Wish]:
+        """The wishes without a reply for all logs of an owner, oldest first."""
         ...
 
-    async def ask(self, asked: Asked) -> None:
-        """Have whoever works on a run take decisions in."""
+    async def wishes_for(self, log_id: str) -> list[Wish]:
+        """The wishes without a reply for one log, oldest first."""
         ...
 
-    async def asked(self) -> list[Asked]:
-        """What was asked within the last minute and nobody does yet, oldest first."""
-        ...
-
-    async def take_ask(self, ask_id: str, owner: str) -> bool:
-        """Do what was asked, where nobody else does."""
-        ...
-
-    async def reply(self, ask_id: str, body: bytes) -> None: ...
-
-    async def ask_status(self, ask_id: str) -> AskStatus | None:
-        """None where it was withdrawn."""
-        ...
-
-    async def withdraw(self, ask_id: str) -> bool:
-        """Ask no longer, where nobody has begun to do it; whether that is so."""
-        ...
-
-    async def forget_ask(self, ask_id: str) -> None:
-        """Keep nothing of what was asked."""
-        ...
+    async def reply_to(self, log_id: str, wish_id: str) -> bytes | None: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from ..core.agents import BoundTool
@@ -21,11 +20,13 @@ from ..core.errors import (
     ToolTimeout,
 )
 from ..core.messages import ToolCall
+from ..core.rows import Private
 from ..core.state import Snapshot
 from ..core.tools import Tool
-from .children import give_up_children
-from .outcomes import CallOutcome, failed, outcome_of
-from .scope import RunScope
+from .endings import CallOutcome, close_children, failed, outcome_of
+from .execution import Execution
+from .limits import deadline
+from .state import CallState
 
 _log = logging.getLogger(__name__)
 
@@ -33,20 +34,20 @@ _NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
 
 
 async def execute(
-    run: RunScope, bound: BoundTool, call: ToolCall, snapshot: Snapshot, resume_input: Any = None
+    x: Execution, bound: BoundTool, state: CallState, call: ToolCall, snapshot: Snapshot, resume_input: Any = None
 ) -> CallOutcome:
     """Run the tool, again where it may be retried, and make one outcome of whatever happens."""
     tool, attempt = bound.tool, 0
     # One turn is one attempt.
     while True:
-        if attempt and (open_call := run.open_calls.get(call.id)) is not None:
-            give_up_children(run, open_call)  # those of the attempt that failed
-            open_call.child_base = open_call.children_started
+        if attempt and state.children:  # those of the attempt that failed
+            close_children(x.log, x.state, state, "the attempt that started it failed")
+            x.log.append_private(Private(kind="commit", run_id=x.run_id, call_id=call.id, abandoned=True))
         try:
             if tool.timeout is None:
-                ctx = _context(run, call, snapshot, resume_input, run.cancellation, run.budget.deadline)
+                ctx = _context(x, call, snapshot, resume_input, x.cancellation, _deadline(x))
                 return outcome_of(call, await tool.execute(isolate(call.args), ctx))
-            return outcome_of(call, await _within(tool.timeout, run, tool, call, snapshot, resume_input))
+            return outcome_of(call, await _within(tool.timeout, x, tool, call, snapshot, resume_input))
         except ToolError as exc:
             error = exc
         except (Escape, OwnershipLost):
@@ -65,7 +66,7 @@ async def execute(
 
 
 def _context(
-    run: RunScope,
+    x: Execution,
     call: ToolCall,
     snapshot: Snapshot,
     resume_input: Any,
@@ -75,32 +76,36 @@ def _context(
     return ToolContext(
         call.id,
         call.name,
-        run.identity,
-        run.agent,
+        x.identity,
+        x.agent,
         snapshot,
-        run.report,
+        x.report,
         cancellation,
-        run.resolver,
+        x.resolver,
         resume_input,
         deadline,
-        run.context,
+        x.context,
     )
 
 
-def context_for(run: RunScope, call: ToolCall) -> ToolContext:
+def _deadline(x: Execution) -> float | None:
+    return deadline(x.log.tree, x.state, x.now()) if x.is_limited else None
+
+
+def context_for(x: Execution, call: ToolCall) -> ToolContext:
     """The context of a call that has ended, for what it has left to do."""
-    return _context(run, call, run.state.snapshot(), None, run.cancellation, run.budget.deadline)
+    return _context(x, call, x.store.snapshot(), None, x.cancellation, _deadline(x))
 
 
 async def _within(
-    timeout: float, run: RunScope, tool: Tool, call: ToolCall, snapshot: Snapshot, resume_input: Any
+    timeout: float, x: Execution, tool: Tool, call: ToolCall, snapshot: Snapshot, resume_input: Any
 ) -> Any:
     """One attempt that may take so long. Its token is its own: a timeout stops this attempt, not the run."""
     cancellation = CancellationToken()
-    deadline = min(time.time() + timeout, run.budget.deadline or float("inf"))
-    ctx = _context(run, call, snapshot, resume_input, cancellation, deadline)
+    ends = min(x.now() + timeout, _deadline(x) or float("inf"))
+    ctx = _context(x, call, snapshot, resume_input, cancellation, ends)
     timer = asyncio.timeout(timeout)
-    pass_on = run.cancellation.pass_on_to(cancellation)
+    pass_on = x.cancellation.pass_on_to(cancellation)
     try:
         async with timer:
             returned = await tool.execute(isolate(call.args), ctx)
@@ -110,16 +115,16 @@ async def _within(
         if not timer.expired():
             raise
     except asyncio.CancelledError:
-        cancellation.set(run.cancellation.reason or "cancelled")
+        cancellation.set(x.cancellation.reason or "cancelled")
         raise
     finally:
-        run.cancellation.forget(pass_on)
+        x.cancellation.forget(pass_on)
     # Also for a tool that swallowed its cancellation and came back late.
     cancellation.set("timeout")
     raise ToolTimeout(f"no result after {timeout:g} s")
 
 
 def internal_error(call: ToolCall, exc: BaseException) -> InternalError:
-    """What the model may know of an unexpected exception; the traceback goes to the log."""
+    """The error that the model reads for an unexpected exception; the traceback goes to the log."""
     _log.error("tool %r failed in call %s", call.name, call.id, exc_info=exc)
     return InternalError(str(exc) or type(exc).__name__)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 
-from ..core.events import ChildStarted, ErrorRaised, Event, RunFinished, TextDelta
-from ..core.lifecycle import RunStatus
+from ..core.events import ChildStarted, ErrorRaised, Event, TextDelta
 from ..core.runs import RunResult
-from .log import EventLog
+from .log import LiveLog
 
 
 class TextStream:
     """A run's text: iterate it for the pieces as they come, await it for the whole of what counts."""
 
-    def __init__(self, log: EventLog, run_id: str) -> None:
+    def __init__(self, log: LiveLog, run_id: str) -> None:
         self._log, self._run_id = log, run_id
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        async for event in events_of(self._log, self._run_id):
+        async for event in self._log.feed(self._run_id).follow():
             if isinstance(event, TextDelta):
                 yield event.delta
 
@@ -27,7 +26,7 @@ class TextStream:
 
     async def _whole(self) -> str:
         said: list[TextDelta] = []
-        async for event in events_of(self._log, self._run_id):
+        async for event in self._log.feed(self._run_id).follow():
             if isinstance(event, TextDelta):
                 said.append(event)
             elif isinstance(event, ErrorRaised) and event.dropped_message_id is not None:
@@ -38,7 +37,7 @@ class TextStream:
 class ChildHandle:
     """One child of a run, while it works and after. It is identified by the call that started it."""
 
-    def __init__(self, log: EventLog, started: ChildStarted) -> None:
+    def __init__(self, log: LiveLog, started: ChildStarted) -> None:
         self._log = log
         self.name, self.call_id, self.run_id, self.ns = (
             started.child_agent,
@@ -53,7 +52,7 @@ class ChildHandle:
     @property
     def events(self) -> AsyncIterator[Event]:
         """Its own events, not those of its children, until it ends."""
-        return events_of(self._log, self.run_id)
+        return self._log.feed(self.run_id).follow()
 
     @property
     def text(self) -> TextStream:
@@ -65,23 +64,14 @@ class ChildHandle:
         return children_of(self._log, self.run_id)
 
     async def result(self) -> RunResult:
-        """How it ended; waits for a suspended one to go on."""
+        """Return how it ended; waits for a suspended one to continue."""
         async for _ in self.events:
             pass
         return self._log.results[self.run_id]
 
 
-async def events_of(log: EventLog, run_id: str) -> AsyncIterator[Event]:
-    """A run's own events, until it ends for good or the log closes."""
-    async for event in log.follow():
-        if event.run_id == run_id:
-            yield event
-            if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
-                return
-
-
-async def children_of(log: EventLog, run_id: str) -> AsyncIterator[ChildHandle]:
-    """The children of a run, as they start, until it ends."""
-    async for event in events_of(log, run_id):
+async def children_of(log: LiveLog, run_id: str) -> AsyncIterator[ChildHandle]:
+    """Yield the children of a run as they start, until it ends."""
+    async for event in log.feed(run_id).follow():
         if isinstance(event, ChildStarted):
             yield ChildHandle(log, event)

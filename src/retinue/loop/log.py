@@ -1,110 +1,345 @@
-"""The event log: one ordered list of events, read by as many followers as like, each at its own pace."""
+"""The live log: rows are appended and folded here, and as many followers as like read the events, each at its own pace."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from ..core.events import Event, Namespace, RunFinished, Sink
+from ..core.events import Event, RunFinished, Sink
+from ..core.lifecycle import RunStatus
+from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
 from ..core.sinks import deliver
-from ..core.stores import ThreadRecord
+from ..core.stores import RunRecord, ThreadUpdate
+from .fold import fold_event, fold_private
+from .state import EMPTY, LogState, RunState
+
+if TYPE_CHECKING:
+    from .execution import Execution
+
+_log = logging.getLogger(__name__)
+
+Earlier = Callable[[int, int | None], AsyncIterator[Event]]
+"""Reads stored events after one number, up to another or, with None, until the log has ended."""
 
 
-class ThreadWriter(Protocol):
-    """Stores threads for the owner of a log."""
+class RowWriter(Protocol):
+    """Stores the rows of a log for its owner."""
 
-    async def save_thread(self, record: ThreadRecord) -> None: ...
+    log_id: str
+    rows: list[LogRow]
+    """Rows that are not stored yet, in order."""
+
+    def notify(self) -> None:
+        """There are rows to store; nobody waits for them yet."""
+        ...
+
+    def flush(self) -> Awaitable[None]:
+        """Return when every row is stored that is there now."""
+        ...
+
+    def settle(self, *, runs: Sequence[RunRecord] = (), threads: Sequence[ThreadUpdate] = ()) -> Awaitable[None]:
+        """As `flush`, with runs and threads in the same transaction."""
+        ...
 
 
-class EventLog:
-    """The events of a root run and of everything under it.
+class LiveLog:
+    """The log of a root run and of everything under it, while this process owns it.
 
-    Followers keep a place in the list instead of a queue, so a slow one costs nobody anything.
+    `events` holds what was appended here; what another process appended before is read by `earlier`. Followers keep a
+    place in the list instead of a queue, so a slow one delays nobody.
     """
 
-    __slots__ = ("_sinks", "_waiting", "ended", "events", "held", "holders", "results", "told", "watched", "writer")
+    __slots__ = (
+        "_feeds",
+        "_run_sinks",
+        "_sinks",
+        "_waiting",
+        "clock",
+        "dispatching",
+        "earlier",
+        "ended",
+        "events",
+        "executions",
+        "first",
+        "holders",
+        "is_resumed",
+        "lost",
+        "on_idle",
+        "privates",
+        "results",
+        "tree",
+        "watched",
+        "writer",
+    )
 
-    def __init__(self, sinks: Iterable[Sink] = (), events: Iterable[Event] = ()) -> None:
-        self.events: list[Event] = list(events)
-        self.told: Any = None
-        """What was told by a process that has ended, where this one goes on; see `recovery.Told`."""
-        self.writer: ThreadWriter | None = None
-        """Who may store what comes of the runs in it; without one, everybody."""
+    def __init__(
+        self,
+        sinks: Iterable[Sink] = (),
+        tree: LogState | None = None,
+        writer: RowWriter | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.tree = LogState() if tree is None else tree
+        self.is_resumed = tree is not None
+        """True if another process, or an earlier leg, has begun it."""
+        self.first = self.tree.seq
+        """The number of the last event before `events`."""
+        self.events: list[Event] = []
+        self.privates: list[LogRow] = []
+        """The rows with a private part, where no writer stores them."""
+        self.writer, self.clock = writer, clock
+        self.earlier: Earlier | None = None
+        self.executions: dict[str, Execution] = {}
+        """The runs at work here, and ended ones that may still have children."""
+        self.dispatching: list[RunState] = []
+        """Runs that are starting a child elsewhere, once for each: it is told when it was accepted."""
         self.results: dict[str, RunResult] = {}
-        """How the runs in this log ended, or where they wait."""
-        self.ended = False
+        """The results of runs that worked here and ended or wait."""
+        self.ended = self.lost = False
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
-        """The background tasks that still write to it, by their ids: how each is cancelled."""
-        self.held: set[Namespace] = set()
-        """Where their children are."""
+        """The background tasks at work here, by id: how each is cancelled."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the last background task has ended."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
+        self._run_sinks: dict[str, Sink] = EMPTY
+        """Sinks that hear one run alone."""
+        self._feeds: dict[str, Feed] | None = None
+        """The events of each run, once somebody watches one alone."""
         self.watched = bool(self._sinks)
-        """Whether somebody wants to know of the next event at once."""
+        """True if a sink or follower must hear of the next event at once."""
 
-    def tell(self, event: Event) -> None:
-        """Let sinks and waiting followers know of an event that was added."""
+    def append(self, run: RunState, event: Event, private: Private | None = None) -> Event | None:
+        """Append an event as that run's and fold it. Nothing happens where another process owns the log."""
+        if self.lost:
+            return None
+        tree, identity = self.tree, run.identity
+        tree.seq = seq = tree.seq + 1
+        tree.sub = 0
+        stamped = replace(
+            event,
+            seq=seq,
+            at=self.clock(),
+            run_id=identity.run_id,
+            parent_run_id=identity.parent_run_id,
+            agent=identity.agent,
+            ns=run.ns,
+        )
+        fold_event(tree, run, stamped, private)
+        self._add(stamped, private)
+        return stamped
+
+    def append_delta(self, run: RunState, event: Event) -> Event | None:
+        """As `append`, for an event that is only for watching."""
+        if self.lost:
+            return None
+        tree, identity = self.tree, run.identity
+        tree.seq = seq = tree.seq + 1
+        tree.sub = 0
+        stamped = replace(
+            event,
+            seq=seq,
+            at=self.clock(),
+            run_id=identity.run_id,
+            parent_run_id=identity.parent_run_id,
+            agent=identity.agent,
+            ns=run.ns,
+        )
+        self._add(stamped, None)
+        return stamped
+
+    def append_stamped(self, event: Event) -> None:
+        """Append an event that says whose it is; its number and time are filled in."""
+        if self.lost:
+            return
+        tree = self.tree
+        tree.seq, tree.sub = tree.seq + 1, 0
+        stamped = replace(event, seq=tree.seq, at=self.clock())
+        fold_event(tree, tree.runs.get(stamped.run_id), stamped, None)
+        self._add(stamped, None)
+
+    def append_private(self, private: Private) -> None:
+        """Append a row without an event and fold it."""
+        if self.lost:
+            return
+        tree = self.tree
+        tree.sub += 1
+        fold_private(tree, private)
+        self._keep(LogRow(tree.seq, tree.sub, None, private))
+
+    def _add(self, event: Event, private: Private | None) -> None:
+        self.events.append(event)
+        if self.writer is not None:
+            self._keep(LogRow(event.seq, 0, event, private))
+        elif private is not None:
+            self.privates.append(LogRow(event.seq, 0, event, private))
+        if self.watched:
+            self._tell(event)
+
+    def _keep(self, row: LogRow) -> None:
+        if self.writer is None:
+            self.privates.append(row)
+            return
+        self.writer.rows.append(row)
+        if len(self.writer.rows) == 1:
+            self.writer.notify()
+
+    def rows(self) -> list[LogRow]:
+        """Everything that was appended here, in order; only of a log without a writer."""
+        private = {(row.seq, row.sub): row for row in self.privates}
+        rows = [private.pop((event.seq, 0), None) or LogRow(event.seq, 0, event) for event in self.events]
+        return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
+
+    def _tell(self, event: Event) -> None:
         if self._sinks:
             deliver(event, self._sinks)
+        if self._run_sinks and event.run_id in self._run_sinks:
+            self._tell_sink(event)
+        if self._feeds is not None:
+            self._feed(event)
         if self._waiting:
             self._wake()
 
+    def listen(self, run_id: str, sink: Sink) -> None:
+        """Let a sink hear the events of one run alone."""
+        self._run_sinks = {**self._run_sinks, run_id: sink}
+        self.watched = True
+
+    def _tell_sink(self, event: Event) -> None:
+        try:
+            self._run_sinks[event.run_id](event)
+        except Exception:
+            _log.exception("the sink of run %s failed at event %d and is not called again", event.run_id, event.seq)
+            self._run_sinks = {name: sink for name, sink in self._run_sinks.items() if name != event.run_id}
+
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come: followers end after the last event."""
+        """True if nothing more will come: followers end after the last event."""
         return self.ended and not self.holders
 
     def close(self) -> None:
-        """The root run has ended; what runs in the background goes on."""
+        """The root run has ended or waits; what runs in the background goes on."""
         self.ended = True
         self._wake()
+        self._end_feeds()
+
+    def reopen(self) -> None:
+        """The root run continues."""
+        self.ended = False
+
+    def drop(self) -> None:
+        """Another process owns the log now: nothing is appended here any more."""
+        self.lost = True
+        self.close()
 
     def release(self, task_id: str) -> None:
         """A background task has ended."""
         self.holders.pop(task_id, None)
         self._wake()
+        self._end_feeds()
+        if not self.holders and self.on_idle is not None:
+            self.on_idle()
 
-    def append(self, event: Event) -> None:
-        """Add an event that is stamped but for its number and time."""
-        stamped = replace(event, seq=len(self.events) + 1, at=time.time())
-        self.events.append(stamped)
-        self.tell(stamped)
-
-    def reopen(self) -> None:
-        """More will come after all."""
-        self.ended = False
+    def _end_feeds(self) -> None:
+        if self.closed and self._feeds is not None:
+            for feed in self._feeds.values():
+                feed.wake()
 
     async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
-        """Every event after number `after`, as it comes, until the log closes or that run ends."""
-        place, events = after, self.events
+        """Yield every event after number `after` as it comes, until the log closes or that run ends its leg."""
+        if after < self.first and self.earlier is not None:
+            async for event in self.earlier(after, self.first):
+                yield event
+        place, events = max(after - self.first, 0), self.events
         while True:
-            # The iterator of a list goes on with what is added while it is held; it ends where the list ends.
-            unread: Any = iter(events)
-            unread.__setstate__(place)
-            for event in unread:
+            while place < len(events):
+                event = events[place]
+                place += 1
                 yield event
                 if event.__class__ is RunFinished and event.run_id == until_end_of:
                     return
-            place = max(place, len(events))
+            if self.lost and self.earlier is not None:
+                async for event in self.earlier(self.first + place, None):
+                    yield event
+                    if event.__class__ is RunFinished and event.run_id == until_end_of:
+                        return
+                return
             if self.closed:
                 return
             await self.changed()
 
     def changed(self) -> asyncio.Future[None]:
-        """Done when something is added, or the log is closed."""
+        """Done when something is appended, or the log is closed."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self.watched = True
         return waiting
 
+    def feed(self, run_id: str) -> Feed:
+        """The events of one run. With the first one asked for, the events of all runs are sorted, once."""
+        self.watched = True
+        if self._feeds is None:
+            self._feeds = {}
+            for event in self.events:
+                self._feed(event)
+        return self._feed_of(run_id)
+
+    def _feed_of(self, run_id: str) -> Feed:
+        assert self._feeds is not None
+        made = self._feeds.get(run_id)
+        if made is None:
+            made = self._feeds[run_id] = Feed(self)
+        return made
+
+    def _feed(self, event: Event) -> None:
+        self._feed_of(event.run_id).add(event)
+
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self.watched = bool(self._sinks)
+        self.watched = bool(self._sinks or self._run_sinks) or self._feeds is not None
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+class Feed:
+    """The events of one run, for those who watch it alone."""
+
+    __slots__ = ("_events", "_log", "_waiting")
+
+    def __init__(self, log: LiveLog) -> None:
+        self._log = log
+        self._events: list[Event] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def add(self, event: Event) -> None:
+        self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def follow(self) -> AsyncIterator[Event]:
+        """Yield the run's events until it ends for good or the log closes."""
+        place = 0
+        while True:
+            while place < len(self._events):
+                event = self._events[place]
+                place += 1
+                yield event
+                if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
+                    return
+            if self._log.closed:
+                return
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting

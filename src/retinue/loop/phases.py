@@ -1,68 +1,54 @@
 """Phases: when hooks run, and how what they ask for is carried out.
 
-The hooks of one phase see one snapshot. Their commands become one commit; a hook that wrote an exclusive key another
-had written already is run again on the state as it is then. Actions are carried out at the end of the phase that
-scheduled them, effects after the commit.
+The hooks of one phase see one snapshot. Their commands become one commit; a hook that writes an exclusive key which
+another has written runs again on the state as it will be then. Actions of the loop take effect with the commit; those
+of plugins, and effects, are jobs that follow it.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 from msgspec.structs import replace
 
-from ..core.errors import Escape, HookFailed, RecordUnwritable, RunawayActions, UnknownAction
+from ..core.errors import Escape, HookFailed, OwnershipLost, RecordUnwritable, RunawayActions, UnknownAction
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
-    AddContextMessage,
-    AddMessage,
-    AddSystemText,
     Block,
-    Compact,
-    ExcludeTools,
     Handler,
-    HandOff,
     Hook,
     HookReturn,
-    IncludeTools,
-    OverrideSettings,
     Phase,
     Registrar,
     ResultKeeper,
     SetResult,
-    StopRun,
     Suspend,
 )
+from ..core.rows import Job, Private
 from ..core.state import StateCommand
-from .commands import decode_said, encode_said
+from .jobs import LOOP_ACTIONS, decode_job, encode_job, name_of
 
 if TYPE_CHECKING:
     from ..core.messages import Message
     from ..core.model import ModelRequest
     from ..core.plugins import HookContext
-    from .scope import RunScope
+    from .execution import Execution
 
 _log = logging.getLogger(__name__)
 
 MAX_ACTION_ROUNDS = 16
 
-_STEP_ACTIONS = (AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings)
-_RUN_ACTIONS = (HandOff, StopRun, Compact, AddMessage)
-_BUILT_IN = (*_STEP_ACTIONS, *_RUN_ACTIONS)
-_FAILED = b"failed: "
-"""How the record of an action or effect begins that failed."""
-_BEFORE_THE_MODEL = ("run_start", "step_start", "before_inference")
-"""Phases whose records are kept with the model's answer: what was for that request alone has done its work."""
+WorkItem = tuple[Job, Any]
+"""A job, and the action or effect itself."""
 
 
 class HookTable:
     """The hooks and handlers of an agent's plugins. Where `has_any` is false, it costs nothing."""
 
-    __slots__ = ("actions", "by_phase", "effects", "has_any", "inherited", "keeper")
+    __slots__ = ("actions", "by_phase", "effects", "has_any", "ids", "inherited", "keeper")
 
     def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
         self.by_phase: dict[Phase, list[Hook]] = {}
@@ -80,6 +66,13 @@ class HookTable:
     def _settle(self) -> None:
         for hooks in self.by_phase.values():
             hooks.sort(key=lambda hook: hook.priority)
+        self.ids: dict[Hook, str] = {}
+        """The ids of hooks in the log: the plugin, and the number of the hook among those of its phase."""
+        for hooks in self.by_phase.values():
+            counts: dict[str, int] = {}
+            for hook in hooks:
+                counts[hook.plugin] = number = counts.get(hook.plugin, 0) + 1
+                self.ids[hook] = f"{hook.plugin}#{number}"
         self.inherited = [hook for hooks in self.by_phase.values() for hook in hooks if hook.inherited]
         self.has_any = bool(self.by_phase or self.keeper)
 
@@ -98,7 +91,7 @@ class HookTable:
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
         for action in command.actions:
-            if not isinstance(action, _BUILT_IN) and type(action) not in self.actions:
+            if type(action) not in LOOP_ACTIONS and type(action) not in self.actions:
                 raise UnknownAction("action", type(action).__name__)
         for effect in command.effects:
             if type(effect) not in self.effects:
@@ -106,18 +99,17 @@ class HookTable:
 
 
 class HookRound:
-    """One phase at work: it merges commands and sets aside the hooks whose writes clash."""
+    """One phase at work: it merges commands, and runs hooks again whose writes clash."""
 
-    __slots__ = ("_written", "command", "context", "deferred", "phase", "run", "turn")
+    __slots__ = ("_written", "command", "context", "late", "phase", "x")
 
-    def __init__(self, run: RunScope, phase: Phase, context: HookContext, turn: str = "") -> None:
-        self.run, self.context = run, context
-        self.turn = turn
-        """Which of the call's turns it is, where a phase is about a call."""
+    def __init__(self, x: Execution, phase: Phase, context: HookContext) -> None:
+        self.x, self.context = x, context
         self.phase: Phase = phase
         # Most phases pass without a word: what is collected is made when there is something to collect.
         self.command: StateCommand | None = None
-        self.deferred: tuple[Hook, ...] = ()
+        self.late: StateCommand | None = None
+        """The commands of hooks that ran again; part of the same commit."""
         self._written: frozenset[str] = frozenset()
 
     def merge(self, command: StateCommand) -> None:
@@ -126,75 +118,55 @@ class HookRound:
         self.command.extend(command)
         self._written |= _exclusive(command)
 
+    def keep_off(self, keys: Iterable[str]) -> None:
+        """Hooks that write these keys are to run on fresh state."""
+        self._written |= frozenset(keys)
+
     async def run_hooks(self) -> list[tuple[Hook, Any]]:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
         others: list[tuple[Hook, Any]] = []
-        context, hooks = self.context, self.run.hooks.by_phase.get(self.phase, ())
-        keeps = self.run.journal.keeps
-        recalled = self._recalled("hooks") if keeps else None
-        late = self._set_aside() if recalled is not None else None
-        said: list[tuple[int, Any]] = []
-        aside: list[int] = []
-        for place, hook in enumerate(hooks):
+        again: list[Hook] = []
+        context = self.context
+        for hook in self.x.hooks.by_phase.get(self.phase, ()):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
-                returned = hook.function(context) if recalled is None else recalled.get(place)
+                returned = hook.function(context)
                 if returned is None:
                     continue
                 returned = await self._checked(returned)
             except Exception as exc:
                 self._failed(hook, exc)
                 continue
-            if keeps and returned is not None:
-                said.append((place, returned))
             if isinstance(returned, StateCommand):
-                clashes = place in late if late is not None else not self._written.isdisjoint(_exclusive(returned))
-                if clashes:
-                    self.deferred += (hook,)
-                    aside.append(place)
-                else:
+                if self._written.isdisjoint(_exclusive(returned)):
                     self.merge(returned)
+                else:
+                    again.append(hook)
             elif returned is not None:
                 others.append((hook, returned))
-        if keeps and recalled is None:
-            self._note("hooks", said)
-            if aside:  # whose turn it is among calls decides this: it is not found out again
-                self.run.journal.note(self._key("aside"), msgspec.json.encode(aside), with_next=self._may_wait)
+        for hook in again:
+            if (intercept := await self._run_again(hook)) is not None:
+                others.append((hook, intercept))
         return others
 
-    @property
-    def _may_wait(self) -> bool:
-        """Whether what hooks said is kept with the next thing recorded: not where a call ends by it, which is told."""
-        return self.phase != "after_tool"
-
-    def _set_aside(self) -> list[int]:
-        """The places of the hooks that were set aside before the process ended."""
-        noted = self.run.journal.recall(self._key("aside"))
-        return [] if noted is None else msgspec.json.decode(noted, type=list[int])
-
-    def _recalled(self, what: str) -> dict[int, Any] | None:
-        """What the hooks of this phase returned before the process ended; None where they had not run."""
-        noted = self.run.journal.recall(self._key(what))
-        return None if noted is None else decode_said(noted, self.run.state, self.run.hooks)
-
-    def _note(self, what: str, said: list[tuple[int, Any]]) -> None:
-        hooks = self.run.hooks
-        # Where something may be recorded before the model's answer, the request is still to come, and needs it all.
-        asked = self.phase in _BEFORE_THE_MODEL and not (hooks.effects or hooks.actions)
+    async def _run_again(self, hook: Hook) -> Any:
+        """Run a hook on the state as it will be after what was said so far; returns an intercept."""
         try:
-            body = encode_said(said, asked=asked)
-        except RecordUnwritable as exc:  # they are called again, where it comes to that
-            _log.warning("what hooks returned in %s cannot be recorded: %s", self.phase, exc)
-            return
-        self.run.journal.note(self._key(what), body, with_next=self._may_wait)
+            context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
+            returned = await self._checked(hook.function(context))
+        except Exception as exc:
+            self._failed(hook, exc)
+            return None
+        if not isinstance(returned, StateCommand):
+            return returned
+        self.late = returned if self.late is None else StateCommand().extend(self.late).extend(returned)
+        return None
 
-    def _key(self, what: str) -> str:
-        call = self.context.call
-        return f"{what}:{self.phase}:{self.run.step}" if call is None else f"{what}:{self.phase}:{call.id}{self.turn}"
-
-    def keep_off(self, keys: Iterable[str]) -> None:
-        """Hooks that write these keys are to run on fresh state."""
-        self._written |= frozenset(keys)
+    def whole(self) -> StateCommand | None:
+        """All that is to be committed."""
+        if self.late is None:
+            return self.command
+        return StateCommand().extend(self.command or StateCommand()).extend(self.late)
 
     def refuse(self, said: list[tuple[Hook, Any]]) -> None:
         """End the run where a hook intercepts and there is nothing to intercept."""
@@ -202,151 +174,129 @@ class HookRound:
             reason = f"returned {type(intercept).__name__}, which only before_tool may"
             raise HookFailed(hook.label, self.phase, reason)
 
-    async def finish(self, call_id: str | None = None) -> list[tuple[Hook, Any]]:
-        """Run the hooks that were set aside, each on fresh state with a commit of its own; returns the intercepts."""
-        others: list[tuple[Hook, Any]] = []
-        keeps = self.run.journal.keeps
-        recalled = self._recalled("deferred") if keeps else None
-        said: list[tuple[int, Any]] = []
-        for place, hook in enumerate(self.deferred):
-            try:
-                context = replace(self.context, snapshot=self.run.state.snapshot())
-                given = hook.function(context) if recalled is None else recalled.get(place)
-                returned = await self._checked(given)
-            except Exception as exc:
-                self._failed(hook, exc)
-                continue
-            if keeps and returned is not None:
-                said.append((place, returned))
-            if isinstance(returned, StateCommand):
-                await commit(self.run, returned, self.phase, call_id)
-            elif returned is not None:
-                others.append((hook, returned))
-        if keeps and recalled is None:
-            self._note("deferred", said)
-        self.deferred = ()
-        return others
-
     async def _checked(self, returned: Any) -> HookReturn:
-        """What a hook returned, awaited, and known to be something that can be committed."""
+        """Await what a hook returned, and check that it can be committed."""
         if inspect.isawaitable(returned):
             returned = await returned
         if isinstance(returned, StateCommand):
-            self.run.hooks.check(returned)
-            self.run.state.check(returned)
+            self.x.hooks.check(returned)
+            self.x.store.check(returned)
         elif returned is not None and not isinstance(returned, Block | Suspend | SetResult):
             raise TypeError(f"returned {type(returned).__name__}, not None, a StateCommand or an intercept")
         return returned
 
     def _failed(self, hook: Hook, exc: Exception) -> None:
-        """The end of the run, or of an optional hook."""
-        if isinstance(exc, Escape):
+        """End the run, or pass over an optional hook."""
+        if isinstance(exc, Escape | OwnershipLost):
             raise exc
         if not hook.optional:
             raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc
         _log.warning("optional %s failed in %s", hook.label, self.phase, exc_info=exc)
-        self.run.tell(f"optional {hook.label} failed: {exc}", "hook_failed")
+        self.x.tell(f"optional {hook.label} failed: {exc}", "hook_failed")
 
 
 async def run_phase(
-    run: RunScope, phase: Phase, messages: tuple[Message, ...], request: ModelRequest | None = None
+    x: Execution, phase: Phase, messages: tuple[Message, ...], request: ModelRequest | None = None
 ) -> None:
-    """Run the hooks of a phase and commit what they ask for. Nothing happens where there are none."""
-    if phase not in run.hooks.by_phase:
+    """Run the hooks of a phase and commit what they ask for; nothing happens where it has committed already."""
+    if phase not in x.hooks.by_phase or phase in x.state.marks:
         return
-    at_work = HookRound(run, phase, run.hook_context(phase, run.state.snapshot(), messages, request))
+    at_work = HookRound(x, phase, x.hook_context(phase, x.store.snapshot(), messages, request))
     if said := await at_work.run_hooks():
         at_work.refuse(said)
-    if at_work.command is not None:
-        await commit(run, at_work.command, phase)
-    if at_work.deferred:
-        await at_work.finish()
+    command = at_work.whole()
+    if command is not None:
+        await carry_out(x, _commit_phase(x, command, phase))
 
 
-async def commit(run: RunScope, command: StateCommand, phase: Phase, call_id: str | None = None) -> None:
-    """Commit a command, tell the log, and carry out what it asked for."""
-    apply(run, command, call_id)
-    if command.effects or command.actions:
-        await carry_out(run, command, phase)
-
-
-def apply(run: RunScope, command: StateCommand, call_id: str | None = None) -> None:
-    """The commit itself: state, and the events that come with it."""
-    changed = run.state.apply(command)
-    if changed.changes:
-        run.emit(StateDelta(revision=changed.revision, delta=changed.changes, call_id=call_id))
-    for data in command.events:
-        run.emit(Custom(data=data, call_id=call_id))
-
-
-async def carry_out(run: RunScope, command: StateCommand, phase: Phase) -> None:
-    """Effects once, actions until no new ones come. One that fails is a dead letter; the run goes on."""
-    pending = [command]
-    for _ in range(MAX_ACTION_ROUNDS):
-        asked: list[StateCommand] = []
-        for current in pending:
-            for effect in current.effects:
-                await _handle(run, run.hooks.effects[type(effect)], effect, phase, "effect")
-            for action in current.actions:
-                if isinstance(action, _STEP_ACTIONS):
-                    run.step_actions = (*run.step_actions, action)
-                    continue
-                if isinstance(action, _RUN_ACTIONS):
-                    run.take_action(action)
-                    continue
-                returned = await _handle(run, run.hooks.actions[type(action)], action, phase, "action")
-                if returned:
-                    asked.append(returned)
-        if not asked:
-            return
-        pending = asked
-    raise RunawayActions(phase, MAX_ACTION_ROUNDS)
-
-
-async def _handle(run: RunScope, handler: Handler, given: Any, phase: Phase, what: str) -> StateCommand | None:
-    """Carry out one action or effect and commit what it returns."""
-    name = type(given).__name__
-    context = run.hook_context(phase, run.state.snapshot())
+def _commit_phase(x: Execution, command: StateCommand, phase: Phase) -> list[WorkItem]:
+    """Commit what hooks ask for, in one row; returns the jobs that follow."""
     try:
-        if run.journal.keeps:
-            returned = await _once(run, handler, given, context, what)
-        else:
-            returned = handler(given, context)
-            returned = await returned if inspect.isawaitable(returned) else returned
-        if returned is not None:
-            run.hooks.check(returned)
-            apply(run, returned)
-        return returned
-    except Escape:
+        fields, work = private_of(x, command, phase)
+        changed = x.store.apply(command, as_json=x.is_stored)
+    except RecordUnwritable as exc:
+        raise HookFailed(f"a hook of {x.agent.name!r}", phase, str(exc)) from exc
+    writes = {"writes": changed.writes, "revision": changed.revision} if changed.writes else {}
+    emit_commit(x, changed.changes, changed.revision, {**fields, **writes, "phase": phase})
+    for data in command.events:
+        x.emit(Custom(data=data))
+    return work
+
+
+def emit_commit(x: Execution, changes: dict[str, Any], revision: int, fields: Mapping[str, Any]) -> None:
+    """Append the row of a commit, with a `state_delta` where it wrote persistent keys."""
+    if changes:
+        x.emit(StateDelta(revision=revision, delta=changes), Private(**fields))
+    elif not x.is_over:
+        x.log.append_private(Private(kind="commit", run_id=x.run_id, **fields))
+
+
+def private_of(
+    x: Execution, command: StateCommand, phase: Phase, rounds: int = 0
+) -> tuple[dict[str, Any], list[WorkItem]]:
+    """The fields of a row for a command's loop actions and jobs, and the jobs themselves, to be done."""
+    actions = tuple([action for action in command.actions if type(action) in LOOP_ACTIONS])
+    asked: list[tuple[Literal["action", "effect"], Any]] = []
+    asked.extend([("effect", effect) for effect in command.effects])
+    if len(actions) < len(command.actions):
+        asked.extend([("action", action) for action in command.actions if type(action) not in LOOP_ACTIONS])
+    fields: dict[str, Any] = {"actions": actions} if actions else {}
+    if not asked:
+        return fields, []
+    work: list[WorkItem] = []
+    for number, (what, given) in enumerate(asked, x.state.job_count + 1):
+        stored = encode_job(given, what) if x.is_stored else given
+        work.append((Job(number, what, name_of(given.__class__), stored, phase, rounds), given))
+    fields["jobs"] = tuple([job for job, _ in work])
+    return fields, work
+
+
+def jobs_left(x: Execution) -> list[WorkItem]:
+    """The jobs that a process before, or an earlier leg, has left; RecordUnreadable where nobody can do one."""
+    hooks = x.hooks
+    return [
+        (job, decode_job(job.name, job.given, job.what, hooks.effects if job.what == "effect" else hooks.actions))
+        for job in x.state.jobs
+    ]
+
+
+async def carry_out(x: Execution, work: list[WorkItem]) -> None:
+    """Do jobs, and those that they lead to. One that fails is a dead letter; the run continues."""
+    while work:
+        following: list[WorkItem] = []
+        for job, given in work:
+            if job.rounds >= MAX_ACTION_ROUNDS:
+                raise RunawayActions(job.phase, MAX_ACTION_ROUNDS)
+            following += await _do(x, job, given)
+        work = following
+
+
+async def _do(x: Execution, job: Job, given: Any) -> list[WorkItem]:
+    """Do one job and commit what its handler returns; returns the jobs that follow."""
+    name = type(given).__name__
+    handlers = x.hooks.effects if job.what == "effect" else x.hooks.actions
+    context = x.hook_context(job.phase, x.store.snapshot())
+    try:
+        returned = handlers[type(given)](given, context)
+        returned = await returned if inspect.isawaitable(returned) else returned
+        return _finish_job(x, job, returned or StateCommand())
+    except (Escape, OwnershipLost):
         raise
     except Exception as exc:
-        _log.warning("%s %s failed in %s", what, name, phase, exc_info=exc)
-        run.dead_letters = (*run.dead_letters, given)
-        run.emit(ErrorRaised(message=f"{what} {name} failed: {exc}", code="dead_letter"))
-        return None
+        _log.warning("%s %s failed in %s", job.what, name, job.phase, exc_info=exc)
+        x.emit(ErrorRaised(message=f"{job.what} {name} failed: {exc}", code="dead_letter"), Private(done=job.number))
+        return []
 
 
-async def _once(run: RunScope, handler: Handler, given: Any, context: HookContext, what: str) -> StateCommand | None:
-    """As the handler says, or as it said before the process ended: what it did then, or failed to, is not done again."""
-    failure: Exception | None = None
-
-    async def work() -> bytes:
-        nonlocal failure
-        try:
-            returned = handler(given, context)
-            returned = await returned if inspect.isawaitable(returned) else returned
-            return encode_said([] if returned is None else [(0, returned)])
-        except Escape:
-            raise
-        except Exception as exc:
-            failure = exc
-            return _FAILED + str(exc).encode()
-
-    body = await run.journal.record("effect", run.next_effect(what, given), None, work)
-    if body.startswith(_FAILED):
-        raise failure or RuntimeError(body.removeprefix(_FAILED).decode())
-    command = decode_said(body, run.state, run.hooks).get(0)
-    return command if isinstance(command, StateCommand) else None
+def _finish_job(x: Execution, job: Job, command: StateCommand) -> list[WorkItem]:
+    x.hooks.check(command)
+    fields, work = private_of(x, command, job.phase, job.rounds + 1)
+    changed = x.store.apply(command, as_json=x.is_stored)
+    writes = {"writes": changed.writes, "revision": changed.revision} if changed.writes else {}
+    emit_commit(x, changed.changes, changed.revision, {**fields, **writes, "done": job.number})
+    for data in command.events:
+        x.emit(Custom(data=data))
+    return work
 
 
 def _exclusive(command: StateCommand) -> set[str]:

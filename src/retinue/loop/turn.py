@@ -14,10 +14,10 @@ from ..core.events import (
     ReasoningDelta,
     TextDelta,
     ToolCallArgsDelta,
-    ToolCallFinished,
     ToolCallStarted,
 )
 from ..core.failures import ModelRefused, OutputTruncated
+from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
@@ -29,16 +29,18 @@ from ..core.plugins import (
     StepAction,
     StopRun,
 )
+from ..core.rows import Private
 from ..core.runs import Usage
-from .outcomes import cancelled
+from .endings import finish_cancelled
+from .execution import Execution
+from .limits import limits_cost
 from .phases import run_phase
-from .scope import RunScope
 
 _decode = msgspec.json.decode
 
 
 class Turn(Struct, frozen=True, gc=False):
-    """What the model answered."""
+    """An answer of the model."""
 
     message: Message
     end: TurnEnd
@@ -47,14 +49,11 @@ class Turn(Struct, frozen=True, gc=False):
 class _Draft(Struct, eq=False):
     """A message while it streams in."""
 
-    run: RunScope
+    run: Execution
     message_id: str
     parts: list[Part] = []
     calls: dict[int, _CallDraft] = {}
     end: TurnEnd = TurnEnd()
-    first_id: str = ""
-    """Its id before it was begun anew."""
-    restarts: int = 0
 
     def take(self, chunk: Any) -> None:
         """Any chunk but text and the end, which the loop below takes itself for speed."""
@@ -74,7 +73,7 @@ class _Draft(Struct, eq=False):
         else:
             self.parts.append(ReasoningPart(chunk.text, chunk.signature))
         if chunk.text:
-            self.run.emit(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
+            self.run.emit_delta(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
 
     def take_call(self, chunk: CallChunk) -> None:
         run, call = self.run, self.calls.get(chunk.index)
@@ -85,7 +84,7 @@ class _Draft(Struct, eq=False):
             call.name = chunk.name
         if chunk.arguments:
             call.arguments += chunk.arguments
-            run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
+            run.emit_delta(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
 
     def take_retry(self, chunk: Retrying) -> None:
         """Tell that the model is asked again; where it had begun to answer, begin anew under another message id."""
@@ -94,9 +93,6 @@ class _Draft(Struct, eq=False):
             self.drop_calls()
             self.parts, self.calls = [], {}
             run.partial_text.clear()
-            self.restarts += 1
-            self.first_id = self.first_id or self.message_id
-            self.message_id = run.partial_id = f"{self.first_id}r{self.restarts}"
         run.emit(
             ErrorRaised(
                 message=chunk.message,
@@ -106,21 +102,11 @@ class _Draft(Struct, eq=False):
                 dropped_message_id=dropped,
             )
         )
+        self.message_id = run.answer_id()
 
     def drop_calls(self) -> None:
         """End the calls that had begun to come in: what is there of them cannot be made."""
-        for call in self.calls.values():
-            dropped = cancelled(ToolCall(call.id, call.name, {}), "the model did not finish asking for it")
-            message = Message.tool(dropped.result.text, tool_call_id=call.id, name=call.name)
-            self.run.emit(
-                ToolCallFinished(
-                    call_id=call.id,
-                    tool_name=call.name,
-                    status=dropped.status,
-                    result=dropped.result,
-                    message=message,
-                )
-            )
+        drop_drafts(self.run)
 
     def finished(self) -> Turn:
         calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
@@ -153,80 +139,103 @@ class _CallDraft(Struct, gc=False):
         return ToolCall(self.id, self.name, {}, text)
 
 
+def drop_drafts(x: Execution) -> None:
+    """End the calls that the model has not finished asking for."""
+    if not x.is_over:
+        for call_id, name in list(x.state.drafts.items()):
+            finish_cancelled(x.log, x.state, ToolCall(call_id, name, {}), "the model did not finish asking for it")
+
+
+def drop_answer(x: Execution) -> None:
+    """Drop an answer whose process ended before it was complete; the model is called again."""
+    drop_drafts(x)
+    reason = "the process ended while the model answered: it is asked again"
+    x.emit(ErrorRaised(message=reason, code="interrupted", retry_model=x.model.name, dropped_message_id=x.answer_id()))
+
+
+async def continue_turn(x: Execution) -> None:
+    """Continue a turn whose process ended: ask again, or do what was left to do when the answer was there."""
+    run, x.was_interrupted = x.state, False
+    if not run.step_open or run.jobs or run.ending is not None:
+        return
+    if not run.answered:
+        drop_answer(x)
+        return
+    if any(call.status is not ToolCallStatus.NEW for call in run.calls.values()) or "step_end" in run.marks:
+        return
+    if run.asked_calls and not run.calls:
+        return  # its calls have ended
+    if run.stop_reason in ("length", "refusal"):
+        _check_ending(x, run.stop_reason, run.messages[-1], x.model.name)
+    if x.has_hooks:
+        await run_phase(x, "after_inference", x.own_messages(), _request(x))
+
+
 def _cut_off(call: ToolCall) -> ToolCall:
     """The last call of an answer that was cut: without arguments, they were not reached, so it is not made."""
     return call if call.args else replace(call, malformed=call.malformed or "(cut off)")
 
 
-async def ask_model(run: RunScope) -> Message:
+async def ask_model(x: Execution) -> None:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
-    journal, request = run.journal, _request(run)
-    if run.has_hooks:
-        compacted = run.compacted
-        whole = tuple(run.conversation) if run.history else run.own_messages()
-        await run_phase(run, "before_inference", whole, request)
-        if run.compacted is not compacted:
-            request = _request(run)
-    if run.step_actions:
-        request = _with_actions(request, run.step_actions)
-        run.step_actions = ()
-    run.offered = None if request.tools is run.descriptors else frozenset([tool.name for tool in request.tools])
-    message_id = run.next_message_id()
-    asked = request.messages
-    about = (len(asked), asked[0].parts, asked[-1].id, asked[-1].parts, len(request.tools)) if asked else None
-    turn = await journal.record("model", f"model:{run.step}", about, _stream, run, request, message_id)
-    message, usage, model = turn.message, turn.end.usage, turn.end.model or run.model.name
+    x.stop_if_cancelled()
+    if x.has_hooks:
+        await run_phase(x, "step_start", x.own_messages())
+    request = _request(x)
+    if x.has_hooks:
+        compacted = x.state.compacted
+        whole = tuple(x.state.messages) if x.state.own_from else x.own_messages()
+        await run_phase(x, "before_inference", whole, request)
+        if x.state.compacted is not compacted:
+            request = _request(x)
+    if x.state.step_actions:
+        request = _with_actions(request, x.state.step_actions)
+    offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
+    turn = await _stream(x, request)
+    message, usage, model = turn.message, turn.end.usage, turn.end.model or x.model.name
     told = usage.cost or turn.end.cost_known
-    if not told and (run.resolver.prices or usage.input_tokens or usage.output_tokens):
-        usage = _priced(run, usage, model)
-    for call in message.tool_calls:
-        run.used_call_ids.add(call.id)
-    run.conversation.append(message)
-    run.usage += usage
-    if run.budget.limited:
-        run.budget.spend(usage)
-    run.emit(
+    stop = None
+    if not told and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
+        usage, stop = _priced(x, usage, model)
+    private = None
+    if offered is not None or stop is not None:
+        private = Private(offered=offered, actions=() if stop is None else (stop,))
+    x.emit(
         InferenceFinished(
-            step=run.step,
-            message=message,
-            model=model,
-            stop_reason=turn.end.stop_reason,
-            usage=usage,
-        )
+            step=x.state.step, message=message, model=model, stop_reason=turn.end.stop_reason, usage=usage
+        ),
+        private,
     )
     if turn.end.stop_reason in ("length", "refusal"):
-        _check_ending(run, turn.end.stop_reason, message, model)
-    if run.has_hooks:
-        await run_phase(run, "after_inference", run.own_messages(), request)
-    return message
+        _check_ending(x, turn.end.stop_reason, message, model)
+    if x.has_hooks:
+        await run_phase(x, "after_inference", x.own_messages(), request)
 
 
-def _priced(run: RunScope, usage: Usage, model: str) -> Usage:
+def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
     """The usage with its cost, where the provider did not tell; a limit on cost that cannot be kept ends the run."""
-    cost = run.resolver.price(model, usage)
-    if cost is None and run.budget.limits_cost:
+    cost, stop = x.resolver.price(model, usage), None
+    if cost is None and x.is_limited and limits_cost(x.log.tree, x.state):
         reason = f"Limits(cost=…) cannot be kept: what a call of {model!r} costs is not known"
-        run.take_action(StopRun("cost", f"{reason}; give Runtime(price=…) its price, 0 where it is free"))
-    return replace(usage, cost=cost) if cost else usage
+        stop = StopRun("cost", f"{reason}; give Runtime(price=…) its price, 0 where it is free")
+    return (replace(usage, cost=cost) if cost else usage), stop
 
 
-def _check_ending(run: RunScope, stop_reason: str, message: Message, model: str) -> None:
+def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) -> None:
     """An answer that is not whole is no answer; a call that is not whole is given back to the model as malformed."""
     if stop_reason == "refusal":
         said = f": {message.text[:500]}" if message.text else ""
         raise ModelRefused(f"the model declined to answer{said}", model)
     if message.tool_calls:
-        run.tell(f"{model}: the answer was cut at its limit, within or after a tool call", OutputTruncated.code)
+        x.tell(f"{model}: the answer was cut at its limit, within or after a tool call", OutputTruncated.code)
     else:
         raise OutputTruncated("the answer was cut at its limit: raise max_tokens in the agent's settings", model)
 
 
-def _request(run: RunScope) -> ModelRequest:
-    agent = run.agent
+def _request(x: Execution) -> ModelRequest:
+    agent = x.agent
     schema = None if agent.output_format is None else agent.output_format.schema
-    return ModelRequest(
-        messages=run.model_messages(), tools=run.descriptors, settings=agent.settings, output_schema=schema
-    )
+    return ModelRequest(messages=x.model_messages(), tools=x.descriptors, settings=agent.settings, output_schema=schema)
 
 
 def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> ModelRequest:
@@ -248,34 +257,16 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
-def _begin_anew(draft: _Draft) -> None:
-    """Take back what was told of a message whose process ended before it did; the model is asked again."""
-    run, first = draft.run, draft.message_id
-    cut = run.log.told.cut_off(run.run_id, first)
-    if cut is None:
-        return
-    draft.first_id, draft.restarts, draft.message_id = first, cut.drops, cut.message_id
-    if cut.dropped:
-        draft.message_id = f"{first}r{cut.drops}"
-        return
-    draft.calls = {place: _CallDraft(call_id, name) for place, (call_id, name) in enumerate(cut.calls.items())}
-    reason = "the process ended while the model answered: it is asked again"
-    draft.take_retry(Retrying(message=reason, code="interrupted", model=run.model.name, delay=0.0, restarts=True))
-
-
-async def _stream(run: RunScope, request: ModelRequest, message_id: str) -> Turn:
-    draft = _Draft(run, message_id)
-    if run.log.told is not None:
-        _begin_anew(draft)
-        message_id = draft.message_id
-    run.partial_id, said = message_id, run.partial_text
-    chunks: Any = run.model.stream(request)
+async def _stream(x: Execution, request: ModelRequest) -> Turn:
+    message_id = x.answer_id()
+    draft, said = _Draft(x, message_id), x.partial_text
+    chunks: Any = x.model.stream(request)
     try:
         async for chunk in chunks:
             if type(chunk) is TextChunk:
                 if chunk.text:
                     said.append(chunk.text)
-                    run.emit(TextDelta(delta=chunk.text, message_id=message_id))
+                    x.emit_delta(TextDelta(delta=chunk.text, message_id=message_id))
             elif type(chunk) is TurnEnd:
                 draft.end = chunk
             else:

@@ -1,19 +1,20 @@
-"""What a runtime knows: agents, their models, and how they are run as children."""
+"""The registry of a runtime: agents, their models, and the backends that run them as children."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from ..backends.background import LocalBackground
+from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
 from ..core.agents import Agent
-from ..core.backend import ChildInput, ExecutionPlan
-from ..core.children import Child, ParentContext
+from ..core.backend import Backend, ExecutionPlan, RunChildAgent
+from ..core.children import Child
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
@@ -29,13 +30,14 @@ _log = logging.getLogger(__name__)
 class AgentRegistry:
     """The agents of a runtime, with those they name as objects, their models, and how they are run as children."""
 
-    def __init__(self, price: Price | None) -> None:
+    def __init__(self, price: Price | None, backends: Mapping[str, Backend] | None = None) -> None:
         self.agents: dict[str, Agent] = {}
+        self._backends = dict(backends or {})
         self._price, self.prices = price, price is not None
         self._unpriced: set[str] = set()
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
-        self._remotes: dict[Any, TaskHttpBackend] = {}
+        self._foreign: dict[Any, ForeignBackend] = {}
         self._models = OpenModels()
 
     def take(self, agent: Any) -> None:
@@ -47,6 +49,8 @@ class AgentRegistry:
         if agent.name in self.agents:
             raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
         agent.check()
+        if agent.backend is not None:
+            self._check_backend(agent, agent.backend)
         self.agents[agent.name] = agent
         self._take_linked(agent)
 
@@ -65,25 +69,35 @@ class AgentRegistry:
         assert self.backend is not None
         found = self.find(agent)
         if isinstance(found, RemoteSubagentStub):
-            return ExecutionPlan(found, self._remote(found), is_local=False)
+            key = (found.name, found.url, tuple((found.headers or {}).items()))
+            if key not in self._foreign:
+                client = HttpTaskClient(found.url, found.headers, found.name)
+                self._foreign[key] = ForeignBackend(TaskHttpBackend(client, found.name), self.backend)
+            return ExecutionPlan(found, self._foreign[key], is_local=False)
+        if found.backend is not None:
+            return ExecutionPlan(found, self._named(found.backend, found), is_local=False)
         return ExecutionPlan(found, self.backend)
 
-    def _remote(self, stub: RemoteSubagentStub) -> TaskHttpBackend:
-        """The backend of an agent on a server; one for each, so that connections are used again."""
+    def _named(self, name: str, agent: Agent) -> ForeignBackend:
+        """The backend that an agent names, with what the runtime does for it."""
         assert self.backend is not None
-        key = (stub.name, stub.url, tuple((stub.headers or {}).items()))
-        made = self._remotes.get(key)
-        if made is None:
-            client = HttpTaskClient(stub.url, stub.headers, stub.name)
-            made = self._remotes[key] = TaskHttpBackend(client, stub.name, self.backend)
-        return made
+        self._check_backend(agent, name)
+        if name not in self._foreign:
+            self._foreign[name] = ForeignBackend(self._backends[name], self.backend)
+        return self._foreign[name]
+
+    def _check_backend(self, agent: Agent, name: str) -> None:
+        if name not in self._backends:
+            known = ", ".join(self._backends) or "none"
+            raise ConfigurationError(f"agent {agent.name!r} runs on backend {name!r}; Runtime(backends=…) has: {known}")
 
     async def close(self) -> None:
         """Close the connections to servers."""
-        await asyncio.gather(self._models.close(), *[backend.client.close() for backend in self._remotes.values()])
+        closes = [getattr(foreign.backend, "close", None) for foreign in self._foreign.values()]
+        await asyncio.gather(self._models.close(), *[close() for close in closes if close is not None])
 
     def price(self, model: str, usage: Usage) -> float | None:
-        """What a call costs. That a price function does not know a model, or fails for it, is told once."""
+        """Return the cost of a call. A model without a price is logged once."""
         if self._price is None:
             return None
         cost, problem = ask_price(self._price, model, usage)
@@ -93,14 +107,13 @@ class AgentRegistry:
             _log.warning(told, model, problem)
         return cost
 
+    @property
+    def run_child_agent(self) -> RunChildAgent:
+        return run_child_agent
+
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None
         return self.backend.refuse_child(ctx.run.run_id)
-
-    def run_child(
-        self, ctx: ToolContext, agent: str | Agent, input: ChildInput, **options: Any
-    ) -> Coroutine[Any, Any, RunResult]:
-        return run_child_agent(self, agent, input, parent=ParentContext.of(ctx), **options)
 
     def run_children(
         self, ctx: ToolContext, children: Sequence[Child], **options: Any
@@ -113,4 +126,7 @@ class AgentRegistry:
         return self.agents[name]
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
+        if agent.backend is not None:
+            where = f"agent {agent.name!r} runs on backend {agent.backend!r}"
+            raise ConfigurationError(f"{where}, which executes children only: give it work from another agent's run")
         return self._models.resolve(agent.model if override is None else override, f"agent {agent.name!r}")

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from ..backends.background import LocalBackground
-from ..backends.local import LocalBackend
 from ..core.agents import Agent
-from ..core.backend import ChildInput, RunRequest
+from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy, UnknownRun
+from ..core.errors import ConfigurationError
 from ..core.events import Event, Sink
-from ..core.journal import Journal
+from ..core.ids import unique
 from ..core.messages import as_messages
 from ..core.model import Model
 from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.state import Seed, as_persisted
-from ..core.stores import Durability, DurableStore, Retention, Store, WhenBusy
-from ..loop.log import EventLog
+from ..core.stores import Durability, Retention, Store, WhenBusy
+from ..loop.state import RunState
 from ..models.prices import Price
-from ..storage.journal import MemoryJournal
-from ..storage.logs import stored_events
 from ..storage.memory import MemoryStore
 from ..storage.urls import open_store
-from .keeping import LEASE, StoreKeeping
+from .owner import LEASE
 from .registry import AgentRegistry
 from .run import Run
-from .stored import StoredRuns
-
-KEPT_RUNS = 1_000
-"""Finished runs whose events a runtime still has in memory."""
+from .runs import LocalRuns
 
 RunInput = ChildInput
 OnClose = Literal["cancel", "leave"]
@@ -47,54 +41,62 @@ class Runtime:
         *,
         store: Store | None = None,
         sinks: Iterable[Sink] = (),
-        make_journal: Callable[[], Journal] = MemoryJournal,
         price: Price | None = None,
         recover: bool = True,
         lease: float = LEASE,
         retention: Retention | None = None,
         on_close: OnClose = "cancel",
+        backends: Mapping[str, Backend] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`on_close`: what becomes of runs and tasks that are at work when it is closed. With "leave", and a store that
-        keeps them, they stop where they are and the next process goes on with them. `recover`: go on with runs whose processes have ended. `lease`: seconds after which a process that shows no
-        sign of life counts as one that has. `retention`: for how long ended runs are kept; for ever if not given."""
-        self._registry = AgentRegistry(price)
+        """`on_close` says what happens to runs and tasks at work when the runtime is closed: with "leave", and a store,
+        they stop where they are and the next process continues them. `recover`: continue runs whose processes have
+        ended. `lease`: seconds after which a process without a sign of life counts as dead. `retention`: how long ended
+        runs are kept; for ever if not given. `backends`: what executes agents that name one of them.
+        """
+        self._registry = AgentRegistry(price, backends)
         for agent in agents:
             self._registry.take(agent)
-        self._store: Store = store if store is not None else MemoryStore()
-        self._sinks = tuple(sinks)
-        self._make_journal = make_journal
-        self._backend = self._registry.backend = LocalBackend(self._registry, make_journal, self._store, self._sinks)
-        self._background = self._registry.background = LocalBackground(self._backend)
-        self._runs: dict[str, Run] = {}
-        self._lines: dict[str, list[Run]] = {}
-        """The runs of each thread: the first has it, the others wait for their turn."""
-        # By one name: asking whether it has all that the protocol names takes longer than the rest of this.
-        durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
-        self._stored = None if durable is None else StoredRuns(durable, lease, self._backend, self._registry, self)
+        self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock, self)
         self._recovers, self._retention, self._on_close = recover, retention, on_close
+        self._pruning: asyncio.Task[None] | None = None
         if on_close not in ("cancel", "leave"):
             raise ConfigurationError(f"on_close is 'cancel' or 'leave', not {on_close!r}")
-        if on_close == "leave" and durable is None:
-            raise ConfigurationError("on_close='leave' needs a store that others can go on from: use Runtime.open(url)")
+        if on_close == "leave" and self._runs.durable is None:
+            raise ConfigurationError(
+                "on_close='leave' needs a store that others can continue from: use Runtime.open(url)"
+            )
         self._closed = False
 
     @classmethod
     def open(
         cls, url: str, agents: Iterable[Agent] = (), *, durability: Durability = "process", **options: Any
     ) -> Runtime:
-        """A runtime that keeps threads, runs and events, and goes on with the runs of processes that have ended:
-        `sqlite:///app.db`, `postgresql://…`, or `memory:` for none of it."""
+        """A runtime that stores threads, runs and events, and continues the runs of processes that have ended.
+
+        The URL is `sqlite:///app.db`, `postgresql://…`, or `memory:` for none of it.
+        """
         return cls(agents, store=open_store(url, durability), **options)
 
     async def __aenter__(self) -> Runtime:
-        if self._stored is not None:
-            await self._stored.store.open()
+        runs = self._runs
+        if runs.durable is not None and runs.owner is not None:
+            await runs.durable.open()
             if self._recovers:
-                await self.recover()
-                self._stored.keep_recovering()
+                await runs.recover()
+                runs.owner.keep_recovering(runs.recover)
             if self._retention is not None:
-                self._stored.keep_pruning(self._retention)
+                self._pruning = self._prune(self._retention)
         return self
+
+    def _prune(self, retention: Retention) -> asyncio.Task[None]:
+        """From time to time, drop what is left of runs that ended long ago."""
+        from ..storage.sql import SqlStore
+        from ..storage.upkeep import keep_pruning
+
+        if not isinstance(self.store, SqlStore):
+            raise ConfigurationError(f"retention is for databases, which {self.store!r} is not")
+        return asyncio.create_task(keep_pruning(self.store, retention), name="retinue-pruning")
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
@@ -105,8 +107,8 @@ class Runtime:
 
     @property
     def store(self) -> Store:
-        """Where things are kept."""
-        return self._store
+        """The store of threads, runs and events."""
+        return self._runs.store
 
     def stream(
         self,
@@ -131,15 +133,10 @@ class Runtime:
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
         spec = self._registry.find(agent)
-        journal = self._make_journal()
-        run_id = journal.new_id("run")
+        made = unique()
         identity = RunIdentity(
-            run_id=run_id, thread_id=thread_id or journal.new_id("thread"), agent=spec.name, user_id=user_id
+            run_id=f"run_{made}", thread_id=thread_id or f"thread_{made}", agent=spec.name, user_id=user_id
         )
-        spec.check_thread(identity.thread_id)
-        line = self._lines.get(identity.thread_id)
-        if line and when_busy == "reject":
-            raise ThreadBusy(identity.thread_id, line[0].run_id)
         request = RunRequest(
             agent=spec,
             identity=identity,
@@ -150,31 +147,7 @@ class Runtime:
             context=context or {},
             model=model,
         )
-        log = EventLog((*self._sinks, *sinks))
-        before = None if not line else asyncio.create_task(self._turn(list(line), when_busy))
-        if self._stored is None:
-            local = self._backend.open(request, journal, log)
-            run = Run(local, self._backend, StoreKeeping(self._store), self.run_ended, before=before)
-        else:
-            run = self._stored.start(request, log, when_busy, before, line[-1] if line else None)
-        self.take(run)
-        return run
-
-    async def _turn(self, earlier: list[Run], when_busy: WhenBusy) -> None:
-        """Wait for the runs of a thread that came before."""
-        if when_busy == "interrupt":
-            await asyncio.gather(*[run.cancel("a newer run was started") for run in earlier], return_exceptions=True)
-        for run in earlier:
-            await asyncio.shield(run.left)
-
-    def take(self, run: Run) -> None:
-        """Know a run, and that it has its thread or waits for it."""
-        self._runs[run.run_id] = run
-        if run.is_over:
-            return
-        line = self._lines.setdefault(run.thread_id, [])
-        if not any(known.run_id == run.run_id for known in line):
-            line.append(run)
+        return self._runs.start(request, tuple(sinks), when_busy, new_thread=thread_id is None)
 
     async def run(
         self,
@@ -206,99 +179,67 @@ class Runtime:
         return await _result_or_cancel(run)
 
     def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
-        """Go on with a suspended run, and return the handle of what follows. Keys are call ids or ticket ids.
+        """Continue a suspended run, and return the handle of what follows. Keys are call ids or ticket ids.
 
-        A decision that does not fit is refused here and changes nothing; one that was taken in before is ignored.
-        A run that another process left waiting is brought here by `load` first.
+        Without a store, a decision that does not fit raises here and changes nothing. With a store, the run may be
+        another process's: then `result` of the handle raises.
         """
-        found = self._find(run_id)
-        run = found.resumed(decisions)
-        self._runs[run_id] = run
-        self._lines[run.thread_id] = [run if kept is found else kept for kept in self._lines.get(run.thread_id, [run])]
-        if self._stored is not None and run is not found:
-            self._stored.node.take(run)
-        return run
+        here = self._runs.resume_here(run_id, decisions)
+        if here is not None:
+            return here
+        return self._runs.resume_elsewhere(run_id, decisions)
 
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
-        """As `stream_resume`, and wait for the end or for the next time it waits. The run may be another process's.
+        """Continue a suspended run, and wait for the end or for the next time it waits.
 
-        It may also be a background child: the id is in its events and, as the run id, in its task's record.
-        Where another process works on it, because of its tasks for one, that process does it and this one waits.
+        The run may be another process's, or a background child: its id is in its events and in its task's record.
         """
-        if run_id not in self._runs and (answered := await self._background.answer(run_id, decisions)) is not None:
-            return answered
-        try:
-            run = await self.load(run_id)
-        except (RunElsewhere, UnknownRun):
-            if self._stored is None:
-                raise
-            answered = await self._stored.asking.ask(run_id, decisions)
-            if answered is not None:
-                return answered
-            run = await self.load(run_id)  # nobody is there to ask any more
-        if run is not None:
-            try:
-                next_leg = self.stream_resume(run_id, decisions)
-            finally:
-                if self._runs[run_id] is run:
-                    run.let_go()
-            return await _result_or_cancel(next_leg)
-        assert self._stored is not None
-        record = await self._stored.record(run_id)
-        assert record.result is not None
-        if all((target, decision.id) in record.decided for target, decision in decisions.items()):
-            return record.result
-        raise DecisionRefused(f"run {run_id!r} is {record.result.status}, it waits for nothing")
-
-    def awaits(self, run_id: str) -> bool | None:
-        """Whether a run waits for a human in this process; None where it is not in this process."""
-        if self._background.has(run_id):
-            return True
-        run = self._runs.get(run_id)
-        is_ours = run is not None and self._stored is not None and run_id in self._stored.node.runs
-        return run.waits if run is not None and is_ours else None
+        here = self._runs.resume_here(run_id, decisions)
+        if here is not None:
+            return await _result_or_cancel(here)
+        return await self._runs.inbox.answer(run_id, decisions)
 
     async def load(self, run_id: str) -> Run | None:
-        """Bring a run that waits, or whose process has ended, into this process; None where it has ended.
+        """Continue a run here whose process has ended; None where the run has ended.
 
-        It stays here until it is answered or cancelled, or this runtime is closed. Raises RunElsewhere where another
-        process is at work on it.
+        Raises RunElsewhere where another process works on it.
         """
-        known = self._runs.get(run_id)
-        run = await self._bring(run_id)
-        if run is not None and run is known:
-            await run.come_up_to_date()
-        elif run is not None:
-            await run.settled()
-            if run.failure is not None:
-                raise run.failure
-        return run
+        return await self._runs.load(run_id)
 
-    async def _bring(self, run_id: str) -> Run | None:
-        """As `load`, without waiting until it has come to where it was."""
-        known = self._runs.get(run_id)
-        if self._stored is None or not (known is None or known.is_lost or await self._stored.is_old(known)):
-            return self._find(run_id)
-        return await self._stored.load(run_id)
+    async def state_at(self, run_id: str, seq: int) -> RunState:
+        """Return the state of a run as it was after event number `seq` of its log."""
+        return await self._runs.state_at(run_id, seq)
+
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int,
+        input: RunInput | None = None,
+        decisions: Mapping[str, Decision] | None = None,
+    ) -> Run:
+        """Start a new run, on a new thread, that continues as another stood after event number `at`.
+
+        It goes on as that run did, with other input or other decisions where given; calls that had ended are not made
+        again. Possible between two steps, where the run waits, and after its end; elsewhere the error names the
+        nearest places.
+        """
+        return await self._runs.fork(run_id, at, () if input is None else as_messages(input), decisions)
 
     async def recover(self) -> list[Run]:
-        """Go on with the runs that processes left which have ended; those that this one has taken up."""
-        return [] if self._stored is None else await self._stored.recover()
+        """Continue the runs whose processes have ended; those that this process has taken over."""
+        return await self._runs.recover()
 
     async def result(self, run_id: str) -> RunResult:
-        """How a run ended, or where it waits, whichever process works on it."""
-        if run_id in self._runs or self._stored is None:
-            return await self._find(run_id).result()
-        return await self._stored.result(run_id)
+        """Return how a run ended, or where it waits, whichever process works on it."""
+        return await self._runs.result(run_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """The log of a run after event number `after`: what is there, then what comes, until every task has ended.
 
-        With a store that keeps events the run may be another process's, or one that ended long ago.
+        With a store the run may be another process's, or one that ended long ago.
         """
-        if run_id not in self._runs and self._stored is not None:
-            return stored_events(self._stored.store, run_id, after)
-        return self._find(run_id).follow(after)
+        return self._runs.events(run_id, after)
 
     async def cancel(
         self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
@@ -307,15 +248,7 @@ class Runtime:
 
         The run may be another process's, which is then asked to.
         """
-        if run_id not in self._runs and self._stored is not None and await self._stored.is_elsewhere(run_id):
-            return await self._stored.cancel(run_id, reason, grace)
-        run = await self._bring(run_id)
-        if run is None:
-            return await self.result(run_id)
-        result = await run.cancel(reason, grace=grace)
-        if tasks:
-            await run.cancel_tasks()
-        return result
+        return await self._runs.cancel(run_id, reason, grace, tasks)
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop every run and take no more. What waits for a human stays as it is where it is stored.
@@ -323,44 +256,18 @@ class Runtime:
         What runs ends as cancelled; with `on_close="leave"` it is left to the next process that opens the store.
         """
         self._closed = True
-        reason, stored = "the runtime was closed", self._stored is not None
-        if self._stored is not None and self._on_close == "leave":
-            self._background.leave()
-            await self._stored.leave()
-        at_work = [run for line in self._lines.values() for run in line if not (stored and run.waits)]
-        await asyncio.gather(*[run.cancel(reason, grace) for run in at_work])
-        await self._background.close(grace)
-        await self._backend.close(grace)
-        await self._registry.close()
-        if self._stored is not None:
-            await self._stored.close(list(self._runs.values()), grace)
-
-    def _find(self, run_id: str) -> Run:
-        if run_id not in self._runs:
-            raise UnknownRun(run_id)
-        return self._runs[run_id]
-
-    def run_ended(self, run: Run, waits: bool) -> None:
-        """A run, or a leg of it, has ended."""
-        if self._stored is not None:
-            self._stored.ended(run)
-        if not waits:
-            line = [kept for kept in self._lines.get(run.thread_id, ()) if kept.run_id != run.run_id]
-            if line:
-                self._lines[run.thread_id] = line
-            else:
-                self._lines.pop(run.thread_id, None)
-            if not run.left.done():
-                run.left.set_result(None)
-        while len(self._runs) > KEPT_RUNS + len(self._lines):
-            oldest = next((key for key, kept in self._runs.items() if kept.ended and not kept.waits), None)
-            if oldest is None:
-                return
-            del self._runs[oldest]
+        if self._pruning is not None:
+            self._pruning.cancel()
+        try:
+            await self._runs.close(grace, leave=self._on_close == "leave")
+        finally:
+            await self._registry.close()
+            if self._runs.durable is not None:
+                await self._runs.durable.close()
 
 
 async def _result_or_cancel(run: Run) -> RunResult:
-    """The end of a run that belongs to whoever waits here: giving up waiting is giving up the run."""
+    """Wait for a run that belongs to this caller: cancelling the caller cancels the run."""
     try:
         return await run.result()
     except asyncio.CancelledError:

@@ -1,1 +1,1 @@
-"""What is kept, and where."""
+"""Stores: threads, runs, logs, tasks and files, in memory or in a database."""

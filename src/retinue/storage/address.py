@@ -1,4 +1,4 @@
-"""Where a PostgreSQL database is: what a connection needs of its URL, and what may be shown of it."""
+"""The address of a PostgreSQL database: the parameters of a connection, and the parts that may be shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
     "fallback_application_name": "retinue",
 }
-"""How long a server may say nothing, where the URL has no other wish."""
+"""Timeouts, unless the URL sets others."""
 _LASTING = (
     "authentication failed",
     "does not exist",
@@ -33,11 +33,11 @@ _LASTING = (
     "certificate",
     ": invalid ",
 )
-"""What a server that cannot be connected to says of trouble that does not pass by itself."""
+"""Parts of messages about failed connections that retrying does not help."""
 _PASSING = ("08", "25006", "53", "57", "58")
-"""States of SQL that may be others a moment later: connections, resources, a server that stops or changes."""
+"""SQL states that are transient: connections, resources, a server that stops or changes."""
 _RIVALS = ("23505", "40", "55P03")
-"""States of SQL that come of others who change the same at the same moment."""
+"""SQL states of conflicts with others who change the same rows."""
 
 
 class PostgresAddress:
@@ -64,14 +64,16 @@ class PostgresAddress:
         return f"PostgresAddress({self.place!r})"
 
     def problem(self, error: Exception) -> Exception:
-        """What went wrong with the database, in one line, and whether it may pass; other errors as they are."""
+        """Turn an error of the driver into a StoreError of one line; return other errors as they are."""
+        if isinstance(error, UnicodeEncodeError):
+            return StoreError(self.place, f"it cannot store what is not text: {error}")
         if not isinstance(error, psycopg.Error):
             return error
         said, state = self._shown(error), error.sqlstate or ""
         if state.startswith(_RIVALS):
-            return StoreError(self.place, f"{said}: somebody else was faster, try again", passes=True)
+            return StoreError(self.place, f"{said}: somebody else was faster, try again", transient=True)
         if state.startswith(_PASSING) or (not state and _is_of_connection(error, said)):
-            return StoreError(self.place, f"{said}: is the server up, and can it take more?", passes=True)
+            return StoreError(self.place, f"{said}: is the server up, and can it take more?", transient=True)
         if isinstance(error, psycopg.OperationalError) and not state:
             return StoreError(self.place, f"{said}: check user, password and database of its URL")
         return StoreError(self.place, f"{said}: is it a Retinue database?")

@@ -1,4 +1,4 @@
-"""Looking a store over: what in it cannot be read, does not fit together, or was left behind."""
+"""Checks of a store: finds what cannot be read, does not fit together, or was left behind."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from ..core.errors import StoreError
+from ..core.errors import LogUnreadable, StoreError
+from ..core.events import RunFinished, RunStarted
+from ..core.stores import StoredLog
 from ..tasks.task import TaskRecord
 from .lanes import Link
+from .packs import unpack_events
+from .reading import BEING_PRUNED, UNREADABLE
 from .schema import SCHEMA_VERSION, check_version
-from .sql import DECODERS, UNREADABLE, Database, SqlStore
+from .sql import DECODERS, Database, SqlStore
 
 MOST_FINDINGS = 100
-"""Findings of one kind that are told one by one."""
+"""Findings of one kind that are listed; the rest are counted."""
 _PAGE = 2_000
 _DECODERS = {
     **DECODERS,
     "json": msgspec.json.Decoder(msgspec.Raw).decode,
     "task": msgspec.json.Decoder(TaskRecord).decode,
+    "events": unpack_events,
 }
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be. A warning is what is left when a process dies, and mends itself."""
+    """One thing that is not as it should be. A warning marks what a dead process left, and is repaired by the next."""
 
     code: str
     what: str
-    """Which run, thread or file."""
+    """A run, thread or file."""
     problem: str
     severity: Literal["error", "warning"] = "error"
 
@@ -39,18 +44,21 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being looked at, how many of it have been seen, and how many there are."""
-
-
+"""Receives what is being checked, how many of it are done, and how many there are."""
 IsGone = Callable[[str], bool]
-"""Whether an owner of runs is known to be gone, though its lease is not over."""
+"""Tells whether an owner of runs is known to be gone, though its lease is not over."""
+Fold = Callable[[str, StoredLog], str | None]
+"""Folds a log and returns what is wrong with it, in words."""
 
 
 async def check(
-    store: SqlStore, progress: Progress | None = None, is_gone: IsGone = lambda owner: False
+    store: SqlStore,
+    progress: Progress | None = None,
+    is_gone: IsGone = lambda owner: False,
+    fold: Fold = lambda log_id, log: None,
 ) -> list[Finding]:
-    """Look everything over, changing nothing. Everything stored is read: a large database takes minutes."""
-    database, tell = store.database, progress or _tell_nobody
+    """Check everything, changing nothing. Everything stored is read: a large database takes minutes."""
+    database, report = store.database, progress or _report_to_nobody
     try:
         version = check_version(await database.version(), store.place)
     except StoreError as exc:
@@ -61,17 +69,17 @@ async def check(
         problem = f"its schema is {version}, this version has {SCHEMA_VERSION}: run retinue db migrate"
         return [Finding(code="schema", what=store.place, problem=problem)]
     findings = _Findings()
-    looks: list[Callable[[Database, _Findings, Progress], Awaitable[None]]] = [
-        _files,
-        _events,
-        _bodies,
-        partial(_relations, is_gone=is_gone),
+    checks: list[Callable[[Database, _Findings, Progress], Awaitable[None]]] = [
+        _check_files,
+        partial(_check_logs, store=store, fold=fold),
+        _check_bodies,
+        partial(_check_relations, is_gone=is_gone),
     ]
-    for look in looks:
+    for one in checks:
         try:
-            await look(database, findings, tell)
+            await one(database, findings, report)
         except StoreError as exc:
-            if exc.passes:
+            if exc.transient:
                 raise
             findings.add(_unreadable(exc))
     return findings.all()
@@ -88,14 +96,14 @@ class _Findings:
         self._found: dict[str, list[Finding]] = {}
         self._more: dict[str, int] = {}
 
-    def add(self, finding: Finding) -> None:
-        alike = self._found.setdefault(finding.code, [])
-        if finding in alike:
-            return
-        if len(alike) < MOST_FINDINGS:
-            alike.append(finding)
-        else:
-            self._more[finding.code] = self._more.get(finding.code, 0) + 1
+    def add(self, *findings: Finding) -> None:
+        for finding in findings:
+            alike = self._found.setdefault(finding.code, [])
+            if len(alike) < MOST_FINDINGS:
+                if finding not in alike:
+                    alike.append(finding)
+            else:
+                self._more[finding.code] = self._more.get(finding.code, 0) + 1
 
     def all(self) -> list[Finding]:
         found = list[Finding]()
@@ -107,103 +115,84 @@ class _Findings:
         return found
 
 
-def _tell_nobody(what: str, done: int, total: int) -> None:
+def _report_to_nobody(what: str, done: int, total: int) -> None:
     return
 
 
-async def _files(database: Database, findings: _Findings, tell: Progress) -> None:
+async def _check_files(database: Database, findings: _Findings, report: Progress) -> None:
     for problem in await database.problems():
         findings.add(Finding(code="integrity", what=database.place, problem=f"{problem}: restore a backup"))
 
 
-class _Place(Struct):
-    """Where in the logs the look at events is."""
-
-    log_id: str = ""
-    seq: int = 0
-    may_have_gaps: bool = False
-
-
-async def _events(database: Database, findings: _Findings, tell: Progress) -> None:
-    """Every event can be read, is where it says, and follows the one before, except where a log was pruned."""
-    total = await database.read(lambda link: link.run("SELECT COUNT(*) FROM events")[0][0])
-    done, place = 0, _Place()
-    while True:
-        found, place, seen = await database.read(partial(_look_at_events, place=place))
-        for finding in found:
-            findings.add(finding)
-        done += seen
-        if not seen:
-            return
-        tell("events", done, total)
-
-
-def _look_at_events(link: Link, place: _Place) -> tuple[list[Finding], _Place, int]:
-    rows = link.run(
-        f"SELECT log_id, seq, body, held FROM events WHERE (log_id, seq) > (?, ?) ORDER BY log_id, seq LIMIT {_PAGE}",
-        place.log_id,
-        place.seq,
+async def _check_logs(database: Database, findings: _Findings, report: Progress, store: SqlStore, fold: Fold) -> None:
+    """Every log can be read and folded, and says how its run ended. Nothing is folded that was pruned."""
+    total = await database.read(lambda link: link.run("SELECT COUNT(*) FROM logs")[0][0])
+    query = (
+        "SELECT logs.log_id, pruned, status, ended_at IS NOT NULL FROM logs LEFT JOIN runs ON run_id = logs.log_id "
+        f"WHERE logs.log_id > ? ORDER BY logs.log_id LIMIT {_PAGE}"
     )
-    findings, place = list[Finding](), msgspec.structs.replace(place)
-    for log_id, seq, body, held in rows:
-        if log_id != place.log_id:
-            log = link.run("SELECT pruned FROM logs WHERE log_id = ?", log_id)
-            if not log:
-                findings.append(Finding(code="no_log", what=f"run {log_id!r}", problem="has events, but no log"))
-            place = _Place(log_id, 0, not log or bool(log[0][0]))
-        first = seq - held + 1
-        if first != place.seq + 1 and not place.may_have_gaps:
-            missing = (
-                f"event {first - 1} is" if first == place.seq + 2 else f"events {place.seq + 1} to {first - 1} are"
-            )
-            findings.append(Finding(code="gap", what=f"run {log_id!r}", problem=f"{missing} missing"))
-        place.seq = seq
-        if problem := _event_problem(body, first, seq):
-            findings.append(Finding(code="event", what=f"event {seq} of run {log_id!r}", problem=problem))
-    return findings, place, len(rows)
+    done, last = 0, ""
+    while logs := await database.read(lambda link, last=last: link.run(query, last)):
+        for log_id, pruned, status, has_ended in logs:
+            what = f"run {log_id!r}"
+            try:
+                stored = await store.read_log(log_id)
+            except LogUnreadable as exc:
+                findings.add(Finding(code="log", what=f"event {exc.seq} of {what}", problem=exc.reason))
+                continue
+            if stored is None or pruned == BEING_PRUNED:
+                continue
+            if has_ended and _lacks_end(stored, log_id, status):
+                problem = f"the log is truncated: the run is {status}, but its log does not end so"
+                findings.add(Finding(code="truncated", what=what, problem=problem))
+            elif not pruned and (problem := fold(log_id, stored)):
+                findings.add(Finding(code="fold", what=what, problem=problem))
+        done, last = done + len(logs), logs[-1][0]
+        report("logs", done, total)
 
 
-def _event_problem(body: bytes, first: int, last: int) -> str | None:
-    try:
-        events: Any = DECODERS["event"](body)
-    except UNREADABLE as exc:
-        return f"cannot be read: {exc}"
-    for seq, event in zip(range(first, last + 1), events, strict=False):
-        if event.seq != seq:
-            return f"says that it is event {event.seq}"
-    return None if len(events) == last - first + 1 else f"holds {len(events)} events, not {last - first + 1}"
+def _lacks_end(log: StoredLog, root: str, status: str) -> bool:
+    """Return whether the end of a run is missing from its log. A run that never began may have no events at all."""
+    own = [row.event for row in log.rows if row.event is not None and row.event.run_id == root]
+    if not any(isinstance(event, RunStarted) for event in own):
+        return status == "completed"
+    return not any(isinstance(event, RunFinished) and event.status.is_terminal for event in own)
 
 
 _BODIES = (
+    ("events", "log_id, seq, sub", "body", "events", "run {!r}: event {}"),
     ("runs", "run_id", "identity", "identity", "run {!r}: who it is"),
     ("runs", "run_id", "result", "result", "run {!r}: its result"),
-    ("runs", "run_id", "decided", "decisions", "run {!r}: the decisions on it"),
+    ("runs", "run_id", "request", "json", "run {!r}: what was asked of it"),
     ("threads", "thread_id", "state", "state", "thread {!r}: its state"),
     ("messages", "thread_id, place", "body", "message", "thread {!r}: message {}"),
-    ("journal", "log_id, place", "body", "json", "run {!r}: entry {} of its journal"),
+    ("inbox", "log_id, wish_id", "body", "json", "run {!r}: wish {!r}"),
+    ("inbox", "log_id, wish_id", "reply", "json", "run {!r}: the reply to wish {!r}"),
     ("tasks", "agent, session_id, task_id", "body", "task", "agent {!r}, session {!r}: task {!r}"),
 )
-"""Tables, their keys, what is decoded, as what, and what it is called."""
+"""Tables, their keys, the column that is decoded, as what, and how it is named."""
+_NUMBERS = ("seq", "sub", "place")
 
 
-async def _bodies(database: Database, findings: _Findings, tell: Progress) -> None:
-    """Whatever is stored as JSON can be read as what it is."""
+async def _check_bodies(database: Database, findings: _Findings, report: Progress) -> None:
+    """All other JSON can be read."""
     for table, keys, column, kind, name in _BODIES:
         query = f"SELECT COUNT(*) FROM {table}"
         total = await database.read(lambda link, query=query: link.run(query)[0][0])
-        done, last = 0, tuple(-1 if key == "place" else "" for key in keys.split(", "))
+        done, last = 0, tuple(-1 if key in _NUMBERS else "" for key in keys.split(", "))
         while True:
-            look = partial(_look_at_bodies, table=table, keys=keys, column=column, kind=kind, name=name, last=last)
+            look = partial(
+                _check_page_of_bodies, table=table, keys=keys, column=column, kind=kind, name=name, last=last
+            )
             found, last, seen = await database.read(look)
-            for finding in found:
-                findings.add(finding)
+            findings.add(*found)
             done += seen
             if not seen:
                 break
-            tell(table, done, total)
+            report(table, done, total)
 
 
-def _look_at_bodies(
+def _check_page_of_bodies(
     link: Link, table: str, keys: str, column: str, kind: str, name: str, last: tuple[Any, ...]
 ) -> tuple[list[Finding], tuple[Any, ...], int]:
     rows = link.run(
@@ -221,41 +210,55 @@ def _look_at_bodies(
     return findings, tuple(rows[-1][:-1]) if rows else last, len(rows)
 
 
-async def _relations(database: Database, findings: _Findings, tell: Progress, is_gone: IsGone) -> None:
-    """Logs belong to runs, threads are held by runs that go on, and what goes on has somebody who does it."""
-    for finding in await database.read(lambda link: list(_look_at_relations(link, is_gone))):
-        findings.add(finding)
+async def _check_relations(database: Database, findings: _Findings, report: Progress, is_gone: IsGone) -> None:
+    """Logs belong to runs, threads are held by runs that have not ended, and a run that works has an owner."""
+    findings.add(*await database.read(lambda link: list(_relations(link, is_gone))))
 
 
-_ENDED = "('completed', 'failed', 'cancelled', 'timeout')"
 _AGAIN = "the next runtime that opens this database takes it over"
 
 
-def _look_at_relations(link: Link, is_gone: IsGone) -> Iterator[Finding]:
+def _relations(link: Link, is_gone: IsGone) -> Iterator[Finding]:
     for (log_id,) in link.run(
-        "SELECT log_id FROM logs WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = log_id) ORDER BY log_id"
+        "SELECT DISTINCT log_id FROM events WHERE NOT EXISTS (SELECT 1 FROM logs WHERE logs.log_id = events.log_id) "
+        "ORDER BY log_id"
+    ):
+        yield Finding(code="no_log", what=f"run {log_id!r}", problem="has events, but no log")
+    for (log_id,) in link.run(
+        "SELECT log_id FROM logs WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id) ORDER BY log_id"
     ):
         yield Finding(code="no_run", what=f"log {log_id!r}", problem="there is no such run")
+    for run_id, status in link.run(
+        "SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id WHERE ended = 1 AND ended_at IS NULL "
+        "ORDER BY run_id"
+    ):
+        problem = f"its log has ended, but the run is {status}: nobody can continue it"
+        yield Finding(code="ended", what=f"run {run_id!r}", problem=problem)
     for thread_id, holder, status in link.run(
         "SELECT threads.thread_id, holder, status FROM threads LEFT JOIN runs ON run_id = holder "
-        f"WHERE holder IS NOT NULL AND (status IS NULL OR status IN {_ENDED}) ORDER BY threads.thread_id"
+        "WHERE holder IS NOT NULL AND (status IS NULL OR ended_at IS NOT NULL) ORDER BY threads.thread_id"
     ):
         how = "is not there" if status is None else f"has ended ({status})"
         problem = f"it is held by run {holder!r}, which {how}: no run can begin on it"
         yield Finding(code="held", what=f"thread {thread_id!r}", problem=problem)
+    yield from _owners(link, is_gone)
+
+
+def _owners(link: Link, is_gone: IsGone) -> Iterator[Finding]:
     for run_id, status in link.run(
-        "SELECT run_id, status FROM runs JOIN logs ON log_id = run_id "
-        "WHERE status IN ('running', 'queued') AND owner IS NULL ORDER BY run_id"
+        "SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id "
+        "WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 ORDER BY run_id"
     ):
         problem = f"it is {status}, but no process has it: {_AGAIN}"
         yield Finding(code="ownerless", what=f"run {run_id!r}", problem=problem, severity="warning")
-    now = link.clock()
-    for log_id, owner, until in link.run(
-        "SELECT log_id, owner, lease_until FROM logs WHERE owner IS NOT NULL ORDER BY log_id"
+    for log_id, owner, expired in link.run(
+        f"SELECT log_id, owner, CASE WHEN boot = ? AND lease_until < {link.lease_now} THEN 1 ELSE 0 END FROM logs "
+        "WHERE owner IS NOT NULL ORDER BY log_id",
+        link.boot,
     ):
         if is_gone(owner):
-            problem = f"the process {owner}, who has it, is gone: {_AGAIN}"
+            problem = f"the process {owner}, which owns it, is gone: {_AGAIN}"
             yield Finding(code="gone", what=f"run {log_id!r}", problem=problem, severity="warning")
-        elif until < now:
-            problem = f"nothing has been heard of {owner}, who has it: {_AGAIN}"
+        elif expired:
+            problem = f"the lease of its owner {owner} is over: {_AGAIN}"
             yield Finding(code="expired", what=f"run {log_id!r}", problem=problem, severity="warning")

@@ -26,14 +26,14 @@ _AT = "space = ? AND folder = ? AND name = ?"
 
 
 class Version(NamedTuple):
-    """Which writing of a file this is. Numbers begin anew where a file is made again, marks never come back."""
+    """The version of a file. Numbers start again when a file is created again; marks are never reused."""
 
     number: int
     mark: str
 
 
 class Row(NamedTuple):
-    """What is known of a file or folder without its bytes."""
+    """A file or folder without its bytes."""
 
     is_folder: bool
     version: Version
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A path in a space: the folders that whoever asks cannot leave, and the names below."""
+    """A path in a space: the base folder, which the caller cannot leave, and the names below."""
 
     space: str
     base: tuple[str, ...]
@@ -53,11 +53,11 @@ class Spot(NamedTuple):
 
     @property
     def is_root(self) -> bool:
-        """Whether it is the folder that has no row and is always there."""
+        """True for the root folder, which has no row and always exists."""
         return not self.base and not self.names
 
     def shown(self, depth: int | None = None) -> str:
-        """The path, or its beginning, as whoever asks knows it."""
+        """Return the path, or its beginning, as the caller knows it."""
         return join_path(self.names if depth is None else self.names[: max(depth - len(self.base), 0)])
 
     def key(self, depth: int | None = None) -> tuple[str, str, str]:
@@ -66,7 +66,7 @@ class Spot(NamedTuple):
 
 
 def find(link: Link, spot: Spot, depth: int | None = None, *, hold: bool = False) -> Row | None:
-    """What is at a spot, or so many names into it; with `hold`, nobody changes it before this is committed."""
+    """Find the row of a spot, or of its first `depth` names; with `hold`, lock it until the commit."""
     query = f"SELECT {_COLUMNS} FROM files WHERE {_AT} {link.locking if hold else ''}"
     return next(map(_row, link.run(query, *spot.key(depth))), None)
 
@@ -80,7 +80,7 @@ def load(link: Link, spot: Spot, most: int) -> tuple[Row, bytes | None] | None:
 
 
 def children(link: Link, spot: Spot) -> dict[str, Row] | None:
-    """What a folder holds, by name; None where it is not there."""
+    """Return the rows in a folder, by name; None if there is no such folder."""
     query = f"SELECT {_COLUMNS}, name FROM files WHERE space = ? AND folder = ?"
     found = {row[4]: _row(row) for row in link.run(query, spot.space, join_path(spot.whole))}
     if found or spot.is_root:
@@ -92,7 +92,7 @@ def children(link: Link, spot: Spot) -> dict[str, Row] | None:
 
 
 def entries(spot: Spot, found: dict[str, Row]) -> list[FileEntry]:
-    """What a listing shows."""
+    """Return the entries of a listing."""
     return [FileEntry(join_path((*spot.names, name)), row.is_folder, row.size) for name, row in sorted(found.items())]
 
 
@@ -154,11 +154,10 @@ def _create(link: Link, spot: Spot, data: bytes, mark: str) -> Version | None:
     make_folders(link, spot, len(spot.whole) - 1)
     made = link.run(
         "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
-        "VALUES (?, ?, ?, 0, 1, ?, ?, ?, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
+        f"VALUES (?, ?, ?, 0, 1, ?, ?, {link.now}, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
         *spot.key(),
         mark,
         len(data),
-        link.clock(),
         data,
     )
     return Version(1, mark) if made else None
@@ -168,17 +167,17 @@ def _replace(link: Link, spot: Spot, found: Row, data: bytes, mark: str) -> Vers
     if found.is_folder:
         raise PathError(spot.shown(), IS_FOLDER)
     version = Version(found.version.number + 1, mark)
-    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = ?, body = ? WHERE {_AT}"
-    link.run(update, *version, len(data), link.clock(), data, *spot.key())
+    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = {link.now}, body = ? WHERE {_AT}"
+    link.run(update, *version, len(data), data, *spot.key())
     return version
 
 
 def _make_folder(link: Link, spot: Spot, depth: int) -> None:
     insert = (
         "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at) "
-        "VALUES (?, ?, ?, 1, 1, ?, 0, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
+        f"VALUES (?, ?, ?, 1, 1, ?, 0, {link.now}) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
     )
-    while not link.run(insert, *spot.key(depth), token_hex(8), link.clock()):
+    while not link.run(insert, *spot.key(depth), token_hex(8)):
         found = find(link, spot, depth, hold=True)
         _refuse_file(found, spot, depth)
         if found is not None:

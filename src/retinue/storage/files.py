@@ -190,7 +190,7 @@ class StoreFilesystem:
         return self._spot(names)
 
     def _file(self, path: str) -> Spot:
-        """What may be a file, in a folder that may be entered."""
+        """Return the spot of a file, in a folder that may be entered."""
         names = split_path(path)
         if not names:
             raise PathError(path, "it is the root folder of this workspace, not a file")

@@ -1,35 +1,48 @@
-"""Lanes: threads that do work on a database, each with a connection. What waits together is committed together.
-
-Little work need not go to a thread and back, which takes longer than the work: see `Lane.quick`.
-"""
+"""Lanes: threads that do work on a database, each with a connection. Work that waits together is committed together."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..core.errors import StoreError
 
 T = TypeVar("T")
 
 MOST = 256
-"""Pieces of work in one transaction."""
-MOST_QUICK, QUICK_IN_A_ROW = 32, 256
-"""Pieces of work in a transaction that is done without the thread; and such transactions in a row: the thread has
-chores of its own, which are done with the next."""
-SLOW, PAUSE = 0.01, 1.0
-"""Seconds after which such a transaction was none for an event loop, and for how long there is none then."""
+"""Jobs in one transaction."""
+
+
+class Unmet(Exception):
+    """Something that a job expected of the database is not so. Nothing of its transaction was written."""
+
+
+class Later(NamedTuple):
+    """The result of work that is known after the commit."""
+
+    read: Callable[[], Any]
 
 
 class Link(Protocol):
-    """A connection. Placeholders are `?` whatever the database; statements say `RETURNING` for what they changed."""
+    """A connection. Placeholders are `?` for every database; a statement says RETURNING where its rows are wanted."""
+
+    locking: str
+    """Ends a SELECT that locks its rows until the commit."""
+    now: str
+    """SQL for the time, in seconds since 1970, by one clock for all who use the database."""
+    lease_now: str
+    """SQL for the time by which leases are measured, in seconds."""
+    boot: str
+    """The id of that clock: leases can be compared if it is the same."""
+    eager: bool
+    """If false, an unmet condition shows only at the commit; then each job is done again by itself, eagerly."""
+    lost: bool
+    """True after the connection broke: another may work."""
 
     def begin(self) -> None: ...
 
@@ -38,48 +51,62 @@ class Link(Protocol):
     def rollback(self) -> None: ...
 
     def run(self, sql: str, *values: Any) -> list[Any]:
-        """Do a statement; its rows, where it has any."""
+        """Run a statement; return its rows, if it has any."""
         ...
 
-    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Do a statement once for each row."""
+    def ask(self, sql: str, *values: Any) -> Later:
+        """Run a statement whose rows are not needed before the commit."""
         ...
 
-    def note(self, topic: str) -> None:
-        """Tell whoever watches a topic, when this is committed, that something has changed."""
+    def run_two(self, first: str, first_values: Sequence[Any], second: str, second_values: Sequence[Any]) -> None:
+        """Run two statements that do not change the same rows, in any order."""
         ...
 
-    def clock(self) -> float:
-        """Seconds since the epoch, by one clock for all who use the database."""
+    def insert(self, into: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows into a table, named with its columns: `messages (thread_id, place, body)`."""
         ...
 
-    locking: str
-    """What a SELECT says at its end so that nobody changes its rows before this is committed."""
-    lost: bool
-    """Whether the connection is gone, so that another is worth a try."""
+    def insert_if(self, sql: str, values: Sequence[Any], into: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows if a statement returns a row. Otherwise raise Unmet, at once or at the commit: see `eager`."""
+        ...
+
+    def lock_threads(self, thread_ids: Sequence[str]) -> None:
+        """Wait for others who change these threads, and make them wait until the commit."""
+        ...
+
+    def notify(self, topic: str) -> None:
+        """Wake those who watch a topic, after the commit."""
+        ...
 
 
 Work = Callable[[Link], Any]
-"""Something done in one transaction. It changes nothing else, and done again, even after it was committed, it changes
-nothing more: where a connection breaks, nobody knows how far it came."""
+"""Something done in one transaction. It returns its result, or Later. It has no other effects. Doing it again changes
+nothing more, even after it was committed: after a connection broke, it is tried again."""
 Session = Callable[[], AbstractContextManager[Link]]
-"""Lends a connection, which is given back, or thrown away where it failed."""
+"""Lends a connection, and takes it back or closes it."""
 
-_Done: TypeAlias = "asyncio.Future[Any] | Future[Any]"
-_Job = tuple[str, Work, bool, asyncio.AbstractEventLoop | None, _Done]
-"""What to do, whether alone, and whom to tell; without an event loop, a thread waits for it."""
+_Done = asyncio.Future[Any] | Future[Any]
 _Outcome = tuple[Any, Exception | None]
 
 
+class _Job(NamedTuple):
+    """Work, the log it is about, the threads it changes, and the future that gets its result."""
+
+    about: str
+    work: Work
+    threads: Sequence[str]
+    loop: asyncio.AbstractEventLoop | None
+    """None where a thread waits for the result."""
+    done: _Done
+
+
 class Lane:
-    """Does work about one thing in the order in which it came, in a thread of its own that begins with the first piece.
+    """Does jobs about one log in the order in which they came, in a thread that starts with the first.
 
-    In one transaction it is in the order of what it is about. Work that also touches something else has one for itself:
-    so two lanes, which keep what they have touched until they commit, never wait for each other. A lane whose work is
-    all of that kind joins none: `most` is 1.
+    A transaction locks first the threads of its jobs and then their logs, each in one order. So two lanes never wait
+    for each other.
 
-    With `quick`, which lends the same connection and has it wait for nothing, little work that finds the lane free is
-    done by the event loop itself, all of one turn together. Where that fails, the thread does it again and tells why.
+    The event loop never does a job itself, however small: a disk that stalls would stop everything else.
     """
 
     def __init__(
@@ -88,194 +115,130 @@ class Lane:
         session: Session,
         problem: Callable[[Exception], Exception],
         most: int = MOST,
-        quick: Session | None = None,
     ) -> None:
         self._place, self._session, self._problem, self._most = place, session, problem, most
-        self._quick = quick
-        self._gathered: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-        self._using = threading.Lock()
-        self._process = os.getpid()
-        """Who has the connection: one that was forked off must not touch it."""
-        self._unfinished, self._quick_left, self._quick_from = 0, QUICK_IN_A_ROW, 0.0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
-        self._taking = threading.Lock()
+        self._adding = threading.Lock()
 
-    async def do(self, work: Callable[[Link], T], about: str = "", alone: bool = False, little: bool = False) -> T:
-        """Have work done and committed; whoever waits here is told then."""
+    def do(self, work: Callable[[Link], T], about: str = "", threads: Sequence[str] = ()) -> asyncio.Future[T]:
+        """Begin a job; the future is done when it is committed."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        job = about, work, alone, loop, done
-        if little and self._quick is not None:
-            self._gather(loop, job)
-        else:
-            self._do_gathered(loop)
-            self._take(job)
-        return await done
+        self._try_to_add(_Job(about, work, threads, loop, done))
+        return done
 
     def do_now(self, work: Callable[[Link], T], about: str = "") -> T:
         """As `do`, for a thread without an event loop. Blocking."""
         done: Future[T] = Future()
-        self._take((about, work, False, None, done))
+        self._add(_Job(about, work, (), None, done))
         return done.result()
+
+    def add(self, work: Work) -> None:
+        """Begin a job without waiting for its result. From any thread."""
+        self._try_to_add(_Job("", work, (), None, Future()))
 
     async def close(self) -> None:
         """Do what waits, and end."""
-        self._do_gathered(asyncio.get_running_loop())
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
         """As `close`. Blocking."""
-        with self._taking:
+        with self._adding:
             if not self._closed and self._worker is not None:
                 self._jobs.put(None)
             self._closed = True
         if self._worker is not None:
             self._worker.join()
-        with self._using:  # another event loop may be in the middle of something
-            return
 
-    def _take(self, job: _Job) -> None:
-        with self._taking:  # nothing is put behind the end, where nobody would find it
+    def _add(self, job: _Job) -> None:
+        with self._adding:  # nothing is added after the end
             if self._closed:
                 raise StoreError(self._place, "it was closed")
-            self._unfinished += 1
             self._jobs.put(job)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
                 self._worker.start()
 
-    def _gather(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
-        gathered = self._gathered.get(loop)
-        if gathered is None:
-            self._gathered[loop] = [job]
-            loop.call_soon(self._do_gathered, loop)
-        else:
-            gathered.append(job)
-
-    def _do_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        jobs = self._gathered.pop(loop, [])
-        left = jobs
+    def _try_to_add(self, job: _Job) -> None:
         try:
-            left = [] if not jobs or self._did_quickly(jobs) else jobs
-        finally:  # also where somebody pressed Ctrl-C
-            self._take_all(left)
-
-    def _take_all(self, jobs: list[_Job]) -> None:
-        for job in jobs:
-            try:
-                self._take(job)
-            except StoreError as exc:
-                _settle([(job[-1], (None, exc))])
-
-    def _did_quickly(self, jobs: list[_Job]) -> bool:
-        """Do all of it at once in this thread, where nobody is before it and nothing need be waited for."""
-        began = time.monotonic()
-        if self._quick is None or len(jobs) > MOST_QUICK or began < self._quick_from or os.getpid() != self._process:
-            return False
-        with self._taking:
-            if self._closed or self._unfinished or not self._quick_left:
-                return False
-            self._quick_left -= 1
-            self._using.acquire()  # at once: who has nothing to do uses nothing
-        try:
-            with self._quick() as link:
-                outcomes = _in_one(link, [work for _, work, _, _, _ in jobs])
-        except Exception:  # the thread does it again, with all patience, and sees whose fault it was
-            return False
-        finally:
-            self._using.release()
-            now = time.monotonic()
-            if now - began > SLOW:
-                self._quick_from = now + PAUSE
-        _settle([(job[-1], outcome) for job, outcome in zip(jobs, outcomes, strict=True)])
-        return True
+            self._add(job)
+        except StoreError as exc:
+            _settle([(job.done, (None, exc))])
 
     def _serve(self) -> None:
         while True:
             batch = [self._jobs.get()]
             while len(batch) < self._most and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = [job for job in batch if job is not None]
-            for some in _parted(jobs):
-                with self._using:
-                    outcomes = self._together([work for _, work, _, _, _ in some])
-                with self._taking:
-                    self._unfinished -= len(some)
-                    self._quick_left = QUICK_IN_A_ROW
-                _tell(some, outcomes)
+            jobs = sorted([job for job in batch if job is not None], key=lambda job: job.about)
+            if jobs:
+                _report(jobs, self._together(jobs))
             if len(jobs) < len(batch):
                 return
 
-    def _together(self, works: list[Work]) -> list[_Outcome]:
-        """Do several things in one transaction; where one fails, each in its own."""
+    def _together(self, jobs: list[_Job]) -> list[_Outcome]:
+        """Do several jobs in one transaction; where one fails, each in its own."""
         outcomes: list[_Outcome] = []
         try:
-            if len(works) > 1:
-                with self._session() as link, suppress(Exception):  # one by one it shows whose fault it was
-                    return _in_one(link, works)
-            for work in works:
-                outcomes.append(self._alone(work))
-        except Exception as exc:  # no connection is to be had: what is left need not be tried
-            outcomes += [(None, self._problem(exc))] * (len(works) - len(outcomes))
+            with self._session() as link:
+                if len(jobs) > 1 or not link.eager:
+                    with suppress(Exception):  # one by one shows whose fault it was
+                        return _in_one(link, jobs)
+            for job in jobs:
+                outcomes.append(self._alone(job))
+        except Exception as exc:  # there is no connection: the rest need not be tried
+            outcomes += [(None, self._problem(exc))] * (len(jobs) - len(outcomes))
         return outcomes
 
-    def _alone(self, work: Work) -> _Outcome:
-        """Do one thing, and once again where the connection turned out to be gone."""
-        outcome, lost = self._try(work)
-        return self._try(work)[0] if lost else outcome
+    def _alone(self, job: _Job) -> _Outcome:
+        """Do one job, and once again if the connection was lost."""
+        outcome, lost = self._try(job)
+        return self._try(job)[0] if lost else outcome
 
-    def _try(self, work: Work) -> tuple[_Outcome, bool]:
+    def _try(self, job: _Job) -> tuple[_Outcome, bool]:
         with self._session() as link:
+            was_eager, link.eager = link.eager, True
             try:
-                return _in_one(link, [work])[0], False
+                return _in_one(link, [job])[0], False
             except Exception as exc:
                 return (None, self._problem(exc)), link.lost
+            finally:
+                link.eager = was_eager
 
 
-def _parted(jobs: Sequence[_Job]) -> list[list[_Job]]:
-    """Work in the order of what it is about, parted by transaction."""
-    parts: list[list[_Job]] = []
-    may_join = False
-    for job in sorted(jobs, key=lambda job: job[0]):
-        alone = job[2]
-        if may_join and not alone:
-            parts[-1].append(job)
-        else:
-            parts.append([job])
-        may_join = not alone
-    return parts
-
-
-def _in_one(link: Link, works: Sequence[Work]) -> list[_Outcome]:
+def _in_one(link: Link, jobs: Sequence[_Job]) -> list[_Outcome]:
     try:
         link.begin()
-        outcomes: list[_Outcome] = [(work(link), None) for work in works]
+        threads = {thread_id for job in jobs for thread_id in job.threads}
+        if threads:
+            link.lock_threads(sorted(threads))
+        results = [job.work(link) for job in jobs]
         link.commit()
     except BaseException:
         link.rollback()
         raise
-    return outcomes
+    return [(result.read() if result.__class__ is Later else result, None) for result in results]
 
 
-def _tell(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
-    """Tell those who wait, with one word to each event loop."""
+def _report(jobs: Sequence[_Job], outcomes: Sequence[_Outcome]) -> None:
+    """Settle futures, with one call to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[tuple[_Done, _Outcome]]] = {}
-    for (_, _, _, loop, done), outcome in zip(jobs, outcomes, strict=True):
-        by_loop.setdefault(loop, []).append((done, outcome))
-    for loop, told in by_loop.items():
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        by_loop.setdefault(job.loop, []).append((job.done, outcome))
+    for loop, settled in by_loop.items():
         if loop is None:
-            _settle(told)
+            _settle(settled)
             continue
         try:
-            loop.call_soon_threadsafe(_settle, told)
+            loop.call_soon_threadsafe(_settle, settled)
         except RuntimeError:
             continue  # the event loop is closed: nobody waits any more
 
 
-def _settle(told: list[tuple[_Done, _Outcome]]) -> None:
-    for done, (result, error) in told:
+def _settle(settled: list[tuple[_Done, _Outcome]]) -> None:
+    for done, (result, error) in settled:
         if done.done():
             continue
         if error is None:

@@ -1,4 +1,4 @@
-"""Notes of a PostgreSQL server: one connection listens, and whoever watches a topic is woken."""
+"""Notifications of a PostgreSQL server: one connection listens, and wakes those who watch a topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 class NotedWatch:
-    """Wakes when its topic was noted, or may have been."""
+    """Wakes when its topic was notified, or may have been."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,8 +37,8 @@ class NotedWatch:
 class Listener:
     """Listens in a thread that begins with the first watch.
 
-    A connection that breaks is made anew. Whatever was noted before a connection listens is not heard, so that everybody
-    is woken when it does.
+    A connection that breaks is opened again. Notifications sent before it listens are lost, so it wakes everybody when
+    it begins to listen.
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]], channel: str) -> None:
@@ -93,7 +93,7 @@ class Listener:
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _hear(self, connection: psycopg.Connection[Any], ended: socket.socket) -> None:
-        """Wake whoever watches what is noted, until the connection breaks or this is closed."""
+        """Wake those who watch, until the connection breaks or this is closed."""
         with selectors.DefaultSelector() as ready:
             ready.register(connection, selectors.EVENT_READ)
             ready.register(ended, selectors.EVENT_READ)

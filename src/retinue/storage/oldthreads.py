@@ -1,4 +1,4 @@
-"""Conversations that nobody needs any more."""
+"""Pruning of conversations that have no runs any more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE = 500
 
 
 async def forget_threads(database: Database, before: float, *, dry_run: bool) -> tuple[int, int]:
-    """Drop the threads without runs that were not saved since; how many they were, and their messages.
+    """Drop the threads without runs that were not saved since; return how many, and how many messages.
 
     A thread of a sub-agent has no runs of its own: it goes no earlier than the conversation that spawned it.
     """
@@ -28,7 +28,7 @@ async def forget_threads(database: Database, before: float, *, dry_run: bool) ->
 
 
 async def _forgettable(database: Database, before: float, *, with_runs: bool) -> list[str]:
-    """The threads that may go; where nothing is really dropped, also those whose runs would go before them."""
+    """Return the threads that may go; with `with_runs`, also those whose runs would go before them."""
     spawned: dict[str, list[str]] = {}
     old: set[str] = set()
     last, kept = "", list[str]()
@@ -52,7 +52,7 @@ async def _forgettable(database: Database, before: float, *, with_runs: bool) ->
 
 
 def _look(link: Link, last: str, before: float, with_runs: bool) -> list[tuple[str, bool, list[str]]]:
-    """The next threads: whether each is old, and the threads of its sub-agents."""
+    """Read a page of threads: the id, whether it is old, and the threads of its sub-agents."""
     stays, values = (" AND (ended_at IS NULL OR ended_at >= ?)", [before]) if with_runs else ("", [])
     rows = link.run(
         "SELECT thread_id, state, CASE WHEN holder IS NULL AND saved_at < ? AND NOT EXISTS "
@@ -66,7 +66,7 @@ def _look(link: Link, last: str, before: float, with_runs: bool) -> list[tuple[s
 
 
 def _children(state: bytes | None) -> list[str]:
-    """The threads of the sub-agents that the state of a thread tells of."""
+    """Return the threads of the sub-agents that the state of a thread names."""
     try:
         extensions = cast("Any", DECODERS["state"](state or b"{}")).extensions
         return [spawned["session_id"] for spawned in extensions.get(SPAWNED.name, {}).values()]
@@ -76,6 +76,7 @@ def _children(state: bytes | None) -> list[str]:
 
 def _drop(link: Link, thread_ids: Sequence[str], before: float) -> tuple[int, int]:
     threads = messages = 0
+    link.lock_threads(thread_ids)
     for thread_id in thread_ids:
         dropped = link.run(
             "DELETE FROM threads WHERE thread_id = ? AND holder IS NULL AND saved_at < ? AND NOT EXISTS "

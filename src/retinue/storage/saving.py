@@ -1,4 +1,4 @@
-"""How threads and runs are written, in a transaction with whatever else changes."""
+"""Statements that store threads and runs, within a transaction."""
 
 from __future__ import annotations
 
@@ -7,68 +7,77 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.codec import to_json_value
-from ..core.stores import RunRecord, ThreadRecord
+from ..core.stores import RunRecord, ThreadUpdate
 from .lanes import Link
 
-Saving = tuple[Callable[[Link], None], int]
-"""What stores something, and how many bytes that are."""
+Save = Callable[[Link], None]
+"""A function that stores something."""
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
-def saving_thread(record: ThreadRecord, keep: int) -> Saving:
-    """What stores a thread, of which the first messages are stored already."""
-    rows = [(record.thread_id, place, _encode(record.messages[place])) for place in range(keep, len(record.messages))]
-    state = _encode(record.state)
+def saving_thread(update: ThreadUpdate, ended: str | None = None) -> Save:
+    """Encode a thread. Its first messages, which are stored already, are left as they are. A run that `ended`
+    releases it."""
+    record, keep = update.record, update.keep
+    thread_id, count = record.thread_id, len(record.messages)
+    rows = [(thread_id, place, encode(record.messages[place])) for place in range(keep, count)]
+    state = encode(record.state)
 
     def save(link: Link) -> None:
-        link.run(
-            "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
-            "DO UPDATE SET user_id = excluded.user_id, state = excluded.state, saved_at = excluded.saved_at",
-            record.thread_id,
-            record.user_id,
-            state,
-            link.clock(),
+        link.run_two(
+            "DELETE FROM messages WHERE thread_id = ? AND place >= ?",
+            (thread_id, keep),
+            f"INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, {link.now}) "
+            "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state, "
+            "saved_at = excluded.saved_at, holder = NULLIF(threads.holder, ?)",
+            (thread_id, record.user_id, state, ended or ""),
         )
-        link.run("DELETE FROM messages WHERE thread_id = ? AND place >= ?", record.thread_id, keep)
-        if rows:
-            link.run_many("INSERT INTO messages (thread_id, place, body) VALUES (?, ?, ?)", rows)
+        link.insert("messages (thread_id, place, body)", rows)
 
-    return save, len(state) + sum([len(row[2]) for row in rows])
+    return save
 
 
-def saving_run(record: RunRecord) -> Saving:
-    """What stores a run, and lets go of its thread where it has ended."""
-    identity, result = record.identity, None
+def saving_run(record: RunRecord, *, release: bool = True) -> Save:
+    """Encode a run. A run that has ended releases its thread; one that had ended before is not changed."""
+    result = None
     if record.result is not None:
-        result = _encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
-    ended = record.result is not None and record.result.status.is_terminal
-    values = (
+        result = encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
+    ends = is_terminal(record)
+    values = (*run_values(record), record.status, result)
+    identity = record.identity
+
+    def save(link: Link) -> None:
+        upsert = (
+            "INSERT INTO runs (run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity, status, "
+            f"result, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {link.now if ends else 'NULL'}) "
+            "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
+            "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
+        )
+        if ends and release:
+            free = "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?"
+            link.run_two(free, (identity.thread_id, identity.run_id), upsert, values)
+        else:
+            link.run(upsert, *values)
+
+    return save
+
+
+def run_values(record: RunRecord) -> tuple[str | float | bytes | None, ...]:
+    """Return the columns of a run that never change: run_id, log_id, parent_run_id, thread_id, user_id, agent,
+    started_at, identity."""
+    identity = record.identity
+    return (
         identity.run_id,
+        record.log_id or identity.run_id,
+        identity.parent_run_id,
         identity.thread_id,
         identity.user_id,
         identity.agent,
-        record.status,
         record.started_at,
-        _encode(identity),
-        result,
-        _encode(record.decided) if record.decided else None,
+        encode(identity),
     )
 
-    def save(link: Link) -> None:
-        if ended:  # first: whoever locks both a thread and a run begins with the thread
-            link.run(
-                "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?",
-                identity.thread_id,
-                identity.run_id,
-            )
-        link.run(
-            "INSERT INTO runs (run_id, thread_id, user_id, agent, status, started_at, identity, result, decided, "
-            "ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
-            "status = excluded.status, result = excluded.result, decided = excluded.decided, "
-            "ended_at = excluded.ended_at",
-            *values,
-            link.clock() if ended else None,
-        )
 
-    return save, len(result or b"")
+def is_terminal(record: RunRecord) -> bool:
+    return record.result is not None and record.result.status.is_terminal

@@ -1,67 +1,61 @@
-"""Threads, runs, events and journals in SQL: the same statements for every database."""
+"""A store in SQL: threads, runs, logs and inboxes, with the same statements for every database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..core.errors import OwnershipLost, StoreError
+from ..core.errors import StoreError
 from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
-    REQUESTS,
-    Asked,
-    AskStatus,
-    JournalEntry,
+    WISHES,
     LogBatch,
-    OwnedLog,
+    OpenLog,
     RunRecord,
+    StoredLog,
     ThreadRecord,
+    ThreadUpdate,
     Watch,
+    WhenBusy,
+    Wish,
 )
-from .lanes import Link
-from .packs import EventRow, events_in, rows_of
+from .batches import BatchWrite
+from .lanes import Later, Link
+from .packs import unpack_events
+from .reading import UNREADABLE, read_bodies, read_log
 from .saving import saving_run, saving_thread
+from .turns import Beginning, take_thread
 
 T = TypeVar("T")
-_Row = tuple[Any, ...]
 
-_message = msgspec.json.Decoder(Message).decode
-_state = msgspec.json.Decoder(PersistedState).decode
-_result = msgspec.json.Decoder(RunResult).decode
-_identity = msgspec.json.Decoder(RunIdentity).decode
-_decided = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
+_decode_message = msgspec.json.Decoder(Message).decode
+_decode_state = msgspec.json.Decoder(PersistedState).decode
+_decode_result = msgspec.json.Decoder(RunResult).decode
+_decode_identity = msgspec.json.Decoder(RunIdentity).decode
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
-    "message": _message,
-    "state": _state,
-    "result": _result,
-    "identity": _identity,
-    "decisions": _decided,
-    "event": events_in,
+    "message": _decode_message,
+    "state": _decode_state,
+    "result": _decode_result,
+    "identity": _decode_identity,
 }
-"""How what is stored is read, by what it is."""
-UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
-"""What decoders raise."""
+"""Decoders of what is stored, by what it is."""
 
-_FEW, _LITTLE = 100, 512_000
-"""Rows, and bytes in them, that are written sooner than another thread is asked: a stream of tokens is, too."""
-_OLD, _FORGOTTEN = 60.0, 3600.0
-"""Seconds after which nobody begins any more to do what was asked, and after which nothing is kept of it."""
 _MOST_VALUES = 1_000
-"""In one statement; no database takes as many as one likes."""
-_RUN = "identity, started_at, result, status, decided, run_id"
-_RUNS_NOW = "UPDATE runs SET status = 'running' WHERE run_id = ? AND status = 'queued'"
-_INSERT_ENTRY = "INSERT INTO journal (log_id, place, run_id, key, kind, body) VALUES (?, ?, ?, ?, ?, ?)"
+"""Values in one statement."""
+_RUN = "identity, started_at, result, status, run_id, log_id"
+_WISH = "inbox.log_id, wish_id, run_id, kind, body"
 
 
 class Database(Protocol):
-    """Contract: work is done in one transaction; what is written about one thing is written in the order asked."""
+    """Contract: work is done in one transaction; work about one log is done in the order of the calls."""
 
     place: str
 
@@ -69,14 +63,12 @@ class Database(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(
-        self, work: Callable[[Link], T], about: str = "", *, alone: bool = False, little: bool = False
-    ) -> T:
-        """Do work about one log or about everything; `alone` where it locks anything else, a thread above all; `little`
-        where it is so small that asking another thread would take longer."""
+    def write(self, work: Callable[[Link], T], about: str = "", *, threads: Sequence[str] = ()) -> asyncio.Future[T]:
+        """Begin work about one log, or about everything. It may lock that log and what belongs to it, and these
+        `threads`."""
         ...
 
-    async def read(self, work: Callable[[Link], T]) -> T: ...
+    def read(self, work: Callable[[Link], T]) -> asyncio.Future[T]: ...
 
     def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
         """As `write`, for a thread without an event loop. Blocking, as the next two."""
@@ -87,15 +79,15 @@ class Database(Protocol):
     def close_now(self) -> None: ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch for notes on a topic."""
+        """Watch for notifications of a topic."""
         ...
 
     async def version(self) -> int:
-        """The version of the schema as it is stored, 0 where there is none; nothing is made or changed."""
+        """Read the version of the schema, 0 where there is none; changes nothing."""
         ...
 
     async def problems(self) -> list[str]:
-        """What the database itself finds wrong with its files; nothing where it does not look at them."""
+        """Have the database check its own files; return what it finds wrong."""
         ...
 
 
@@ -104,13 +96,15 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self.database, self.place = database, database.place
+        self._unsure: set[tuple[str, str]] = set()
+        """Claims whose outcome was lost: log and owner."""
 
     async def open(self) -> None:
-        """Make or migrate what it needs; raises StoreError where it cannot be used."""
+        """Create or migrate the schema; raises StoreError where the database cannot be used."""
         await self.database.open()
 
     async def close(self) -> None:
-        """Write what waits, and let go."""
+        """Write what waits, and close all connections."""
         await self.database.close()
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
@@ -128,19 +122,24 @@ class SqlStore:
         return ThreadRecord(
             thread_id=thread_id,
             user_id=user_id,
-            messages=tuple([self._read(_message, row[0], what) for row in rows]),
-            state=self._read(_state, state, what),
+            messages=tuple([self._decode(_decode_message, row[0], what) for row in rows]),
+            state=self._decode(_decode_state, state, what),
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        await self.database.write(saving_thread(record, 0)[0], record.thread_id, alone=True)
+        with self._storing(f"thread {record.thread_id!r}"):
+            save = saving_thread(ThreadUpdate(record))
+        await self.database.write(save, record.thread_id, threads=[record.thread_id])
 
     async def load_run(self, run_id: str) -> RunRecord | None:
         found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
         return self._run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
-        await self.database.write(saving_run(record)[0], record.identity.run_id, alone=True)
+        identity = record.identity
+        with self._storing(f"run {identity.run_id!r}"):
+            save = saving_run(record)
+        await self.database.write(save, record.log_id or identity.run_id, threads=[identity.thread_id])
 
     async def list_runs(
         self,
@@ -150,16 +149,16 @@ class SqlStore:
         status: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        asked = {"thread_id": thread_id, "user_id": user_id, "status": status}
-        wanted = {name: value for name, value in asked.items() if value is not None}
-        where = f"WHERE {' AND '.join(f'{name} = ?' for name in wanted)}" if wanted else ""
-        query = f"SELECT {_RUN} FROM runs {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
+        given = {"thread_id": thread_id, "user_id": user_id, "status": status}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        where = " AND ".join(["log_id = run_id", *[f"{name} = ?" for name in wanted]])
+        query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
         most = 2**62 if limit is None else limit
         found = await self.database.read(lambda link: link.run(query, *wanted.values(), most))
         return [self._run(row) for row in found]
 
     async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
-        """When runs ended, of those that have."""
+        """Return when runs ended, of those that have."""
 
         def read(link: Link) -> dict[str, float]:
             ends = dict[str, float]()
@@ -172,283 +171,175 @@ class SqlStore:
 
         return await self.database.read(read)
 
-    async def begin_run(self, record: RunRecord, request: JournalEntry, owner: str, lease: float) -> str | None:
-        (save, _), identity = saving_run(record), record.identity
-        entry = (identity.run_id, 0, request.run_id, request.key, request.kind, request.body)
+    async def begin_run(
+        self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
+    ) -> str | None:
+        identity = record.identity
+        with self._storing(f"run {identity.run_id!r}"):
+            beginning = Beginning(self.place, record, request, owner, lease, when_busy)
+        return await self.database.write(beginning.begin, identity.run_id, threads=[identity.thread_id])
 
-        def begin(link: Link) -> str | None:
-            _make_thread(link, identity.thread_id, identity.user_id)
-            holder = _hold(link, record)
-            if holder is not None and not record.queued:
-                return holder
-            made = link.run(
-                "INSERT INTO logs (log_id, ended, owner, epoch, lease_until) VALUES (?, 0, ?, 1, ?) "
-                "ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
-                identity.run_id,
-                owner,
-                link.clock() + lease,
-            )
-            if made:
-                link.run(_INSERT_ENTRY, *entry)
-            elif not _has_begun(link, owner, entry):
-                raise StoreError(self.place, f"there is a run {identity.run_id!r} already")
-            save(link)
-            if holder is None and record.queued:
-                link.run(_RUNS_NOW, identity.run_id)
-            return holder
+    async def take_thread(self, run_id: str) -> str | None:
+        query = "SELECT thread_id FROM runs WHERE run_id = ?"
+        found = await self.database.read(lambda link: link.run(query, run_id))
+        if not found:
+            raise StoreError(self.place, f"there is no run {run_id!r}")
+        thread_id = found[0][0]
+        return await self.database.write(lambda link: take_thread(link, run_id, thread_id), run_id, threads=[thread_id])
 
-        return await self.database.write(begin, identity.run_id, alone=True, little=len(request.body) < _LITTLE)
-
-    async def take_thread(self, record: RunRecord) -> str | None:
-        def take(link: Link) -> str | None:
-            _make_thread(link, record.identity.thread_id, record.identity.user_id)
-            holder = _hold(link, record)
-            if holder is None:
-                link.run(_RUNS_NOW, record.identity.run_id)
-            return holder
-
-        return await self.database.write(take, record.identity.run_id, alone=True)
-
-    async def write(self, batch: LogBatch) -> None:
-        log_id, place = batch.log_id, batch.first_entry
-        events = rows_of(log_id, batch.events)
-        entries = [(log_id, place + n, e.run_id, e.key, e.kind, e.body) for n, e in enumerate(batch.entries)]
-        save_thread, of_thread = (None, 0) if batch.thread is None else saving_thread(batch.thread, batch.thread_from)
-        save_run, of_run = (None, 0) if batch.run is None else saving_run(batch.run)
-
-        def write(link: Link) -> None:
-            found = link.run(
-                "SELECT epoch, ended, EXISTS (SELECT 1 FROM events WHERE log_id = ? AND seq = ?) "
-                "OR EXISTS (SELECT 1 FROM journal WHERE log_id = ? AND place = ?) "
-                f"FROM logs WHERE log_id = ?{link.locking}",
-                *(log_id, events[0][1] if events else -1, log_id, place if entries else -1, log_id),
-            )
-            if not found or found[0][0] != batch.epoch:
-                raise OwnershipLost(self.place, log_id)
-            if found[0][2]:  # a try of which nobody heard may have gone well
-                if not _are_there(link, batch, events, entries):
-                    raise StoreError(self.place, f"something else is stored of run {log_id!r} than was written here")
-            else:
-                link.run_many("INSERT INTO events (log_id, seq, kind, body, held) VALUES (?, ?, ?, ?, ?)", events)
-                link.run_many(_INSERT_ENTRY, entries)
-            if save_thread is not None:
-                save_thread(link)
-            if save_run is not None:
-                save_run(link)
-            if batch.ended != bool(found[0][1]) or batch.released:
-                change = ", owner = NULL, cancel = NULL" if batch.released else ""
-                link.run(f"UPDATE logs SET ended = ?{change} WHERE log_id = ?", int(batch.ended), log_id)
-            if batch.done:
-                link.run("DELETE FROM journal WHERE log_id = ?", log_id)
-            link.note(log_id)
-
-        alone = save_thread is not None or save_run is not None
-        await self.database.write(
-            write, log_id, alone=alone, little=_is_little(batch, events, entries, of_thread + of_run)
-        )
+    def write(self, batch: LogBatch) -> asyncio.Future[None]:
+        try:
+            with self._storing(f"run {batch.log_id!r}"):
+                work = BatchWrite(self.place, batch)
+        except StoreError as exc:
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(exc)
+            return failed
+        return self.database.write(work.write, batch.log_id, threads=work.threads)
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        def read(link: Link) -> tuple[list[Any], bool] | None:
-            # First whether it has ended: what is written between the two looks is then still read.
-            log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
-            if not log:
-                return None
-            numbers = "SELECT seq FROM events WHERE log_id = ? AND seq > ? ORDER BY seq LIMIT ?"
-            there = [row[0] for row in link.run(numbers, log_id, after, limit)]
-            # A row may hold many events: no more rows are read than hold those that are asked for.
-            enough = next((seq for seq in there if seq - after >= limit), None)
-            last = enough or (there[-1] if there else after)
-            bodies = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq <= ? ORDER BY seq"
-            is_all = enough is None and len(there) < limit
-            return link.run(bodies, log_id, after, last), is_all and bool(log[0][0])
-
-        found = await self.database.read(read)
+        found = await self.database.read(lambda link: read_bodies(link, log_id, after, limit))
         if found is None:
             return None
         rows, ended = found
         what = f"an event of run {log_id!r} after number {after}"
         events: list[Event] = []
         for row in rows:
-            events += self._read(events_in, row[0], what)
+            events += self._decode(unpack_events, row[0], what)
         first = next((place for place, event in enumerate(events) if event.seq > after), len(events))
         return events[first : first + limit], ended
+
+    async def read_log(self, log_id: str) -> StoredLog | None:
+        found = await self.database.read(lambda link: read_log(link, log_id))
+        return None if found is None else found.decode(self.place)
+
+    async def read_request(self, run_id: str) -> bytes | None:
+        return await self._one("SELECT request FROM runs WHERE run_id = ?", run_id)
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
 
-    async def read_journal(self, log_id: str) -> list[JournalEntry]:
-        query = "SELECT run_id, key, kind, body FROM journal WHERE log_id = ? ORDER BY place"
-        found = await self.database.read(lambda link: link.run(query, log_id))
-        return [JournalEntry(run_id, key, kind, bytes(body)) for run_id, key, kind, body in found]
+    async def claim(
+        self, log_id: str, owner: str, lease: float, *, gone: str | None = None, seen: float | None = None
+    ) -> int | None:
+        """As DurableStore says. A claim that is tried again, because its outcome is unknown, succeeds again."""
+        key = log_id, owner
+        tried = key in self._unsure
 
-    async def claim(self, log_id: str, owner: str, lease: float, *, after: str | None = None) -> int | None:
-        def claim(link: Link) -> int | None:
-            now = link.clock()
-            found = link.run(
-                "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE log_id = ? "
-                "AND (owner IS NULL OR lease_until < ? OR owner = ? OR owner = ?) RETURNING epoch",
-                owner,
-                now + lease,
-                log_id,
-                now,
-                owner,
-                after or owner,
+        def claim(link: Link) -> Later:
+            nonlocal tried
+            mine, tried = owner if tried else None, True
+            return link.ask(
+                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
+                "WHERE log_id = ? AND ended = 0 AND (owner IS NULL OR owner = ? "
+                f"OR (boot = ? AND lease_until < {link.lease_now}) "
+                "OR (owner = ? AND lease_until = COALESCE(?, lease_until))) RETURNING epoch",
+                *(owner, lease, link.boot, log_id, mine, link.boot, gone, seen),
             )
-            return found[0][0] if found else None
 
-        return await self.database.write(claim, log_id)
+        try:
+            claimed: Any = await self.database.write(claim, log_id)
+        except StoreError as exc:
+            if exc.transient:
+                self._unsure.add(key)
+            raise
+        self._unsure.discard(key)
+        return claimed[0][0] if claimed else None
 
     async def owner_of(self, log_id: str) -> str | None:
-        found = await self.database.read(lambda link: link.run("SELECT owner FROM logs WHERE log_id = ?", log_id))
-        return found[0][0] if found else None
+        return await self._one("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
-    async def epoch_of(self, log_id: str) -> int | None:
-        found = await self.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
-        return found[0][0] if found else None
+    async def log_of(self, run_id: str) -> str | None:
+        return await self._one("SELECT log_id FROM runs WHERE run_id = ?", run_id)
 
     async def renew(self, owner: str, lease: float) -> set[str]:
-        def renew(link: Link) -> list[Any]:
-            if link.locking:  # in the order in which others lock them
-                link.run(f"SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}", owner)
-            until = link.clock() + lease
-            return link.run("UPDATE logs SET lease_until = ? WHERE owner = ? RETURNING log_id", until, owner)
+        def renew(link: Link) -> Later:
+            # They are locked in the order in which others lock them.
+            return link.ask(
+                f"UPDATE logs SET lease_until = {link.lease_now} + ?, boot = ? WHERE owner = ? AND log_id IN "
+                f"(SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}) RETURNING log_id",
+                *(lease, link.boot, owner, owner),
+            )
 
-        return {row[0] for row in await self.database.write(renew)}
+        renewed: Any = await self.database.write(renew)
+        return {log_id for (log_id,) in renewed}
 
-    async def owned_logs(self) -> list[OwnedLog]:
+    async def open_logs(self) -> list[OpenLog]:
         def read(link: Link) -> list[Any]:
-            return link.run(
-                "SELECT log_id, owner, CASE WHEN lease_until < ? THEN 1 ELSE 0 END FROM logs WHERE owner IS NOT NULL",
-                link.clock(),
+            owned = link.run(
+                "SELECT log_id, owner, epoch, lease_until, CASE WHEN boot = ? THEN "
+                f"CASE WHEN lease_until < {link.lease_now} THEN 1 ELSE 0 END END FROM logs WHERE owner IS NOT NULL",
+                link.boot,
+            )
+            return owned + link.run(
+                "SELECT logs.log_id, owner, epoch, lease_until, 1 FROM runs JOIN logs ON logs.log_id = run_id "
+                "WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0"
             )
 
-        return [OwnedLog(log_id, owner, bool(expired)) for log_id, owner, expired in await self.database.read(read)]
+        return [
+            OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired))
+            for log_id, owner, epoch, lease_until, expired in await self.database.read(read)
+        ]
 
-    async def cancels(self, owner: str) -> dict[str, str]:
-        query = "SELECT log_id, cancel FROM logs WHERE owner = ? AND cancel IS NOT NULL"
-        return dict(await self.database.read(lambda link: link.run(query, owner)))
-
-    async def ask_cancel(self, log_id: str, reason: str) -> None:
-        def ask(link: Link) -> None:
-            link.run("UPDATE logs SET cancel = ? WHERE log_id = ? AND owner IS NOT NULL", reason, log_id)
-            link.note(REQUESTS)
-
-        await self.database.write(ask, log_id)
-
-    async def ask(self, asked: Asked) -> None:
-        def ask(link: Link) -> None:
-            now = link.clock()
-            link.run("DELETE FROM asks WHERE asked_at < ? AND (taker IS NULL OR reply IS NOT NULL)", now - _FORGOTTEN)
+    async def put_wish(self, wish: Wish) -> None:
+        def put(link: Link) -> None:
             link.run(
-                "INSERT INTO asks (ask_id, run_id, asked_at, body) VALUES (?, ?, ?, ?) ON CONFLICT (ask_id) DO NOTHING",
-                asked.ask_id,
-                asked.run_id,
-                now,
-                asked.body,
+                f"INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) VALUES (?, ?, ?, ?, ?, {link.now}) "
+                "ON CONFLICT (log_id, wish_id) DO NOTHING",
+                *(wish.log_id, wish.wish_id, wish.run_id, wish.kind, wish.body),
             )
-            link.note(REQUESTS)
+            link.notify(WISHES)
+            link.notify(wish.log_id)
 
-        await self.database.write(ask, alone=True)
+        await self.database.write(put, wish.log_id)
 
-    async def asked(self) -> list[Asked]:
-        query = "SELECT ask_id, run_id, body FROM asks WHERE taker IS NULL AND asked_at > ? ORDER BY asked_at, ask_id"
-        found = await self.database.read(lambda link: link.run(query, link.clock() - _OLD))
-        return [Asked(ask_id, run_id, bytes(body)) for ask_id, run_id, body in found]
-
-    async def take_ask(self, ask_id: str, owner: str) -> bool:
-        query = "UPDATE asks SET taker = ? WHERE ask_id = ? AND (taker IS NULL OR taker = ?) RETURNING ask_id"
-        return bool(await self.database.write(lambda link: link.run(query, owner, ask_id, owner), alone=True))
-
-    async def reply(self, ask_id: str, body: bytes) -> None:
-        def reply(link: Link) -> None:
-            link.run("UPDATE asks SET reply = ? WHERE ask_id = ?", body, ask_id)
-            link.note(ask_id)
-
-        await self.database.write(reply, alone=True)
-
-    async def ask_status(self, ask_id: str) -> AskStatus | None:
-        query = "SELECT taker, reply FROM asks WHERE ask_id = ?"
-        found = await self.database.read(lambda link: link.run(query, ask_id))
-        return AskStatus(found[0][0], None if found[0][1] is None else bytes(found[0][1])) if found else None
-
-    async def withdraw(self, ask_id: str) -> bool:
-        def withdraw(link: Link) -> bool:
-            link.run("DELETE FROM asks WHERE ask_id = ? AND taker IS NULL", ask_id)
-            return not link.run("SELECT 1 FROM asks WHERE ask_id = ?", ask_id)
-
-        return await self.database.write(withdraw, alone=True)
-
-    async def forget_ask(self, ask_id: str) -> None:
-        await self.database.write(lambda link: link.run("DELETE FROM asks WHERE ask_id = ?", ask_id), alone=True)
-
-    def _run(self, row: Any) -> RunRecord:
-        identity, started_at, result, status, decided, run_id = row
-        what = f"run {run_id!r}"
-        return RunRecord(
-            identity=self._read(_identity, identity, what),
-            started_at=started_at,
-            result=None if result is None else self._read(_result, result, what),
-            queued=status == "queued",
-            decided=() if decided is None else self._read(_decided, decided, what),
+    async def wishes(self, owner: str) -> list[Wish]:
+        # CROSS JOIN: SQLite begins with the inboxes, which are mostly empty, not with all logs of the owner.
+        return await self._wishes(
+            f"SELECT {_WISH} FROM inbox CROSS JOIN logs WHERE inbox.log_id = logs.log_id AND owner = ? "
+            "AND reply IS NULL ORDER BY at, wish_id",
+            owner,
         )
 
-    def _read(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
+    async def wishes_for(self, log_id: str) -> list[Wish]:
+        query = f"SELECT {_WISH} FROM inbox WHERE log_id = ? AND reply IS NULL ORDER BY at, wish_id"
+        return await self._wishes(query, log_id)
+
+    async def reply_to(self, log_id: str, wish_id: str) -> bytes | None:
+        return await self._one("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
+
+    async def _wishes(self, query: str, of: str) -> list[Wish]:
+        found = await self.database.read(lambda link: link.run(query, of))
+        return [
+            Wish(log_id=log, wish_id=wish, run_id=run, kind=kind, body=body) for log, wish, run, kind, body in found
+        ]
+
+    async def _one(self, query: str, *values: str) -> Any:
+        """Return the only column of the only row, None where there is none."""
+        found = await self.database.read(lambda link: link.run(query, *values))
+        return found[0][0] if found else None
+
+    @contextmanager
+    def _storing(self, what: str) -> Generator[None]:
+        """Turn errors of encoders into StoreErrors."""
+        try:
+            yield
+        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
+            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
+
+    def _run(self, row: Any) -> RunRecord:
+        identity, started_at, result, status, run_id, log_id = row
+        what = f"run {run_id!r}"
+        return RunRecord(
+            identity=self._decode(_decode_identity, identity, what),
+            started_at=started_at,
+            result=None if result is None else self._decode(_decode_result, result, what),
+            queued=status == "queued",
+            log_id=log_id,
+        )
+
+    def _decode(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
         try:
             return decode(body)
         except UNREADABLE as exc:
             raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
-
-
-def _is_little(batch: LogBatch, events: list[EventRow], entries: list[_Row], size: int) -> bool:
-    """Whether a batch is written in no time: no crowd of rows, nothing long in them, not much to throw away."""
-    said = 0 if batch.thread is None else len(batch.thread.messages) - batch.thread_from
-    rows = len(events) + len(entries) + said + (batch.first_entry if batch.done else 0)
-    size += sum([len(row[3]) for row in events]) + sum([len(row[5]) for row in entries])
-    return rows <= _FEW and size < _LITTLE
-
-
-def _make_thread(link: Link, thread_id: str, user_id: str | None) -> None:
-    insert = "INSERT INTO threads (thread_id, user_id) VALUES (?, ?) ON CONFLICT (thread_id) DO NOTHING"
-    link.run(insert, thread_id, user_id)
-
-
-def _hold(link: Link, record: RunRecord) -> str | None:
-    """Take the thread of a run, where it is free and nobody waits longer; else who is before it."""
-    identity = record.identity
-    thread_id, run_id = identity.thread_id, identity.run_id
-    holder = link.run(f"SELECT holder FROM threads WHERE thread_id = ?{link.locking}", thread_id)[0][0]
-    earlier = link.run(
-        "SELECT run_id FROM runs WHERE thread_id = ? AND status = 'queued' AND run_id <> ? AND started_at < ? "
-        "ORDER BY started_at LIMIT 1",
-        thread_id,
-        run_id,
-        record.started_at,
-    )
-    if earlier:
-        return earlier[0][0]
-    if holder is None:
-        link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
-    return None if holder == run_id else holder
-
-
-def _has_begun(link: Link, owner: str, entry: _Row) -> bool:
-    """Whether this very run was begun before, by a try of which nobody heard that it went well."""
-    log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", entry[0])
-    found = link.run(
-        "SELECT log_id, place, run_id, key, kind, body FROM journal WHERE log_id = ? AND place = 0", entry[0]
-    )
-    return log == [(owner, 1)] and found == [entry]
-
-
-def _are_there(link: Link, batch: LogBatch, events: list[_Row], entries: list[_Row]) -> bool:
-    """Whether exactly this is stored of a log already; of one that has ended for good, without its journal."""
-    found = link.run(
-        "SELECT log_id, seq, kind, body, held FROM events WHERE log_id = ? AND seq >= ? AND seq <= ? ORDER BY seq",
-        *(batch.log_id, events[0][1] if events else 0, events[-1][1] if events else -1),
-    )
-    recorded = link.run(
-        "SELECT log_id, place, run_id, key, kind, body FROM journal WHERE log_id = ? AND place >= ? AND place < ? "
-        "ORDER BY place",
-        *(batch.log_id, batch.first_entry, batch.first_entry + len(entries)),
-    )
-    return found == events and (recorded == entries or (batch.done and not recorded))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from ..core.errors import StoreError, TaskStoreError
+from ..core.lifecycle import RunStatus
 from ..core.stores import Store
-from ..tasks.repository import Change, TaskSettings, is_long
+from ..tasks.repository import Change, TaskLiveness, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded
 from .urls import database_of
 
@@ -21,10 +22,14 @@ T = TypeVar("T")
 
 _decode = msgspec.json.Decoder(TaskRecord).decode
 _AT = "agent = ? AND session_id = ? AND task_id = ?"
+_WAITING = frozenset({RunStatus.SUSPENDED.value, RunStatus.WAITING_INPUT.value, RunStatus.WAITING_AUTH.value})
 
 
 class SqlTaskRepository:
     """Task records as rows, for agents on as many machines as like; each sees those of its own name.
+
+    A task whose run is stored in the same database lives as long as the log of that run has an owner, and needs no
+    heartbeats.
 
     Give it a URL (`sqlite:///app.db`, `postgresql://…`), or a store that is open already and shares its connections.
     Making one does no I/O; `close` lets go of what it opened itself.
@@ -65,9 +70,9 @@ class SqlTaskRepository:
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
         if not _can_be_kept(scope):
             return []
-        whose, user = ("user_id IS NULL", ()) if scope.user_id is None else ("user_id = ?", (scope.user_id,))
-        query = f"SELECT body FROM tasks WHERE agent = ? AND session_id = ? AND {whose} ORDER BY place, task_id"
-        found = await self._read(lambda link: link.run(query, scope.agent, scope.session_id, *user))
+        where, values = _within(scope)
+        query = f"SELECT body FROM tasks WHERE {where} ORDER BY place, task_id"
+        found = await self._read(lambda link: link.run(query, *values))
         return [self._decoded(row[0], scope) for row in found]
 
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
@@ -76,7 +81,7 @@ class SqlTaskRepository:
         written: TaskRecord | None = None
 
         def work(link: Link) -> TaskRecord | Exception | None:
-            """Change a record that nobody else changes meanwhile; one that has ended stays as it is."""
+            """Lock the record and change it, unless it has ended."""
             nonlocal written
             record = self._find(link, scope, task_id, link.locking)
             if record is None or record.status.is_terminal or record == written:
@@ -125,6 +130,22 @@ class SqlTaskRepository:
         found = [TaskScope(*row) for row in await self._read(lambda link: link.run(query))]
         return sorted(found, key=lambda scope: (scope.agent, scope.session_id, scope.user_id or ""))
 
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        if not _can_be_kept(scope):
+            return {}
+        where, values = _within(scope)
+
+        def read(link: Link) -> list[Any]:
+            return link.run(
+                "SELECT task_id, ended, owner, epoch, lease_until, CASE WHEN boot = ? THEN "
+                f"CASE WHEN lease_until < {link.lease_now} THEN 1 ELSE 0 END END, status FROM tasks "
+                "LEFT JOIN logs ON logs.log_id = tasks.log_id LEFT JOIN runs ON runs.run_id = tasks.log_id "
+                f"WHERE {where} AND is_open = 1 AND tasks.log_id IS NOT NULL",
+                *(link.boot, *values),
+            )
+
+        return {task_id: _liveness(*log) for task_id, *log in await self._read(read)}
+
     def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:
         for row in link.run(f"SELECT body FROM tasks WHERE {_AT} {locking}", *_key(scope, task_id)):
             record = self._decoded(row[0], scope)
@@ -145,14 +166,14 @@ class SqlTaskRepository:
         return await _told(self._database.write(work, f"{scope.session_id}/{task_id}"))
 
 
-async def _told(work: Coroutine[Any, Any, T]) -> T:
-    """What goes wrong with a database, as what goes wrong with records."""
+async def _told(work: Awaitable[T]) -> T:
+    """Turn errors of the database into those of task records."""
     try:
         return await work
     except TaskStoreError:
         raise
     except StoreError as exc:
-        raise TaskStoreError(exc.place, exc.problem, passes=exc.passes, damaged=exc.damaged) from exc
+        raise TaskStoreError(exc.place, exc.problem, transient=exc.transient, damaged=exc.damaged) from exc
 
 
 def _insert(link: Link, record: TaskRecord) -> bool:
@@ -162,10 +183,13 @@ def _insert(link: Link, record: TaskRecord) -> bool:
     last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
     place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
     made = link.run(
-        "INSERT INTO tasks (agent, session_id, task_id, user_id, place, is_open, body) VALUES (?, ?, ?, ?, ?, ?, ?) "
+        "INSERT INTO tasks (agent, session_id, task_id, user_id, log_id, place, is_open, saved_at, body) "
+        # A log in another database says nothing here: the column is for those in this one.
+        f"VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, {link.now}, ?) "
         "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id",
         *_key(scope, record.task_id),
         scope.user_id,
+        record.log_id,
         place,
         _is_open(record),
         body,
@@ -176,7 +200,7 @@ def _insert(link: Link, record: TaskRecord) -> bool:
 def _replace(link: Link, record: TaskRecord) -> TaskRecord:
     """Write a record over the one that is there; as it was written."""
     record, body = encoded(record)
-    update = f"UPDATE tasks SET is_open = ?, body = ? WHERE {_AT}"
+    update = f"UPDATE tasks SET is_open = ?, saved_at = {link.now}, body = ? WHERE {_AT}"
     link.run(update, _is_open(record), body, *_key(record.scope, record.task_id))
     return record
 
@@ -194,6 +218,27 @@ def _keep(link: Link, record: TaskRecord, data: bytes) -> None:
     )
 
 
+def _liveness(
+    ended: int | None, owner: str | None, epoch: int, lease_until: float, expired: int | None, status: str | None
+) -> TaskLiveness:
+    """How a task stands whose log stands like this; `ended` is None where there is no log any more."""
+    if ended is None or ended:
+        return TaskLiveness(status="lost")
+    mark = f"{epoch}/{lease_until}"
+    # A lease by a clock that cannot be compared with ours says nothing. But a living owner renews it.
+    if owner is not None:
+        return TaskLiveness(status="orphaned" if expired or expired is None else "alive", mark=mark, owner=owner)
+    return TaskLiveness(status="waiting" if status in _WAITING else "orphaned", mark=mark)
+
+
+def _within(scope: TaskScope) -> tuple[str, tuple[str, ...]]:
+    """The condition for tasks of a session and user, and its values."""
+    where, values = "tasks.agent = ? AND tasks.session_id = ?", (scope.agent, scope.session_id)
+    if scope.user_id is None:
+        return f"{where} AND tasks.user_id IS NULL", values
+    return f"{where} AND tasks.user_id = ?", (*values, scope.user_id)
+
+
 def _key(scope: TaskScope, task_id: str) -> tuple[str, str, str]:
     return scope.agent, scope.session_id, task_id
 
@@ -203,7 +248,7 @@ def _is_open(record: TaskRecord) -> int:
 
 
 def _can_be_kept(scope: TaskScope, task_id: str = "") -> bool:
-    """Whether a database takes these as text; nothing is stored under what is not."""
+    """Return whether a database takes these ids as text."""
     try:
         return b"\0" not in "".join((scope.agent, scope.session_id, scope.user_id or "", task_id)).encode()
     except UnicodeEncodeError:

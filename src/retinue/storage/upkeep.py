@@ -1,4 +1,4 @@
-"""Upkeep of a store: what is left of old runs is dropped, and its schema is brought up to date."""
+"""Upkeep of a store: drops what is left of old runs, and brings its schema up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .checkup import Finding as Finding
 from .checkup import check as check
 from .lanes import Link
 from .oldthreads import forget_threads
-from .packs import KINDS
+from .packs import DELTAS_KIND
+from .reading import BEING_PRUNED, THINNED
 from .schema import SCHEMA_VERSION, check_version
 from .sql import Database, SqlStore
 from .urls import open_store, without_secrets
@@ -26,23 +27,18 @@ _log = logging.getLogger(__name__)
 PRUNE_EVERY = 3600.0
 DAY = 86_400.0
 
-_ASKING = 60.0
-"""Seconds in which somebody may be about to do what was asked of a run."""
 _PAGE = 200
 _MOST_ROWS = 500
-"""Rows dropped in one transaction, so that nobody waits long for his own."""
-_BEGUN, _THINNED = 1, 2
-"""What a log says of itself: that some of its events are gone, that all of its deltas are."""
+"""Rows changed in one transaction, so that nobody waits long for it."""
 
 
 class Pruned(Struct, kw_only=True):
-    """What was dropped, or would be."""
+    """Counts of what was dropped, or would be."""
 
     runs: int = 0
     """Runs that are gone; where only deltas are dropped, runs that have none any more."""
     events: int = 0
-    entries: int = 0
-    """Of journals."""
+    tasks: int = 0
     threads: int = 0
     messages: int = 0
 
@@ -62,31 +58,30 @@ async def prune(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Pruned:
-    """Drop what is left of runs that ended longer ago, in many small transactions.
+    """Drop what is left of runs that ended longer ago, and of their tasks, in many small transactions.
 
-    With `deltas` only their delta events go; what stays keeps its number, so that such a log has gaps. With `threads`,
-    conversations go too that have no run left, were not saved since, and belong to no sub-agent of one that stays.
-    Nothing goes of a run that runs, waits or is queued, nor of one with background tasks in progress.
+    With `deltas` only delta events and private parts go; what stays keeps its number, so such a log has gaps and cannot
+    be folded. With `threads`, conversations go too that have no run left, were not saved since, and belong to no
+    sub-agent of one that stays. A run whose log has not ended is left alone.
     """
     if not 0 <= older_than_seconds < float("inf"):
         raise ConfigurationError(f"older_than_seconds must be 0 or more, got {older_than_seconds}")
     if deltas and threads:
         raise ConfigurationError("deltas=True drops nothing but deltas: prune threads by itself")
     database = store.database
-    before = await database.read(lambda link: link.clock()) - older_than_seconds
+    before = await database.read(lambda link: link.run(f"SELECT {link.now}")[0][0]) - older_than_seconds
     gone, work = Pruned(), _count if dry_run else _thin if deltas else _remove
     async for page in _ended_runs(database, before, deltas=deltas):
         while page:
-            step, began = partial(work, run_ids=page, before=before, deltas=deltas), time.monotonic()
+            step, began = partial(work, run_ids=page, deltas=deltas), time.monotonic()
             page, more = await (database.read(step) if dry_run else database.write(step))
             gone += more
             if progress is not None:
                 progress(gone)
-            if not dry_run:  # others, who may have to ask again and again for a file, get as much time as this took
+            if not dry_run:  # others, who may wait for the file, get as much time as this took
                 await asyncio.sleep(time.monotonic() - began)
-    if not dry_run and not deltas:
-        asks = "DELETE FROM asks WHERE asked_at < ? AND (taker IS NULL OR reply IS NOT NULL)"
-        await database.write(lambda link: link.run(asks, min(before, link.clock() - _ASKING)))
+    if not deltas:
+        gone += await _prune_tasks(database, before, dry_run=dry_run)
     if threads:
         forgotten, messages = await forget_threads(database, before, dry_run=dry_run)
         gone += Pruned(threads=forgotten, messages=messages)
@@ -94,7 +89,7 @@ async def prune(
 
 
 async def keep_pruning(store: SqlStore, retention: Retention) -> None:
-    """Prune now and every hour. Trouble is logged and tried again; it ends only by being cancelled."""
+    """Prune now and every hour, until it is cancelled. Errors of the store are logged."""
     while retention.days is not None or retention.deltas_days is not None:
         try:
             if retention.days is not None:
@@ -102,7 +97,7 @@ async def keep_pruning(store: SqlStore, retention: Retention) -> None:
             if retention.deltas_days is not None:
                 await prune(store, retention.deltas_days * DAY, deltas=True)
         except StoreError as exc:
-            _log.warning("what is left of old runs could not be dropped: %s", exc)
+            _log.warning("old runs could not be pruned: %s", exc)
         await asyncio.sleep(PRUNE_EVERY)
 
 
@@ -135,10 +130,10 @@ def sql_store(url: str, durability: Durability = "process") -> SqlStore:
 
 
 async def _ended_runs(database: Database, before: float, *, deltas: bool) -> AsyncIterator[list[str]]:
-    """Runs that ended before a time and may have something to drop, oldest first."""
-    thinned = f" AND NOT EXISTS (SELECT 1 FROM logs WHERE log_id = run_id AND pruned = {_THINNED})" if deltas else ""
+    """Yield root runs that ended before a time and may have something to drop, oldest first."""
+    thinned = f" AND NOT EXISTS (SELECT 1 FROM logs WHERE log_id = run_id AND pruned = {THINNED})" if deltas else ""
     query = (
-        "SELECT ended_at, run_id FROM runs WHERE ended_at IS NOT NULL AND ended_at < ? "
+        "SELECT ended_at, run_id FROM runs WHERE ended_at IS NOT NULL AND ended_at < ? AND log_id = run_id "
         f"AND (ended_at, run_id) > (?, ?){thinned} ORDER BY ended_at, run_id LIMIT {_PAGE}"
     )
     last = (0.0, "")
@@ -151,73 +146,97 @@ async def _ended_runs(database: Database, before: float, *, deltas: bool) -> Asy
         last = (found[-1][0], found[-1][1])
 
 
-def _remove(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tuple[list[str], Pruned]:
-    """Drop runs as far as one transaction should; those that are left, and what is gone."""
+def _remove(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[list[str], Pruned]:
+    """Drop runs as far as one transaction should; return the runs that are left, and what is gone."""
     gone, room = Pruned(), _MOST_ROWS
-    drop = (
-        "DELETE FROM events WHERE log_id = ? AND seq IN "
-        "(SELECT seq FROM events WHERE log_id = ? ORDER BY seq LIMIT ?) RETURNING held"
-    )
     for place, run_id in enumerate(run_ids):
         if room <= 0:
             return list(run_ids[place:]), gone
-        if not _is_free(link, run_id, before):
+        if not _has_ended(link, run_id):
             continue
-        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
-        dropped = len(held)
-        gone.events += sum(held)
+        dropped, events = _drop_rows(link, run_id, room)
+        gone.events += events
         if dropped == room:
-            link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", _BEGUN, run_id)
+            link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", BEING_PRUNED, run_id)
             return list(run_ids[place:]), gone
-        gone.entries += len(link.run("DELETE FROM journal WHERE log_id = ? RETURNING place", run_id))
+        link.run("DELETE FROM inbox WHERE log_id = ?", run_id)
         link.run("DELETE FROM logs WHERE log_id = ?", run_id)
+        link.run("DELETE FROM runs WHERE log_id = ? AND log_id <> run_id", run_id)
         gone.runs += len(link.run("DELETE FROM runs WHERE run_id = ? RETURNING run_id", run_id))
         room -= dropped + 1
     return [], gone
 
 
-def _thin(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tuple[list[str], Pruned]:
-    """Drop the deltas of runs as far as one transaction should; the runs that are left, and what is gone."""
+def _thin(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[list[str], Pruned]:
+    """Drop deltas and private parts as far as one transaction should; return what is left, and what is gone."""
     gone, room = Pruned(), _MOST_ROWS
-    drop = (
-        "DELETE FROM events WHERE log_id = ? AND seq IN "
-        f"(SELECT seq FROM events WHERE log_id = ? AND kind IN ({KINDS}) ORDER BY seq LIMIT ?) RETURNING held"
-    )
+    clear = f"UPDATE events SET private = NULL WHERE {_SOME_ROWS.format('AND private IS NOT NULL')} RETURNING seq"
     for place, run_id in enumerate(run_ids):
         if room <= 0:
             return list(run_ids[place:]), gone
-        if not _is_free(link, run_id, before):
+        if not _has_ended(link, run_id):
             continue
-        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
-        dropped = len(held)
-        gone.events += sum(held)
-        is_done = dropped < room
-        if dropped or is_done:
-            link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", _THINNED if is_done else _BEGUN, run_id)
+        changed, events = _drop_rows(link, run_id, room, f"AND (kind = '{DELTAS_KIND}' OR body IS NULL)")
+        gone.events += events
+        if changed < room:
+            changed += len(link.run(clear, run_id, run_id, room - changed))
+        is_done = changed < room
+        link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", THINNED if is_done else BEING_PRUNED, run_id)
         if not is_done:
             return list(run_ids[place:]), gone
         gone.runs += 1
-        room -= dropped + 1
+        room -= changed + 1
     return [], gone
 
 
-def _count(link: Link, run_ids: Sequence[str], before: float, deltas: bool) -> tuple[list[str], Pruned]:
-    """What would go of runs."""
-    gone, only = Pruned(), f" AND kind IN ({KINDS})" if deltas else ""
+_SOME_ROWS = "log_id = ? AND (seq, sub) IN (SELECT seq, sub FROM events WHERE log_id = ? {} ORDER BY seq, sub LIMIT ?)"
+
+
+def _drop_rows(link: Link, log_id: str, most: int, only: str = "") -> tuple[int, int]:
+    """Drop rows of a log; return how many, and how many events they held."""
+    drop = f"DELETE FROM events WHERE {_SOME_ROWS.format(only)} RETURNING held"
+    held = [row[0] for row in link.run(drop, log_id, log_id, most)]
+    return len(held), sum(held)
+
+
+def _count(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[list[str], Pruned]:
+    """Count what would go of runs."""
+    gone, only = Pruned(), f" AND kind = '{DELTAS_KIND}'" if deltas else ""
     for run_id in run_ids:
-        if _is_free(link, run_id, before, locking=False):
+        if _has_ended(link, run_id, locking=False):
             gone.runs += 1
-            gone.events += link.run(f"SELECT COALESCE(SUM(held), 0) FROM events WHERE log_id = ?{only}", run_id)[0][0]
-            if not deltas:
-                gone.entries += link.run("SELECT COUNT(*) FROM journal WHERE log_id = ?", run_id)[0][0]
+            held = link.run(f"SELECT COALESCE(SUM(held), 0) FROM events WHERE log_id = ?{only}", run_id)[0][0]
+            gone.events += int(held)
     return [], gone
 
 
-def _is_free(link: Link, run_id: str, before: float, *, locking: bool = True) -> bool:
-    """Whether nobody works on the log of a run that has ended: background tasks go on in it."""
-    looks = ("", link.locking) if locking and link.locking else ("",)  # what somebody has is not locked
-    for lock in looks:
-        found = link.run(f"SELECT owner, lease_until FROM logs WHERE log_id = ?{lock}", run_id)
-        if found and found[0][0] is not None and found[0][1] >= before:
-            return False
-    return True
+def _has_ended(link: Link, log_id: str, *, locking: bool = True) -> bool:
+    """Return whether the run and its background tasks have ended, so that nothing more comes to the log."""
+    found = link.run(f"SELECT ended FROM logs WHERE log_id = ?{link.locking if locking else ''}", log_id)
+    return not found or bool(found[0][0])
+
+
+async def _prune_tasks(database: Database, before: float, *, dry_run: bool) -> Pruned:
+    """Drop tasks that ended before a time and whose log is gone, or would be."""
+    stays = "SELECT 1 FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = tasks.log_id"
+    where = (
+        f"is_open = 0 AND saved_at < ? AND NOT EXISTS ({stays} AND (ended = 0 OR ended_at IS NULL OR ended_at >= ?))"
+    )
+    if dry_run:
+        count = f"SELECT COUNT(*) FROM tasks WHERE {where}"
+        return Pruned(tasks=(await database.read(lambda link: link.run(count, before, before)))[0][0])
+    key = "agent, session_id, task_id"
+    drop = (
+        f"DELETE FROM tasks WHERE ({key}) IN (SELECT {key} FROM tasks WHERE {where} LIMIT {_MOST_ROWS}) RETURNING {key}"
+    )
+
+    def work(link: Link) -> int:
+        dropped = link.run(drop, before, before)
+        for task in dropped:
+            link.run("DELETE FROM task_results WHERE agent = ? AND session_id = ? AND task_id = ?", *task)
+        return len(dropped)
+
+    gone = Pruned()
+    while dropped := await database.write(work):
+        gone.tasks += dropped
+    return gone

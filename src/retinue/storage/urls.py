@@ -1,4 +1,4 @@
-"""Where things are kept, said in one string."""
+"""URLs of stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMS = (
 
 
 def open_store(url: str, durability: Durability = "process") -> Store:
-    """The store a URL names. No file and no server is touched before it is used.
+    """Return the store that a URL names. No file and no server is touched before it is used.
 
     What is written survives `kill -9`; with `durability="full"` a file also survives the loss of power. A PostgreSQL
     server has its own setting for that, which is left as it is.
@@ -44,7 +44,7 @@ def open_store(url: str, durability: Durability = "process") -> Store:
 
 
 def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
-    """The database that a URL names or a store has, and whether it was made here and is to be closed here."""
+    """Return the database of a URL or a store, and whether it was opened here, so that it must be closed here."""
     from .sql import SqlStore
 
     store = open_store(given) if isinstance(given, str) else given
@@ -54,6 +54,6 @@ def database_of(given: str | Store, what: str) -> tuple[Database, bool]:
 
 
 def without_secrets(url: str) -> str:
-    """A URL, or what was meant as one, as it may be shown: rather too much is hidden than too little."""
+    """Return a URL with its secrets hidden, rather too much than too little."""
     hidden = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)((?:password|passwd|pwd|secret|token|key)[^=&]*=)[^&]*", r"\1***", hidden)

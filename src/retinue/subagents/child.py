@@ -47,7 +47,7 @@ async def run_child_agent(
     """
     try:
         plan = resolver.resolve(agent)
-        given, said = as_persisted(seed), as_messages(messages)
+        given, said = PersistedState() if seed is None else as_persisted(seed), as_messages(messages)
         if not said:
             raise ConfigurationError("it was given no message")
     except (RetinueError, TypeError, AttributeError) as exc:

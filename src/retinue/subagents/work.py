@@ -6,20 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 from msgspec import Struct
 
 from ..core.agents import Agent
+from ..core.backend import RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.messages import as_messages
+from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..tasks.background import Background
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Voice, Waits, Work
+from ..tasks.service import TaskReporter, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
 from .remote import RemoteSubagentStub
@@ -50,6 +52,11 @@ class Commission(Struct):
     @property
     def is_remote(self) -> bool:
         return isinstance(self.agent, RemoteSubagentStub)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another backend executes it. It is told as started when that has accepted it, not before."""
+        return self.is_remote or self.agent.backend is not None
 
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> Commission:
@@ -85,11 +92,11 @@ class Workers:
     async def wait_for(self, commission: Commission, seconds: float) -> RunResult | TaskRecord:
         """The result, or, where it takes longer than that, the task that the work has become.
 
-        Remote work is a task from the beginning.
+        Work for a backend elsewhere is a task from the beginning.
         """
         if (taken_up := await self._taken_up(commission)) is not None:
             return taken_up
-        if commission.is_remote:
+        if commission.is_elsewhere:
             return await self._wait_for_task(commission, seconds)
         token = commission.token
         self._queue_up(commission)
@@ -113,10 +120,19 @@ class Workers:
         if entry is None or entry.declaration is None or not entry.declaration.is_remote:
             return
         seconds = entry.declaration.timeout
-        backend: Any = ctx.resolver.resolve(await entry.agent(ctx)).backend
+        plan = ctx.resolver.resolve(await entry.agent(ctx))
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            return await backend.watch(record.run_id, record.sub_session_id, token, seconds)
+            identity = RunIdentity(record.run_id or "", record.sub_session_id or "", record.sub_agent_id)
+            request = RunRequest(
+                agent=plan.agent,
+                identity=identity,
+                messages=as_messages(record.input),
+                cancellation=token,
+                timeout=seconds,
+                is_dispatched=True,
+            )
+            return await plan.backend.run(request)
 
         background: Background = ctx.resolver.background
         background.service(self.repository).attach(record, work)
@@ -140,6 +156,10 @@ class Workers:
             return taken_up
         commission.in_background = True
         self._queue_up(commission)
+        if not commission.is_elsewhere:  # it may begin when the run that starts it has ended
+            background: Background = commission.ctx.resolver.background
+            session_id = commission.spawned.session_id
+            background.announce_child(commission.ctx, commission.agent, commission.text, commission.run_id, session_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             return await self._to_the_end(commission, await self._run(commission), waits)
@@ -157,11 +177,8 @@ class Workers:
         """Go on with a task whose process ended, where it was."""
         background: Background = ctx.resolver.background
         service = background.service(self.repository)
-        if record.is_remote:
-            await self.look_after(record, ctx)
-            return
         if record.status.is_terminal:
-            background.close_children(ctx, "its task was given up on when its process had ended")
+            background.close_task(ctx, record, "its task was given up on when its process had ended")
             return
         entry = (await self._catalog.up_to_date()).get(record.sub_agent_id)
         key, session_id, run_id = record.agent_key or "", record.sub_session_id or "", record.run_id or ""
@@ -176,7 +193,7 @@ class Workers:
             self._queue_up(commission)
             return await self._to_the_end(commission, await self._run(commission), waits)
 
-        await service.take_up(record, work, background.voice(ctx, record, service), token)
+        await service.take_up(record, work, background.reporter(ctx, record, service), token)
 
     def _scope(self, ctx: ToolContext) -> TaskScope:
         return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
@@ -201,13 +218,14 @@ class Workers:
         background: Background = commission.ctx.resolver.background
         service = background.service(self.repository)
         record = self._record(commission, status, service.node)
-        voice = background.voice(commission.ctx, record, service)
+        reporter = background.reporter(commission.ctx, record, service)
         if at_end is not None:
-            voice = LastWord(voice, at_end)
-        return await service.start(record, work, voice, commission.token)
+            reporter = ReporterWithEnd(reporter, at_end)
+        return await service.start(record, work, reporter, commission.token)
 
     def _record(self, commission: Commission, status: TaskStatus, node: str) -> TaskRecord:
         run, spawned, now = commission.ctx.run, commission.spawned, at(time.time())
+        background: Background = commission.ctx.resolver.background
         return TaskRecord(
             task_id=commission.task_id,
             sub_agent_id=spawned.agent_id,
@@ -221,6 +239,7 @@ class Workers:
             parent_run_id=run.run_id,
             parent_tool_call_id=commission.ctx.call_id,
             run_id=commission.run_id,
+            log_id=background.log_id(commission.ctx),
             transport_type=REMOTE if commission.is_remote else None,
             node=node if status is TaskStatus.RUNNING else None,
             created_at=now,
@@ -228,23 +247,14 @@ class Workers:
         )
 
     async def _run(self, commission: Commission) -> RunResult:
-        declared, ctx, session_id = commission.entry.declaration, commission.ctx, commission.spawned.session_id
+        ctx, session_id = commission.ctx, commission.spawned.session_id
         if not await self._take_turn(commission):
             return _never_began(commission)
         try:
             if self.turns.is_held(session_id, ctx):
                 problem = "it waits for a decision: send your message when it has gone on"
                 raise ExecutionBackendError(commission.entry.id, problem)
-            outcome = await ctx.run_child(
-                commission.agent,
-                commission.text,
-                thread_id=session_id,
-                timeout=None if declared is None else declared.timeout,
-                limits=None if declared is None else declared.limits,
-                cancellation=commission.token,
-                detached=commission.in_background,
-                run_id=commission.run_id,
-            )
+            outcome = await self._child(commission)
             if outcome.status is RunStatus.SUSPENDED:
                 self.turns.hold(outcome.thread_id, ctx, beyond_run=commission.in_background)
             else:
@@ -252,6 +262,20 @@ class Workers:
             return outcome
         finally:
             commission.end_turn()
+
+    async def _child(self, commission: Commission) -> RunResult:
+        """Run the child, or continue it where it stands."""
+        declared = commission.entry.declaration
+        return await commission.ctx.run_child(
+            commission.agent,
+            commission.text,
+            thread_id=commission.spawned.session_id,
+            timeout=None if declared is None else declared.timeout,
+            limits=None if declared is None else declared.limits,
+            cancellation=commission.token,
+            detached=commission.in_background,
+            run_id=commission.run_id,
+        )
 
     def _queue_up(self, commission: Commission) -> None:
         """Take a place after the messages before: the order of the calls is the order of the conversation."""
@@ -290,24 +314,33 @@ class Workers:
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-                outcome = await background.next_leg(commission.run_id, commission.token, lambda: waits(None))
+                ctx, run_id, token = commission.ctx, commission.run_id, commission.token
+                if await background.next_leg(ctx, run_id, token, lambda: waits(None)):
+                    outcome = await self._child(commission)
+                else:
+                    reason = token.reason or "cancelled"
+                    outcome = await background.give_up(ctx, commission.agent, run_id, reason)
         finally:
             self.turns.let_go(commission.spawned.session_id)
         return outcome
 
 
-class LastWord:
-    """A voice that has something done when it is closed."""
+class ReporterWithEnd:
+    """A reporter that has something done when it is closed."""
 
-    def __init__(self, voice: Voice, at_end: Callable[[], None]) -> None:
-        self._voice, self._at_end = voice, at_end
+    def __init__(self, reporter: TaskReporter, at_end: Callable[[], None]) -> None:
+        self._reporter, self._at_end = reporter, at_end
 
-    def tell(self, task_id: str, status: str) -> None:
-        self._voice.tell(task_id, status)
+    @property
+    def is_lost(self) -> bool:
+        return self._reporter.is_lost
+
+    def report(self, task_id: str, status: str) -> None:
+        self._reporter.report(task_id, status)
 
     def close(self) -> None:
         self._at_end()
-        self._voice.close()
+        self._reporter.close()
 
 
 def _never_began(commission: Commission) -> RunResult:

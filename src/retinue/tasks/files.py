@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
-from .repository import Change, TaskSettings, is_long
+from .repository import Change, TaskLiveness, TaskSettings, is_long
 from .task import TaskRecord, TaskScope, encoded
 
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
@@ -116,6 +116,9 @@ class WorkspaceTaskRepository:
     async def open_scopes(self) -> Sequence[TaskScope]:
         return await in_thread(self._open_scopes, {})
 
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        return {}
+
     def _open_scopes(self) -> list[TaskScope]:
         found: set[TaskScope] = set()
         for name in self._filesystem.stamps(self._folder, ".json"):
@@ -173,11 +176,12 @@ class WorkspaceTaskRepository:
         queue = self._queues.setdefault(session_id, _Queue())
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         queue.changes.append((change, done))
-        if queue.writer is None:
+        if queue.writer is None or queue.writer.done():  # one that was cancelled before it began says nothing
             queue.writer = asyncio.create_task(self._drain(session_id, queue))
         return await asyncio.shield(done)
 
     async def _drain(self, session_id: str, queue: _Queue) -> None:
+        batch: list[tuple[Callable[[dict[str, TaskRecord]], Any], asyncio.Future[Any]]] = []
         try:
             while queue.changes:
                 batch, queue.changes = queue.changes, []
@@ -196,8 +200,12 @@ class WorkspaceTaskRepository:
                     else:
                         done.set_result(outcome)
         finally:
+            for _, done in batch:
+                done.cancel()  # of those without an answer: this task was cancelled, nobody will give one
             queue.writer = None
-            if not queue.changes:
+            if queue.changes:  # they came while this task was being cancelled
+                queue.writer = asyncio.create_task(self._drain(session_id, queue))
+            else:
                 self._queues.pop(session_id, None)
 
     def _write_now(self, session_id: str, changes: list[Callable[[dict[str, TaskRecord]], Any]]) -> list[Any]:

@@ -89,17 +89,21 @@ def sweep(record: TaskRecord, now: float, orphan_after: float, observed: float =
 
     One that waits for a human may wait on, unless somebody wants it to stop.
     """
-    if record.status.is_terminal or record.is_remote:
-        return None
     if record.awaiting is not None and not record.cancel_requested:
         return None
     silent = max(now - record.last_updated_at.timestamp(), observed)
     if silent < orphan_after:
         return None
-    status = TaskStatus.CANCELLED if record.cancel_requested else TaskStatus.FAILED
     last = record.last_updated_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    lost = f"executor lost: no heartbeat for {silent:.0f} seconds (last updated: {last})"
-    return _next(record, now, status=status, error_message=lost, awaiting=None)
+    return give_up(record, now, f"no heartbeat for {silent:.0f} seconds (last updated: {last})")
+
+
+def give_up(record: TaskRecord, now: float, reason: str) -> TaskRecord | None:
+    """End a task whose executor is gone; not one that a server executes."""
+    if record.status.is_terminal or record.is_remote:
+        return None
+    status = TaskStatus.CANCELLED if record.cancel_requested else TaskStatus.FAILED
+    return _next(record, now, status=status, error_message=f"executor lost: {reason}", awaiting=None)
 
 
 def _next(record: TaskRecord, now: float, **changes: object) -> TaskRecord:

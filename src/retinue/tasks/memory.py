@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..core.errors import TaskStoreError
-from .repository import Change, TaskSettings
+from .repository import Change, TaskLiveness, TaskSettings
 from .task import TaskRecord, TaskScope
 
 
@@ -57,3 +57,6 @@ class MemoryTaskRepository:
             {record.scope for record in records if not record.status.is_terminal},
             key=lambda scope: (scope.session_id, scope.user_id or ""),
         )
+
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        return {}

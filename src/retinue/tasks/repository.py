@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -31,6 +31,20 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"TaskSettings.{name} must be above 0 seconds")
         if self.orphan_after <= self.heartbeat:
             raise ValueError("TaskSettings.orphan_after must be longer than heartbeat, or living tasks are given up on")
+
+
+class TaskLiveness(Struct, frozen=True, kw_only=True):
+    """How the executor of a task stands, where the repository knows it without heartbeats.
+
+    `alive`: somebody works on the task. `waiting`: nobody needs to, its run waits for a human. `orphaned`: nobody does,
+    but a process may take it over. `lost`: nobody ever will.
+    """
+
+    status: Literal["alive", "waiting", "orphaned", "lost"]
+    mark: str = ""
+    """Differs after each sign of life."""
+    owner: str | None = None
+    """The process that works on it, or did last, by the id that it has as the owner of a log."""
 
 
 class TaskRepository(Protocol):
@@ -69,6 +83,10 @@ class TaskRepository(Protocol):
 
     async def open_scopes(self) -> Sequence[TaskScope]:
         """The sessions that may have tasks which have not ended, of every user."""
+        ...
+
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        """How the executors of open tasks stand, by task id. A task that is not named here lives by its heartbeats."""
         ...
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -31,18 +31,25 @@ Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
 Waits = Callable[[str | None], None]
 
 
-class Voice(Protocol):
-    """Where a task tells its audience how it stands; closed when it has ended."""
+class TaskReporter(Protocol):
+    """Reports the status of a task to its audience; closed when the task has ended."""
 
-    def tell(self, task_id: str, status: str) -> None: ...
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process continues the run that started the task, and the task with it."""
+        ...
+
+    def report(self, task_id: str, status: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Silence:
-    """Nobody listens."""
+class NullReporter:
+    """Reports to nobody."""
 
-    def tell(self, task_id: str, status: str) -> None:
+    is_lost = False
+
+    def report(self, task_id: str, status: str) -> None:
         return
 
     def close(self) -> None:
@@ -54,7 +61,7 @@ class LocalTask(Struct, eq=False):
 
     record: TaskRecord
     token: CancellationToken
-    voice: Voice
+    reporter: TaskReporter
     ended: asyncio.Event
     job: asyncio.Task[None] | None = None
     notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
@@ -69,7 +76,7 @@ class TaskService:
 
     def __init__(self, repository: TaskRepository, clock: Callable[[], float] = time.time) -> None:
         self.repository, self._clock = repository, clock
-        self.node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self.node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"  # as `is_node_gone` reads it
         self._local: dict[str, LocalTask] = {}
         self._sweeper = Sweeper(repository, clock)
         self._watch: asyncio.Task[None] | None = None
@@ -79,16 +86,22 @@ class TaskService:
         """Sessions whose records cannot be read or written just now."""
         self._is_down = False
         """Whether the last sweep failed, which was told then."""
-        self._closing = self._leaves = False
+        self._closing = False
+        self._left: Collection[str] = ()
+        """The logs whose tasks are left to others."""
 
     async def start(
-        self, record: TaskRecord, work: Work, voice: Voice | None = None, token: CancellationToken | None = None
+        self,
+        record: TaskRecord,
+        work: Work,
+        reporter: TaskReporter | None = None,
+        token: CancellationToken | None = None,
     ) -> TaskRecord:
         """Write a task down, then let it run; one that is RUNNING already is work under way, with its token.
 
         It goes on after whoever started it has ended.
         """
-        task = LocalTask(record, token or CancellationToken(), voice or Silence(), asyncio.Event())
+        task = LocalTask(record, token or CancellationToken(), reporter or NullReporter(), asyncio.Event())
         task.last_beat = time.monotonic()
         self._local[record.task_id] = task
         try:
@@ -96,15 +109,15 @@ class TaskService:
         except BaseException:
             self._drop(task)
             raise
-        task.voice.tell(record.task_id, record.status)
+        task.reporter.report(record.task_id, record.status)
         task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
         self.watch()
         return record
 
-    async def take_up(self, record: TaskRecord, work: Work, voice: Voice, token: CancellationToken) -> None:
+    async def take_up(self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken) -> None:
         """Go on with a task whose process is known to be gone; nothing happens where it has ended, or is at work here."""
         if record.task_id in self._local:
-            voice.close()
+            reporter.close()
             return
 
         def mine(record: TaskRecord) -> TaskRecord | None:
@@ -112,9 +125,9 @@ class TaskService:
 
         now = await self.repository.update(record.scope, record.task_id, mine)
         if now is None or now.status.is_terminal:
-            voice.close()
+            reporter.close()
             return
-        task = LocalTask(now, token, voice, asyncio.Event())
+        task = LocalTask(now, token, reporter, asyncio.Event())
         task.last_beat = time.monotonic()
         self._local[now.task_id] = task
         task.job = asyncio.create_task(self._execute(task, work), name=now.task_id)
@@ -124,7 +137,7 @@ class TaskService:
         """Watch over a task that is executed elsewhere and that nobody here watches over yet."""
         if record.task_id in self._local:
             return
-        task = LocalTask(record, CancellationToken(), Silence(), asyncio.Event(), is_looked_on=True)
+        task = LocalTask(record, CancellationToken(), NullReporter(), asyncio.Event(), is_looked_on=True)
         self._local[record.task_id] = task
         task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
         self.watch()
@@ -171,16 +184,19 @@ class TaskService:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._keep_watch(), name="retinue-tasks")
 
-    def leave(self) -> None:
-        """Leave the records of tasks as they are, for whoever goes on with them."""
-        self._leaves = True
+    def leave(self, logs: Collection[str]) -> None:
+        """Leave the records of the tasks of these logs as they are, for whoever continues them."""
+        self._left = logs
+
+    def _is_left(self, task: LocalTask) -> bool:
+        return task.record.log_id in self._left or task.reporter.is_lost
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop the tasks of this process. They end as cancelled, with the reason, unless they are left to others."""
         self._closing = True
         tasks = list(self._local.values())
         for task in tasks:
-            if not (task.is_looked_on or self._leaves):
+            if not (task.is_looked_on or self._is_left(task)):
                 task.token.set("the runtime was closed")
             elif task.job is not None:
                 task.job.cancel()
@@ -198,7 +214,7 @@ class TaskService:
     def _drop(self, task: LocalTask) -> None:
         self._local.pop(task.record.task_id, None)
         task.ended.set()
-        task.voice.close()
+        task.reporter.close()
 
     async def _execute(self, task: LocalTask, work: Work) -> None:
         """The life of a task in this process: from its beginning to its last record, whatever happens."""
@@ -233,13 +249,13 @@ class TaskService:
 
         record = await self.repository.update(task.record.scope, task.record.task_id, to_running)
         if record is not None and record.status is TaskStatus.RUNNING:
-            task.voice.tell(record.task_id, record.status)
+            task.reporter.report(record.task_id, record.status)
             return True
         return False
 
     async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
         """Write the end of a task. Where that cannot be done, it is tried again for as long as this process lives."""
-        if self._leaves:
+        if self._is_left(task):
             return
         if task.notes:
             await asyncio.wait(task.notes)
@@ -267,11 +283,11 @@ class TaskService:
             return finish(record, status, self._clock(), result=shown, result_file=kept, error=error)
 
         record = await self.repository.update(task.record.scope, task.record.task_id, end)
-        task.voice.tell(task.record.task_id, status if record is None else record.status)
+        task.reporter.report(task.record.task_id, status if record is None else record.status)
 
     def _note_wait(self, task: LocalTask, question: str | None) -> None:
         """A human is asked, or has answered."""
-        if self._leaves:
+        if self._is_left(task):
             return
 
         def note(record: TaskRecord) -> TaskRecord | None:
@@ -279,7 +295,7 @@ class TaskService:
 
         async def write() -> None:
             await self.repository.update(task.record.scope, task.record.task_id, note)
-            task.voice.tell(task.record.task_id, TaskStatus.RUNNING)
+            task.reporter.report(task.record.task_id, TaskStatus.RUNNING)
 
         job = asyncio.create_task(write())
         task.notes.add(job)
@@ -339,13 +355,34 @@ class TaskService:
             elif now - task.last_beat >= settings.heartbeat:
                 due.append(task)
         if due:
-
-            def alive(record: TaskRecord) -> TaskRecord | None:
-                return beat(record, self._clock(), self.node)
-
-            await self.repository.update_all([(task.record.scope, task.record.task_id, alive) for task in due])
+            await self._beat(scope, due)
             for task in due:
                 task.last_beat = now
+
+    async def _beat(self, scope: TaskScope, due: list[LocalTask]) -> None:
+        """Write heartbeats, but for tasks whose life is known without."""
+
+        def alive(record: TaskRecord) -> TaskRecord | None:
+            return beat(record, self._clock(), self.node)
+
+        known = await self.repository.liveness(scope)
+        beating = [task.record for task in due if task.record.task_id not in known]
+        if beating:
+            await self.repository.update_all([(record.scope, record.task_id, alive) for record in beating])
+
+
+def is_node_gone(node: str) -> bool:
+    """Whether a node is known to be gone: a process of this machine that has ended."""
+    host, _, rest = node.rpartition("-")[0].rpartition("-")
+    if host != socket.gethostname() or not rest.isdigit():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Collection
 
 from ..core.errors import RetinueError
-from .lifecycle import sweep
-from .repository import TaskRepository
+from .lifecycle import give_up, sweep
+from .repository import Change, TaskLiveness, TaskRepository
 from .task import TaskRecord
 
 _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Any process may sweep, as often as it likes: a record is ended once, by whoever comes first."""
+    """Any process may sweep, as often as it likes: a record is ended once, by whoever comes first.
+
+    A task lives by its heartbeats or, where the repository knows more (`liveness`), by what that says.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,8 @@ class Sweeper:
         machine have slept, and the executor with it."""
         self.suspects = False
         """Whether the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
-        self._seen: dict[str, tuple[int, float]] = {}
-        """Which version of a record was seen first when: silence that does not depend on anybody's clock."""
+        self._seen: dict[str, tuple[object, float]] = {}
+        """Which sign of life of a task was seen first when: silence that does not depend on anybody's clock."""
 
     async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
         """Look at every task but `living`, which this process executes; those that were given up on.
@@ -40,14 +43,17 @@ class Sweeper:
         """
         proof = 0.0 if trust_clock else self.proof
         ended: list[TaskRecord] = []
-        seen: dict[str, tuple[int, float]] = {}
+        seen: dict[str, tuple[object, float]] = {}
         self.suspects = False
         for scope in await self._repository.open_scopes():
             try:
+                # First: a task that ends in between is then read as ended.
+                known = await self._repository.liveness(scope)
                 for record in await self._repository.list(scope):
                     if record.status.is_terminal or record.task_id in living:
                         continue
-                    after = await self._give_up(record, self._observe(record, seen), proof)
+                    change = self._judge(record, known.get(record.task_id), seen, proof)
+                    after = None if change is None else await self._give_up(record, change)
                     if after is not None:
                         _log.warning("task %s: %s", after.task_id, after.error_message)
                         ended.append(after)
@@ -56,30 +62,54 @@ class Sweeper:
         self._seen = seen
         return ended
 
-    async def _give_up(self, record: TaskRecord, observed: float, proof: float) -> TaskRecord | None:
-        """End a task whose executor is gone; None where it may be alive."""
+    def _judge(
+        self, record: TaskRecord, known: TaskLiveness | None, seen: dict[str, tuple[object, float]], proof: float
+    ) -> Change | None:
+        """The change that gives up on a task; None where its executor may be alive."""
+        if known is not None:
+            return self._judge_known(record, known, seen)
         orphan_after = self._repository.settings.orphan_after
+        observed = self._observe(record.task_id, record.version, seen)
         if sweep(record, self._clock(), orphan_after, observed) is None:
             return None
         if observed < proof:
             self.suspects = True
             return None
+        return lambda current: sweep(current, self._clock(), orphan_after, observed)
+
+    def _judge_known(
+        self, record: TaskRecord, known: TaskLiveness, seen: dict[str, tuple[object, float]]
+    ) -> Change | None:
+        """As `_judge`, for a task that shows its life in another way than by heartbeats."""
+        if known.status == "alive":
+            return None
+        if known.status == "lost":
+            return lambda current: give_up(current, self._clock(), "its run has ended without it")
+        # It may wait for a human for as long as nobody wants it to stop.
+        if (known.status == "waiting" or record.awaiting is not None) and not record.cancel_requested:
+            return None
+        silent = self._observe(record.task_id, known.mark, seen)
+        if silent < self._repository.settings.orphan_after:
+            return None
+        return lambda current: give_up(current, self._clock(), f"nobody has continued its run for {silent:.0f} seconds")
+
+    async def _give_up(self, record: TaskRecord, change: Change) -> TaskRecord | None:
+        """End a task, unless it has changed: then it has shown life since."""
         given_up = False
 
-        def give_up(current: TaskRecord) -> TaskRecord | None:
+        def end(current: TaskRecord) -> TaskRecord | None:
             nonlocal given_up
-            # One that has changed has shown life since.
-            ended = sweep(current, self._clock(), orphan_after, observed) if current == record else None
+            ended = change(current) if current == record else None
             given_up = ended is not None
             return ended
 
-        after = await self._repository.update(record.scope, record.task_id, give_up)
+        after = await self._repository.update(record.scope, record.task_id, end)
         return after if given_up else None
 
-    def _observe(self, record: TaskRecord, seen: dict[str, tuple[int, float]]) -> float:
-        """Seconds for which a record has been as it is, as far as this process saw."""
-        version, since = self._seen.get(record.task_id, (record.version, self._steady()))
-        if version != record.version:
+    def _observe(self, task_id: str, mark: object, seen: dict[str, tuple[object, float]]) -> float:
+        """Seconds for which a task has shown no other sign of life, as far as this process saw."""
+        before, since = self._seen.get(task_id, (mark, self._steady()))
+        if before != mark:
             since = self._steady()
-        seen[record.task_id] = (record.version, since)
+        seen[task_id] = (mark, since)
         return self._steady() - since

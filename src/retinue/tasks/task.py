@@ -52,6 +52,8 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     parent_tool_call_id: str | None = None
     run_id: str | None = None
     """The run that does the work, once there is one."""
+    log_id: str | None = None
+    """The log of the run that started it, where that is stored."""
     result: str | None = None
     result_file: str | None = None
     """Where the whole result is, in the workspace or the database, where it is too long for the record."""

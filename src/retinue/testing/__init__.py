@@ -1,5 +1,6 @@
 """For your tests: a model that says what it is told, a sink that remembers, and what a port's implementation must do."""
 
+from .backends import BackendHarness, BackendSuite, example_work
 from .durable import DurableStoreSuite
 from .filesystems import FilesystemSuite
 from .model import ScriptedModel, ScriptError, call, fail, say, think
@@ -9,6 +10,8 @@ from .stores import StoreSuite
 from .tasks import TaskRepositorySuite
 
 __all__ = [
+    "BackendHarness",
+    "BackendSuite",
     "DurableStoreSuite",
     "FilesystemSuite",
     "HeardTurn",
@@ -23,6 +26,7 @@ __all__ = [
     "StoreSuite",
     "TaskRepositorySuite",
     "call",
+    "example_work",
     "fail",
     "hear",
     "say",

@@ -28,6 +28,7 @@ def stored_thread(thread_id: str = "t1", *said: str, user_id: str | None = "u1")
 def stored_run(run_id: str, started_at: float = 1.0, status: RunStatus | None = None, **fields: Any) -> RunRecord:
     """A run as it is stored while it goes on or, with a status, when it has ended or waits."""
     thread_id, user_id = fields.pop("thread_id", "t1"), fields.pop("user_id", "u1")
+    parent_run_id = fields.pop("parent_run_id", None)
     result = None
     if status is not None:
         result = RunResult(
@@ -39,8 +40,9 @@ def stored_run(run_id: str, started_at: float = 1.0, status: RunStatus | None = 
             state=PersistedState(1, {"k": 1}),
             messages=(Message.user("hi", id="m1"), Message.assistant(ODD, id="m2")),
         )
-    identity = RunIdentity(run_id, thread_id, "agent", user_id=user_id)
-    return RunRecord(identity=identity, started_at=started_at, result=result, **fields)
+    identity = RunIdentity(run_id, thread_id, "agent", user_id=user_id, parent_run_id=parent_run_id)
+    log_id = fields.pop("log_id", run_id)
+    return RunRecord(identity=identity, started_at=started_at, result=result, log_id=log_id, **fields)
 
 
 class StoreSuite(Generic[S]):
@@ -100,9 +102,9 @@ class StoreSuite(Generic[S]):
         async with self._two() as (store, other):
             for record in (
                 stored_run("r1", 1.25),
-                stored_run("r1", 1.25, decided=(("call:c1", "d1"), ("ticket:x", ODD))),
                 stored_run("r1", 1.25, RunStatus.SUSPENDED),
-                stored_run("r1", 1.25, RunStatus.COMPLETED, decided=(("c", "d"),)),
+                stored_run("r1", 1.25, RunStatus.COMPLETED),
+                stored_run("child", 1.5, log_id="r1", parent_run_id="r1"),
                 stored_run("r2", 2.0, queued=True, user_id=None),
             ):
                 await store.save_run(record)
@@ -114,6 +116,7 @@ class StoreSuite(Generic[S]):
             for number in range(12):
                 await store.save_run(stored_run(f"r{number}", float(number)))
             await store.save_run(stored_run("r3", 3.0, RunStatus.COMPLETED))
+            await store.save_run(stored_run("child", 20.0, log_id="r3", parent_run_id="r3"))  # not a root: not listed
             for reader in (store, other):
                 assert _ids(await reader.list_runs()) == [f"r{number}" for number in range(11, -1, -1)]
                 assert _ids(await reader.list_runs(limit=2)) == ["r11", "r10"]

@@ -221,6 +221,15 @@ class TaskRepositorySuite:
             for reader in self._others(repository):
                 assert set(scopes[number + 1 :]) <= set(await reader.open_scopes())
 
+    async def check_a_task_without_a_log_lives_by_its_heartbeats(self) -> None:
+        repository = self._make()
+        other = TaskScope("boss", "s1", "ann")
+        await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
+        await repository.add(task_record("t2", node="n1", status=TaskStatus.RUNNING, log_id="elsewhere"))
+        await repository.add(task_record("t3", other, status=TaskStatus.COMPLETED))
+        for reader in self._others(repository):
+            assert [dict(await reader.liveness(scope)) for scope in (S1, other, TaskScope("boss", "s9"))] == [{}] * 3
+
 
 def _finishing(
     end: TaskStatus, result: str | None = None, kept: str | None = None

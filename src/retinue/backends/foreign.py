@@ -1,0 +1,260 @@
+"""Runs elsewhere: what this process does for any backend that is not local.
+
+The backend only executes. Lineage, limits, events, matching after a restart and cancellation are the same for every
+backend, and are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from ..core.backend import Backend, BackendProfile, RunRequest
+from ..core.context import GRACE, TIMED_OUT, CancellationToken
+from ..core.errors import ExecutionBackendError
+from ..core.lifecycle import RunStatus
+from ..core.rows import Ending
+from ..core.runs import RunResult
+from ..core.state import PersistedState
+from ..core.stores import RunRecord, ThreadRecord, ThreadUpdate
+from ..loop.endings import start_leg
+from ..loop.execution import Execution, result_of
+from ..loop.state import ChildRef, RunState
+from .foreign_run import ForeignRun
+from .local import LAST_MOMENT, LocalBackend, check_child, tell_finished
+
+
+class ForeignBackend:
+    """Runs children through a backend that is not local, with their events in their parent's log."""
+
+    def __init__(self, backend: Backend, local: LocalBackend) -> None:
+        self.backend, self._local = backend, local
+
+    def profile(self) -> BackendProfile:
+        return self.backend.profile()
+
+    async def abort(self, run_id: str) -> None:
+        await self.backend.abort(run_id)
+
+    async def run(self, request: RunRequest) -> RunResult:
+        identity = request.identity
+        if identity.parent_run_id is None:
+            return await self._run_alone(request)
+        parent = self._local.execution_of(identity.parent_run_id)
+        if parent is None:
+            raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
+        ref = self._local.find(parent, request)
+        state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
+        if state is None:
+            return await self._start(request, parent, ref)
+        request.identity = state.identity
+        return await self._continue(request, parent, state)
+
+    async def _run_alone(self, request: RunRequest) -> RunResult:
+        """A run without lineage: nobody follows it, and nothing is told of it."""
+        if request.is_dispatched:
+            return await self.backend.run(request)  # only watched: it goes on when this is cancelled
+        self._check(request, None)
+        return await self._attend(request, None)
+
+    async def _start(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
+        if ref is None:
+            check_child(parent, request)
+        else:
+            request.identity = replace(request.identity, run_id=ref.run_id)
+        child = ForeignRun(request, parent, self._local, ref)
+        try:
+            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
+            self._check(request, thread)
+            if parent.log.writer is not None:  # its id is stored before it is sent, so that it is never sent as another
+                self._local.announce(parent, request, reserve=True)
+                await parent.log.writer.flush()
+            return await self._conduct(child, thread)
+        finally:
+            child.close()
+
+    async def _continue(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
+        """Wait again for a run that was dispatched before, perhaps by another process."""
+        log = parent.log
+        if state.is_over:
+            return _result_again(parent, state)
+        request.is_dispatched = True
+        if state.status is not RunStatus.RUNNING:
+            start_leg(log, state)
+        if log.writer is not None:
+            await log.writer.flush()  # it fails where another process owns the log
+        child = ForeignRun(request, parent, self._local, parent.state.children.get(state.run_id), state)
+        try:
+            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
+            return await self._conduct(child, thread)
+        finally:
+            child.close()
+
+    def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
+        """Raise where the backend cannot do what is asked; the error names every reason."""
+        problems = self.profile().check(needs_of(request, thread))
+        if request.seed.extensions:
+            problems.append("it is not local and takes no state seed")
+        if not request.remote_messages():
+            problems.append("there is no user message that it may be sent")
+        if problems:
+            raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
+
+    async def _conduct(self, child: ForeignRun, thread: ThreadRecord | None) -> RunResult:
+        """See a run through to its end, in a task of its own so that it can stop in its own way."""
+        request, log = child.request, child.parent.log
+        child.parent.give_slot_back(request.identity.parent_tool_call_id or "")
+        request.accepted, request.emit = child.accept, child.emit
+        result = child.finish(await self._attend(request, child))
+        if not log.lost:
+            await self._save(child, thread, result)
+        return result
+
+    async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
+        """Have the backend execute a run, in a task of its own so that it can stop in its own way."""
+        given, token = request.cancellation, CancellationToken()
+        request.cancellation = token
+        loop = asyncio.get_running_loop()
+        seconds = _seconds_left(request.timeout, None if child is None else child.state)
+        work = asyncio.create_task(self._dispatch(request), name=request.identity.run_id)
+
+        def stop() -> None:
+            if child is not None and child.parent.log.lost:  # another process waits for it now
+                loop.call_soon_threadsafe(work.cancel)
+            else:
+                token.set(given.reason or "cancelled")
+
+        given.on_set(stop)
+        try:
+            await _see_through(work, token, seconds)
+        except asyncio.CancelledError:  # the call is cancelled, not only this child
+            stop()
+            try:
+                await _see_through(work, token, None)
+            finally:
+                if child is not None and child.state is not None:
+                    child.finish(_outcome(work, request))
+            raise
+        finally:
+            given.forget(stop)
+            work.cancel()
+        if (child is None or child.state is None) and (problem := _problem(work)) is not None:
+            raise _as_backend_error(request, problem) from problem
+        return _outcome(work, request)
+
+    async def _dispatch(self, request: RunRequest) -> RunResult:
+        return await self.backend.run(request)
+
+    async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
+        """Store the conversation of a child that keeps one, and how a child ended that others may ask for."""
+        request, state, writer = child.request, child.state, child.parent.log.writer
+        assert state is not None
+        updates: tuple[ThreadUpdate, ...] = ()
+        if request.keeps_thread and result.status.is_terminal:
+            before = () if thread is None else thread.messages
+            record = ThreadRecord(
+                thread_id=state.identity.thread_id,
+                user_id=state.identity.user_id,
+                messages=(*before, *state.messages),
+                state=PersistedState() if thread is None else thread.state,
+            )
+            updates = (ThreadUpdate(record, len(before)),)
+        if writer is None:
+            for update in updates:
+                await self._local.store.save_thread(update.record)
+            return
+        record = RunRecord(identity=state.identity, started_at=state.since, result=result, log_id=writer.log_id)
+        runs = (record,) if request.detached else ()
+        if runs or updates:
+            await writer.settle(runs=runs, threads=updates)
+
+
+def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]:
+    """What a backend must be able to do for a request, on its thread where it has been used before."""
+    needs: dict[str, str] = {}
+    if thread is not None and thread.messages:
+        needs["continuation"] = "in_process"
+    if len(request.remote_messages()) > 1:
+        needs["transcript"] = "user_messages"
+    if request.agent.output_format is not None:
+        needs["output"] = "text_and_artifacts"
+    return needs
+
+
+async def _see_through(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:
+    """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
+    stop = asyncio.create_task(token.wait())
+    try:
+        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            token.set(TIMED_OUT)
+            await asyncio.wait({work}, timeout=GRACE)
+    finally:
+        stop.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=LAST_MOMENT)
+
+
+def _seconds_left(timeout: float | None, state: RunState | None) -> float | None:
+    if timeout is None or state is None or not state.worked:
+        return timeout
+    return max(timeout - state.worked, LAST_MOMENT)
+
+
+def _problem(work: asyncio.Task[RunResult]) -> Exception | None:
+    """What came out of a backend instead of a result, other than that it was stopped."""
+    if not work.done() or work.cancelled():
+        return None
+    problem = work.exception()
+    if problem is not None and not isinstance(problem, Exception):
+        raise problem
+    return problem
+
+
+def _outcome(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
+    """How a run ended, whatever its backend says or does not say."""
+    identity, token = request.identity, request.cancellation
+    if (problem := _problem(work)) is not None:
+        words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
+        result = _bare(request, RunStatus.FAILED, "error", words)
+    elif not work.done() or work.cancelled():
+        result = _bare(request, RunStatus.CANCELLED, "cancelled", token.reason or "cancelled")
+    else:
+        result = replace(work.result(), run_id=identity.run_id, thread_id=identity.thread_id)
+    if result.status is RunStatus.RUNNING:
+        return _bare(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
+    if token.reason == TIMED_OUT and result.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+        late = f"it took longer than {request.timeout or 0:g} s"
+        return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
+    return result
+
+
+def _as_backend_error(request: RunRequest, problem: Exception) -> ExecutionBackendError:
+    if isinstance(problem, ExecutionBackendError):
+        return problem
+    return ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}")
+
+
+def _result_again(parent: Execution, state: RunState) -> RunResult:
+    """The result of a run that had ended; the parent is told if it was not."""
+    result = parent.log.results.get(state.run_id)
+    if result is None:
+        result = result_of(parent.log, state, state.ending or Ending(state.status, "error"), None, state.output)
+        result.state.extensions.update(state.values)
+    tell_finished(parent, state, result)
+    return result
+
+
+def _bare(request: RunRequest, status: RunStatus, termination: str, reason: str) -> RunResult:
+    identity = request.identity
+    return RunResult(
+        status=status,
+        run_id=identity.run_id,
+        thread_id=identity.thread_id,
+        state=PersistedState(),
+        error=reason,
+        termination=termination,
+        messages=request.messages,
+    )

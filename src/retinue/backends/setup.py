@@ -1,0 +1,200 @@
+"""Setting a run up: what its agent brings, the state it begins with or left, and its result told again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+from ..core.agents import Agent, Toolbox
+from ..core.backend import Resolver, RunRequest
+from ..core.codec import to_json_value
+from ..core.errors import RecordUnreadable, UnknownKey
+from ..core.events import Namespace
+from ..core.lifecycle import RunStatus
+from ..core.model import Model
+from ..core.plugins import Registrar
+from ..core.rows import Ending, StoredRequest
+from ..core.runs import DEFAULT_LIMITS, Limits, RunResult
+from ..core.state import UnknownKeyPolicy
+from ..core.statestore import StateStore
+from ..core.stores import ThreadRecord
+from ..core.tools import Tool
+from ..loop.execution import Equipment, Execution, result_of
+from ..loop.jobs import shown
+from ..loop.limits import Slots
+from ..loop.log import LiveLog
+from ..loop.phases import HookTable
+from ..loop.run import SUSPENDED, begin_run
+from ..loop.state import RunState
+
+
+class Blueprint:
+    """The state keys, hooks and tools of an agent, collected from its plugins once for all its runs."""
+
+    __slots__ = ("descriptors", "hooks", "model", "state", "toolbox")
+
+    def __init__(self, agent: Agent, resolver: Resolver) -> None:
+        self.state = StateStore()
+        registrars = [self.state.install(plugin) for plugin in agent.plugins]
+        self.hooks = HookTable(registrars)
+        self.toolbox = _toolbox(agent, registrars, resolver)
+        self.descriptors = self.toolbox.descriptors
+        self.model: Model | None = None
+        """The agent's own model, once it was asked for."""
+
+
+def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
+    """An agent's tools, those of its plugins, and the one for its sub-agents."""
+    tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
+    return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
+
+
+def set_up(
+    request: RunRequest,
+    blueprint: Blueprint,
+    resolver: Resolver,
+    log: LiveLog,
+    parent: Execution | None = None,
+    ns: Namespace = (),
+) -> Execution:
+    """Set a new run up. Whatever is wrong with the request raises here, and no event exists yet."""
+    if parent is None or request.keeps_thread:  # else the thread is made up
+        request.agent.check_thread(request.identity.thread_id)
+    state = RunState(request.identity, ns, _stored(request, log, is_root=parent is None))
+    x = _execution(request, state, blueprint, resolver, log, parent)
+    if request.seed.extensions:
+        x.store.apply_seed(request.seed)
+    return x
+
+
+def continue_run(
+    request: RunRequest,
+    state: RunState,
+    blueprint: Blueprint,
+    resolver: Resolver,
+    log: LiveLog,
+    parent: Execution | None = None,
+) -> Execution:
+    """Set a run up that has a state, with every agent that took it over; raises where something it needs is gone."""
+    x = _execution(request, state, blueprint, resolver, log, parent)
+    for name in state.handoffs:
+        x.use(x.equip(x, name))
+    try:
+        x.store.restore(state.values, state.revision, as_json=x.is_stored)
+    except UnknownKey as exc:
+        raise RecordUnreadable(f"state key {exc.key!r}", "no plugin of this agent registers that key now") from exc
+    return x
+
+
+def _execution(
+    request: RunRequest,
+    state: RunState,
+    blueprint: Blueprint,
+    resolver: Resolver,
+    log: LiveLog,
+    parent: Execution | None,
+) -> Execution:
+    agent, limits = request.agent, state.request.limits
+    inherits_hooks = parent is not None and parent.hooks.inherited
+    hooks = blueprint.hooks.below(parent.hooks) if parent and inherits_hooks else blueprint.hooks
+    # An agent without a model of its own runs, as a child, on its parent's.
+    inherits = parent is not None and agent.model is None and request.model is None
+    if parent and inherits:
+        model: Model = parent.model
+    elif request.model is not None:
+        model = resolver.model_of(agent, request.model)
+    else:
+        model = blueprint.model = blueprint.model or resolver.model_of(agent)
+    slots = Slots((limits or DEFAULT_LIMITS).parallel) if parent is None else parent.slots.below(limits)
+    equipment = Equipment(agent, model, blueprint.toolbox, blueprint.descriptors, hooks)
+    # Not a method of this object: a cycle would keep every run for a while.
+    return Execution(
+        request, state, equipment, blueprint.state.empty_copy(), log, slots, partial(_equip, agent, hooks), resolver
+    )
+
+
+def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
+    """The equipment of another agent for a run; plugins that are already in it keep their state."""
+    agent = _agent_for_handoff(first, x, name)
+    agent.check_thread(x.identity.thread_id)
+    registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
+    toolbox = _toolbox(agent, registrars, x.resolver)
+    made = HookTable(registrars).below(hooks)  # inherited hooks stay, whichever agent continues
+    return Equipment(agent, x.resolver.model_of(agent), toolbox, toolbox.descriptors, made)
+
+
+def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
+    """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
+    for agent in (*x.agent.linked(), first):
+        if agent.name == name:
+            return agent
+    return x.resolver.agent(name)
+
+
+def begin(x: Execution, thread: ThreadRecord | None) -> None:
+    """The first events of a new run, on its thread where there is one."""
+    if thread is None:
+        begin_run(x, x.request.messages)
+        return
+    store = x.store
+    store.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
+    store.apply_seed(x.request.seed)
+    foreign = {name: value for name, value in thread.state.extensions.items() if store.key(name) is None}
+    begin_run(x, x.request.messages, thread.messages, foreign)
+
+
+def thread_after(x: Execution) -> ThreadRecord:
+    """The thread as this run leaves it."""
+    state, identity = x.store.export_scope("thread"), x.identity
+    state.extensions = {**x.state.foreign, **state.extensions}
+    return ThreadRecord(
+        thread_id=identity.thread_id, user_id=identity.user_id, messages=tuple(x.state.messages), state=state
+    )
+
+
+def result_again(x: Execution) -> RunResult:
+    """The result of a run that has ended, or waits, made from its state."""
+    state, form = x.state, x.agent.output_format
+    output = state.output if form is None or state.output is None else form.decode(state.output)
+    ending = SUSPENDED if state.status is RunStatus.SUSPENDED else state.ending or Ending(state.status, "error")
+    return result_of(x.log, state, ending, x.store, output)
+
+
+def _stored(request: RunRequest, log: LiveLog, *, is_root: bool) -> StoredRequest:
+    """The part of a request that the log keeps. `problem` names what cannot be stored."""
+    limits = request.limits
+    if is_root:
+        limits = limits or DEFAULT_LIMITS
+    elif limits is DEFAULT_LIMITS:
+        limits = None
+    if log.writer is None or not is_root:
+        return _plain(request, limits)
+    context: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in request.context.items():
+        try:
+            as_json = to_json_value({name: value})
+            if as_json != {name: value}:
+                problems.append(f"its context {name!r} would be read back as something else than {shown(value)}")
+            context.update(as_json)
+        except Exception:
+            problems.append(f"its context {name!r} has no JSON form")
+    model: Any = request.model
+    if not (model is None or isinstance(model, str)):
+        model = None
+        problems.append("its model was given as an object")
+    return StoredRequest(
+        limits=limits,
+        context=context,
+        model=cast("str | None", model),
+        timeout=request.timeout,
+        keeps_thread=request.keeps_thread,
+        detached=request.detached,
+        problem="; ".join(problems) or None,
+    )
+
+
+def _plain(request: RunRequest, limits: Limits | None) -> StoredRequest:
+    return StoredRequest(
+        limits=limits, timeout=request.timeout, keeps_thread=request.keeps_thread, detached=request.detached
+    )

@@ -1,0 +1,309 @@
+"""One run at work in this process: its state, and the agent, model, tools and hooks it works with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ..core.agents import Agent, Toolbox
+from ..core.decisions import Decision
+from ..core.errors import IllegalMove
+from ..core.events import ErrorRaised, Event, RunFinished, StepFinished, StepStarted
+from ..core.lifecycle import ENDED, RUN_MOVES, RunStatus
+from ..core.messages import Message, ToolCall, Visibility
+from ..core.model import Model, ModelRequest
+from ..core.plugins import HookContext, Phase
+from ..core.results import ToolResult
+from ..core.rows import Ending, Private
+from ..core.runs import RunIdentity, RunResult
+from ..core.state import PersistedState, Snapshot
+from ..core.statestore import StateStore
+from ..core.tools import ToolDescriptor
+from .limits import Slots, is_limited
+from .log import LiveLog
+from .phases import HookTable
+from .state import RunState, message_id
+from .tickets import tickets_of
+
+if TYPE_CHECKING:
+    from ..core.backend import Resolver, RunRequest
+
+_LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
+
+
+def _is_legal(call_id: str) -> bool:
+    # Most ids are identifiers, which is quicker to see and stricter.
+    return (call_id.isidentifier() and len(call_id) <= 256) or _LEGAL_CALL_ID.fullmatch(call_id) is not None
+
+
+class Equipment(Struct, frozen=True, gc=False):
+    """The agent, model, tools and hooks of a run."""
+
+    agent: Agent
+    model: Model
+    toolbox: Toolbox
+    descriptors: tuple[ToolDescriptor, ...]
+    hooks: HookTable
+
+
+Equip = Callable[["Execution", str], Equipment]
+"""Returns the equipment of the agent of that name, for a run that it takes over."""
+
+
+class Execution:
+    """One run at work. Its `state` changes only by what it emits."""
+
+    __slots__ = (
+        "_event_loop",
+        "_made_call_ids",
+        "_own_messages",
+        "_thread",
+        "agent",
+        "agents",
+        "asked_again",
+        "cancellation",
+        "context",
+        "descriptors",
+        "equip",
+        "has_hooks",
+        "holding",
+        "hooks",
+        "is_limited",
+        "is_stored",
+        "kept",
+        "log",
+        "model",
+        "output",
+        "partial_text",
+        "request",
+        "resolver",
+        "result",
+        "slots",
+        "snapshot",
+        "state",
+        "store",
+        "system",
+        "toolbox",
+        "was_interrupted",
+    )
+
+    def __init__(
+        self,
+        request: RunRequest,
+        state: RunState,
+        equipment: Equipment,
+        store: StateStore,
+        log: LiveLog,
+        slots: Slots,
+        equip: Equip,
+        resolver: Resolver,
+    ) -> None:
+        self.request, self.state, self.store, self.log, self.slots = request, state, store, log, slots
+        self.resolver, self.equip = resolver, equip
+        self.cancellation, self.context = request.cancellation, request.context
+        self.agents: tuple[Agent, ...] = ()
+        """The agents that have had the run, with the present one."""
+        self.use(equipment)
+        self.is_stored = log.writer is not None
+        self.is_limited = is_limited(log.tree, state)
+        self.was_interrupted = state.leg > 0 and state.status is RunStatus.RUNNING
+        """True if its process ended while it ran, until the loop has dealt with that."""
+        self.snapshot: Snapshot | None = None
+        """The state that the calls of this step see."""
+        self.holding: set[str] = set()
+        """The calls that have a slot."""
+        self.asked_again: dict[str, set[int]] = {}
+        """The children that a call has asked for in its present attempt, by number."""
+        self.kept: dict[str, str] = {}
+        """For calls whose result is cut: a sentence that says where the whole result is."""
+        self.partial_text: list[str] = []
+        """The text of an answer that is not finished."""
+        self.output: Any = None
+        self.result: RunResult | None = None
+        """The result of its last leg."""
+        self._own_messages: tuple[Message, ...] = ()
+        self._made_call_ids = 0
+        self._thread = threading.get_ident()
+        self._event_loop = asyncio.get_running_loop()
+
+    def use(self, equipment: Equipment) -> None:
+        """Work as that agent from now on."""
+        self.agent, self.model, self.toolbox = equipment.agent, equipment.model, equipment.toolbox
+        self.agents = (*self.agents, equipment.agent)
+        self.hooks, self.has_hooks = equipment.hooks, equipment.hooks.has_any
+        self.descriptors, self.system = equipment.descriptors, equipment.agent.system
+
+    @property
+    def identity(self) -> RunIdentity:
+        return self.state.identity
+
+    @property
+    def run_id(self) -> str:
+        return self.state.identity.run_id
+
+    @property
+    def is_over(self) -> bool:
+        """True if its leg has ended: nothing is emitted any more."""
+        return self.state.status is not RunStatus.RUNNING
+
+    def emit(self, event: Event, private: Private | None = None) -> None:
+        """Append an event as this run's, and so change its state. After `run_finished` nothing is appended."""
+        state = self.state
+        if state.status is RunStatus.RUNNING:
+            self.log.append(state, event, private)
+
+    def emit_delta(self, event: Event) -> None:
+        """As `emit`, for an event that is only for watching."""
+        if self.state.status is RunStatus.RUNNING:
+            self.log.append_delta(self.state, event)
+
+    def report(self, event: Event) -> None:
+        """As `emit_delta`, from any thread."""
+        if threading.get_ident() == self._thread:
+            self.emit_delta(event)
+        else:
+            self._event_loop.call_soon_threadsafe(self.emit_delta, event)
+
+    def tell(self, message: str, code: str, private: Private | None = None) -> None:
+        """Emit an error event for something that does not end the run."""
+        self.emit(ErrorRaised(message=message, code=code), private)
+
+    def stop_if_cancelled(self) -> None:
+        """A tool may have swallowed the cancellation; the loop does not."""
+        if self.cancellation.reason is not None:
+            raise asyncio.CancelledError(self.cancellation.reason)
+
+    def now(self) -> float:
+        return self.log.clock()
+
+    def hook_context(
+        self,
+        phase: Phase,
+        snapshot: Snapshot,
+        messages: tuple[Message, ...] = (),
+        request: ModelRequest | None = None,
+        call: ToolCall | None = None,
+        result: ToolResult | None = None,
+        decision: Decision | None = None,
+    ) -> HookContext:
+        state = self.state
+        return HookContext(
+            phase=phase,
+            run=state.identity,
+            agent=self.agent,
+            snapshot=snapshot,
+            messages=messages,
+            request=request,
+            call=call,
+            result=result,
+            decision=decision,
+            step=state.step,
+            usage=state.total,
+            compacted=state.compacted.count if state.compacted else 0,
+            elapsed=self._elapsed,
+        )
+
+    def _elapsed(self) -> float:
+        return self.state.elapsed(self.now())
+
+    def model_messages(self) -> tuple[Message, ...]:
+        """The messages for the model: the system message, a summary if there is one, and the conversation."""
+        messages, compacted = self.state.messages, self.state.compacted
+        if compacted is None:
+            return tuple(messages) if self.system is None else (self.system, *messages)
+        system = () if self.system is None else (self.system,)
+        summary = Message.user(compacted.summary, visibility=Visibility.INTERNAL)
+        return (*system, summary, *messages[compacted.count :])
+
+    def next_message_id(self) -> str:
+        return message_id(self.state, self.state.message_count + 1)
+
+    def answer_id(self) -> str:
+        """The id of the answer of this step: a new one each time it was begun anew."""
+        dropped = self.state.dropped
+        return f"{self.next_message_id()}r{dropped}" if dropped else self.next_message_id()
+
+    def claim_call_id(self, wanted: str | None) -> str:
+        """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
+        call_id, used = wanted or "", self.state.used_call_ids
+        while call_id in used or not _is_legal(call_id):
+            self._made_call_ids += 1
+            call_id = f"call_{self.run_id}_{self._made_call_ids}"
+        return call_id
+
+    def own_messages(self) -> tuple[Message, ...]:
+        """This run's part of the conversation; made anew only when it has grown, because hooks ask often."""
+        state = self.state
+        if len(self._own_messages) != len(state.messages) - state.own_from:
+            self._own_messages = tuple(state.messages[state.own_from :])
+        return self._own_messages
+
+    def open_step(self, number: int) -> None:
+        self.emit(StepStarted(step=number, model=self.model.name))
+
+    def close_step(self) -> None:
+        self.emit(StepFinished(step=self.state.step))
+
+    def give_slot_back(self, call_id: str) -> None:
+        """A call that has started a child leaves its slot to others, for good."""
+        if call_id in self.holding:
+            self.holding.discard(call_id)
+            self.slots.give_back()
+
+    def finish(self, ending: Ending) -> RunResult:
+        """End the run, or this leg of it: its last events, and its result."""
+        state = self.state
+        if ending.status not in RUN_MOVES[state.status]:
+            raise IllegalMove(f"run {state.run_id!r}", state.status, ending.status)
+        said = "".join(self.partial_text)
+        self.partial_text = []
+        last = (Message.assistant(said, id=self.answer_id()),) if said else ()
+        ends = Private(ending=ending) if ending.status in ENDED else None
+        if state.step_open:
+            if last:
+                ends, last = Private(ending=ending, messages=last), ()
+            self.emit(StepFinished(step=state.step), ends)
+            ends = None
+        if ending.status is RunStatus.FAILED and not state.error_told:
+            code = ending.code or ending.termination
+            self.emit(ErrorRaised(message=ending.error or ending.termination, code=code, fatal=True), ends)
+        form = self.agent.output_format
+        self.emit(
+            RunFinished(
+                status=ending.status,
+                termination=ending.termination,
+                response=said or state.response(),
+                error=ending.error,
+                steps=state.step,
+                usage=state.total,
+                output=None if form is None else form.encode(self.output),
+            ),
+            Private(messages=last) if last else None,
+        )
+        self.result = self.log.results[state.run_id] = result_of(self.log, state, ending, self.store, self.output)
+        return self.result
+
+
+def result_of(
+    log: LiveLog, state: RunState, ending: Ending, store: StateStore | None = None, output: Any = None
+) -> RunResult:
+    """The result of a run that has just ended or waits; without a store, without its state."""
+    return RunResult(
+        status=ending.status,
+        run_id=state.run_id,
+        thread_id=state.identity.thread_id,
+        response=state.response(),
+        output=output,
+        steps=state.step,
+        state=PersistedState(state.revision) if store is None else store.export_persisted(),
+        usage=state.total,
+        error=ending.error,
+        termination=ending.termination,
+        messages=state.own_messages(),
+        suspended=tickets_of(log.tree, state) if state.open_calls else {},
+    )

@@ -1,0 +1,430 @@
+"""The fold: how the rows of a log make the state of its runs. Start here to understand how a run is recovered.
+
+The loop emits a row, the row is folded, and that is the change; a process that reads the rows back gets the same state.
+The fold knows no agents, models, reducers or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..core.decisions import Decision
+from ..core.errors import LogUnreadable
+from ..core.events import (
+    ChildFinished,
+    ChildStarted,
+    ErrorRaised,
+    Event,
+    Handoff,
+    InferenceFinished,
+    MessagesSnapshot,
+    RunFinished,
+    RunStarted,
+    StateDelta,
+    StepFinished,
+    StepStarted,
+    TaskUpdated,
+    ToolCallFinished,
+    ToolCallReady,
+    ToolCallResumed,
+    ToolCallStarted,
+    UnknownEvent,
+)
+from ..core.lifecycle import ENDED, RunStatus, ToolCallStatus
+from ..core.messages import Message, Visibility
+from ..core.plugins import AddMessage, Compact, HandOff, StopRun
+from ..core.rows import Ending, LogRow, Private
+from ..core.runs import Usage
+from .state import EMPTY, NO_REQUEST, CallState, ChildRef, LogState, RunState, TaskState, message_id
+
+
+def fold(tree: LogState, row: LogRow, place: str = "", log_id: str = "") -> None:
+    """Change the state as a stored row says. LogUnreadable where it says nothing that can be understood."""
+    event, private = row.event, row.private
+    tree.seq, tree.sub = row.seq, row.sub
+    try:
+        if event is None:
+            if private is not None:
+                fold_private(tree, private)
+        else:
+            fold_event(tree, tree.runs.get(event.run_id), event, private)
+    except LogUnreadable:
+        raise
+    except Exception as exc:
+        what = event.kind if event is not None else f"row {private.kind if private else ''}"
+        raise LogUnreadable(place, log_id, row.seq, f"{what} does not follow from what is before it: {exc!r}") from exc
+    if isinstance(event, UnknownEvent):
+        kind = event.original.get("kind")
+        raise LogUnreadable(place, log_id, row.seq, f"the event kind {kind!r} is unknown to this version")
+
+
+def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogState:
+    """The state that a whole log says."""
+    tree = LogState()
+    for row in rows:
+        fold(tree, row, place, log_id)
+    return tree
+
+
+def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
+    """Change the state as an event says. Events that are only for watching change nothing."""
+    tree.last_at = event.at
+    change = _CHANGES.get(event.__class__)
+    if change is not None:
+        change(tree, run, event, private)
+
+
+def fold_private(tree: LogState, private: Private) -> None:
+    """Change the state as a row without an event says."""
+    if private.kind == "resumed":
+        _resume_clocks(tree, private)
+        return
+    run = tree.runs[private.run_id]
+    if private.kind == "entered":
+        run.calls[private.call_id].entered = True
+        return
+    if private.child is not None:
+        _child_started(tree, run, private.child, private)
+    _commit(run, private)
+
+
+def _resume_clocks(tree: LogState, private: Private) -> None:
+    """A new owner begins: nobody worked since the last event."""
+    for run in tree.runs.values():
+        if run.status is RunStatus.RUNNING:
+            run.worked += max(0.0, tree.last_at - run.since)
+            run.since = private.at
+    tree.last_at = private.at
+
+
+def _commit(run: RunState, p: Private) -> None:
+    """Apply the state, actions and jobs that any row may carry."""
+    if p.revision:
+        run.values = {**run.values, **p.writes}
+        run.revision = p.revision
+    for action in p.actions:
+        _act(run, action)
+    if p.jobs:
+        run.jobs += p.jobs
+        run.job_count = p.jobs[-1].number
+    if p.done:
+        run.jobs = tuple([job for job in run.jobs if job.number != p.done])
+    if p.phase is not None:
+        run.marks |= {p.phase}
+    if p.abandoned and p.call_id in run.calls:
+        for ref in run.calls[p.call_id].children.values():
+            ref.abandoned = True
+    if p.detached:
+        run.request = replace(run.request, detached=True)
+
+
+def _act(run: RunState, action: Any) -> None:
+    """An action of the loop itself; the first handoff and the first stop count."""
+    if isinstance(action, HandOff):
+        run.next_agent = run.next_agent or action
+    elif isinstance(action, StopRun):
+        run.stopping = run.stopping or action
+    elif isinstance(action, Compact):
+        run.compacted = action
+    elif isinstance(action, AddMessage):
+        run.message_count += 1
+        said = Message.user(action.text, id=message_id(run, run.message_count), visibility=Visibility.INTERNAL)
+        run.messages.append(said)
+    else:
+        run.step_actions = (*run.step_actions, action)
+
+
+def _forget(run: RunState, call_id: str) -> None:
+    """A decision on a call was carried out, or comes too late."""
+    if call_id in run.pending:
+        run.pending = {name: one for name, one in run.pending.items() if name != call_id}
+
+
+def _join(run: RunState, message: Message) -> None:
+    run.message_count += 1
+    run.messages.append(message)
+
+
+def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Private | None) -> None:
+    assert p is not None, "its private part is missing"
+    if run is None or run.leg == 0:
+        if run is None:
+            assert p.identity is not None, "it does not say whose run it is"
+            run = RunState(p.identity, event.ns)
+        tree.runs[event.run_id] = run
+        run.request, run.first_agent = p.request or NO_REQUEST, event.agent
+        run.messages.extend(event.messages)
+        run.message_count, run.awaits_history = len(event.messages), event.continues
+        run.values, run.foreign = p.values, p.foreign
+    else:
+        run.step_values, run.step_revision, run.writers = run.values, run.revision, EMPTY
+        for message in event.messages:  # a fork goes on with something else than the run it was made of
+            _join(run, message)
+    run.leg += 1
+    run.status, run.ending, run.error_told, run.since = RunStatus.RUNNING, None, False, event.at
+    for answer in p.answers:
+        known = run.decided.get(answer.decision.id, ())
+        run.decided = {**run.decided, answer.decision.id: (*known, *answer.names)}
+        _hand_down(tree, run, answer.path, answer.decision)
+
+
+def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: Decision) -> None:
+    """Leave a decision with the run that waits for it, and have every call above it go on."""
+    call_id, _, number = path[0].partition("~")
+    if len(path) == 1:
+        run.pending = {**run.pending, call_id: decision}
+        return
+    run.pending = {call_id: None, **run.pending}
+    child = run.calls[call_id].children.get(int(number or 1)) if call_id in run.calls else None
+    below = None if child is None else tree.runs.get(child.run_id)
+    if below is not None and below.waits:
+        _hand_down(tree, below, path[1:], decision)
+
+
+def _messages_snapshot(tree: LogState, run: RunState | None, event: MessagesSnapshot, p: Private | None) -> None:
+    assert run is not None
+    if not run.awaits_history:  # of a later leg
+        return
+    run.messages[:0] = event.messages
+    run.own_from, run.awaits_history = len(event.messages), False
+    for message in event.messages:
+        run.used_call_ids.update([call.id for call in message.tool_calls])
+
+
+def _step_started(tree: LogState, run: RunState | None, event: StepStarted, p: Private | None) -> None:
+    assert run is not None
+    run.step, run.step_open = event.step, True
+    if not run.calls:
+        run.answered = run.judged = run.asked_calls = False
+        run.dropped = 0
+        if run.marks:
+            run.marks = frozenset()
+
+
+def _step_finished(tree: LogState, run: RunState | None, event: StepFinished, p: Private | None) -> None:
+    assert run is not None
+    run.step_open = False
+    if p is not None:
+        run.ending = p.ending
+        for message in p.messages:
+            _join(run, message)
+
+
+def _tool_call_started(tree: LogState, run: RunState | None, event: ToolCallStarted, p: Private | None) -> None:
+    assert run is not None
+    run.used_call_ids.add(event.call_id)
+    run.drafts = {**run.drafts, event.call_id: event.tool_name}
+
+
+def _error(tree: LogState, run: RunState | None, event: ErrorRaised, p: Private | None) -> None:
+    if run is None:
+        return
+    if event.dropped_message_id is not None:
+        run.dropped += 1
+        run.drafts = EMPTY
+    if event.fatal:
+        run.error_told = True
+    if p is None:
+        return
+    _commit(run, p)
+    if p.message is not None:
+        _join(run, p.message)
+    if p.limit is not None:
+        _reach_limit(run, p.limit)
+    if p.output_tried:
+        run.output_tries += 1
+        run.judged = True
+    if p.ending is not None:
+        run.ending = p.ending
+    if p.refused_handoff:
+        run.next_agent = None
+
+
+def _reach_limit(run: RunState, limit: str) -> None:
+    if run.limit is not None and run.limit_step < run.step:
+        run.limit_over = True
+    run.limit, run.limit_step = limit, run.step
+
+
+def _inference_finished(tree: LogState, run: RunState | None, event: InferenceFinished, p: Private | None) -> None:
+    assert run is not None
+    message, usage = event.message, event.usage
+    run.messages.append(message)
+    run.answered, run.stop_reason = True, event.stop_reason
+    number = run.message_count + 1
+    run.offered = None
+    if message.tool_calls:
+        run.asked_calls, run.step_values, run.writers = True, None, EMPTY
+        run.calls = {}
+        for call in message.tool_calls:
+            number += 1
+            run.calls[call.id] = CallState(call, message_id(run, number))
+            run.used_call_ids.add(call.id)
+        run.open_calls = len(message.tool_calls)
+    run.message_count = number
+    if run.step_actions:
+        run.step_actions = ()
+    if run.drafts:
+        run.drafts = EMPTY
+    if p is not None:
+        run.offered = p.offered
+        _commit(run, p)
+    _count(tree, run, usage, 1)
+
+
+def _tool_call_ready(tree: LogState, run: RunState | None, event: ToolCallReady, p: Private | None) -> None:
+    assert run is not None
+    call = run.calls[event.call_id]
+    call.move(ToolCallStatus.RUNNING)
+    call.entered = p is None or not p.hooked
+    if p is not None and p.limit is not None:
+        return  # it is refused: no call of this step has begun
+    if run.step_values is None:
+        run.step_values, run.step_revision = run.values, run.revision
+
+
+def _tool_call_resumed(tree: LogState, run: RunState | None, event: ToolCallResumed, p: Private | None) -> None:
+    assert run is not None
+    call, decision = run.calls[event.call_id], event.decision
+    _forget(run, event.call_id)
+    call.move(ToolCallStatus.RESUMING)
+    if decision is None or decision.action == "resume":
+        call.move(ToolCallStatus.RUNNING)
+    call.resumes += 1
+    call.decision, call.entered = decision, p is None or not p.hooked
+    if call.asked_by is not None:
+        call.answered, call.asked_by = call.answered | {call.asked_by}, None
+
+
+def _tool_call_finished(tree: LogState, run: RunState | None, event: ToolCallFinished, p: Private | None) -> None:
+    assert run is not None
+    call = run.calls.get(event.call_id)
+    if call is None:
+        run.drafts = {call_id: name for call_id, name in run.drafts.items() if call_id != event.call_id}
+        return
+    if call.status is ToolCallStatus.NEW:  # it ends before its turn came
+        call.move(ToolCallStatus.RUNNING)
+    call.move(event.status)
+    call.entered = False
+    if p is not None:
+        _commit(run, p)
+        if p.writes and len(run.calls) > 1:
+            run.writers = {**run.writers, **dict.fromkeys(p.writes, event.call_id)}
+        if p.limit is not None:
+            _reach_limit(run, p.limit)
+        if p.blocked is not None:
+            run.blocked = p.blocked
+        call.admitted, call.asked_by = p.admitted, p.asked_by
+    if event.status is ToolCallStatus.SUSPENDED:
+        call.ticket = event.result.suspension
+        return
+    call.message = event.message
+    run.open_calls -= 1
+    _forget(run, event.call_id)
+    if not run.open_calls:
+        run.messages.extend([one.message for one in run.calls.values() if one.message is not None])
+        run.calls = EMPTY
+
+
+def _child_started(tree: LogState, run: RunState | None, event: ChildStarted, p: Private | None) -> None:
+    assert run is not None
+    ref = run.children.get(event.child_run_id)
+    if ref is None:
+        ref = _add_child(run, event, None if p is None else p.asked)
+        ref.told = p is None or not p.reserved
+    elif not ref.told:
+        ref.told = True
+    else:
+        return
+    above: RunState | None = run if ref.told else None
+    while above is not None:
+        above.total_children += 1
+        above = tree.parent_of(above)
+
+
+def _add_child(run: RunState, event: ChildStarted, asked: Any) -> ChildRef:
+    if run.children is EMPTY:
+        run.child_counts, run.children = {}, {}
+    run.child_counts[event.call_id] = number = run.child_counts.get(event.call_id, 0) + 1
+    ref = ChildRef(number, event.child_run_id, event.child_agent, event.child_ns, asked)
+    run.children[event.child_run_id] = ref
+    call = run.calls.get(event.call_id)
+    if call is not None:
+        if call.children is EMPTY:
+            call.children = {}
+        call.children[number] = ref
+    return ref
+
+
+def _child_finished(tree: LogState, run: RunState | None, event: ChildFinished, p: Private | None) -> None:
+    assert run is not None
+    ref = run.children.get(event.child_run_id)
+    if ref is not None:
+        ref.ended = event.status in ENDED
+
+
+def _state_delta(tree: LogState, run: RunState | None, event: StateDelta, p: Private | None) -> None:
+    if p is not None and run is not None:  # a commit of hooks; that of a call is in the row of its end
+        _commit(run, p)
+
+
+def _handoff(tree: LogState, run: RunState | None, event: Handoff, p: Private | None) -> None:
+    assert run is not None
+    run.handoffs = (*run.handoffs, event.to_agent)
+    run.identity = replace(run.identity, agent=event.to_agent)
+    run.next_agent, run.judged = None, True
+
+
+def _task_updated(tree: LogState, run: RunState | None, event: TaskUpdated, p: Private | None) -> None:
+    task = TaskState(event.parent_run_id or "", event.call_id, event.status)
+    tree.tasks = {**tree.tasks, event.task_id: task}
+
+
+def _run_finished(tree: LogState, run: RunState | None, event: RunFinished, p: Private | None) -> None:
+    assert run is not None
+    run.worked += max(0.0, event.at - run.since)
+    run.status, run.output, run.step_open = event.status, event.output, False
+    run.ending = Ending(event.status, event.termination, event.error)
+    if event.status in ENDED:
+        run.jobs = ()
+    else:
+        run.ending = None
+    if p is not None:
+        _commit(run, p)
+        for message in p.messages:
+            _join(run, message)
+        if p.usage is not None:
+            run.step = event.steps
+            _count(tree, run, p.usage, event.steps)
+
+
+def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
+    """Add what a run used to its total and to those above."""
+    above: RunState | None = run
+    while above is not None:
+        above.total += usage
+        above.total_steps += steps
+        above = tree.parent_of(above)
+
+
+_CHANGES: Mapping[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {
+    RunStarted: _run_started,
+    MessagesSnapshot: _messages_snapshot,
+    StepStarted: _step_started,
+    StepFinished: _step_finished,
+    StateDelta: _state_delta,
+    ToolCallStarted: _tool_call_started,
+    ErrorRaised: _error,
+    InferenceFinished: _inference_finished,
+    ToolCallReady: _tool_call_ready,
+    ToolCallResumed: _tool_call_resumed,
+    ToolCallFinished: _tool_call_finished,
+    ChildStarted: _child_started,
+    ChildFinished: _child_finished,
+    Handoff: _handoff,
+    TaskUpdated: _task_updated,
+    RunFinished: _run_finished,
+}

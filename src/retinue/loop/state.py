@@ -1,0 +1,270 @@
+"""The state of runs. Start here to understand what a run is.
+
+Only the fold (fold.py) changes a RunState. `next_move` says where the loop stands, for a run that is new, running or
+read back from a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, cast
+
+from msgspec import Struct, field
+
+from ..core.decisions import Decision
+from ..core.errors import IllegalMove
+from ..core.events import (
+    Namespace,
+)
+from ..core.lifecycle import CALL_MOVES, ENDED, RunStatus, ToolCallStatus
+from ..core.messages import Message, Role, ToolCall
+from ..core.plugins import Compact, HandOff, StepAction, StopRun
+from ..core.results import SuspendTicket
+from ..core.rows import Ending, Job, StoredRequest
+from ..core.runs import NO_USAGE, RunIdentity, Usage
+
+EMPTY = cast("Any", MappingProxyType({}))
+"""Shared by all that have none of a thing. Whoever adds to it makes a dict first: most runs need few of them."""
+NO_REQUEST = StoredRequest()
+_ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+
+
+class ChildRef(Struct, eq=True):
+    """A child as the call that started it knows it."""
+
+    number: int
+    run_id: str
+    agent: str
+    ns: Namespace
+    asked: Any = None
+    abandoned: bool = False
+    """It belongs to an attempt that failed."""
+    told: bool = True
+    """It was announced; else only its place is reserved, before a backend elsewhere has accepted it."""
+    ended: bool = False
+    """The parent has emitted its `child_finished`."""
+
+
+class CallState(Struct, eq=True):
+    """One call of the step in progress. Its message has an id from the start, so ids do not depend on who is first."""
+
+    call: ToolCall
+    message_id: str
+    status: ToolCallStatus = ToolCallStatus.NEW
+    entered: bool = False
+    """The tool itself has started: its outcome is unknown if the process ends now."""
+    resumes: int = 0
+    ticket: SuspendTicket | None = None
+    decision: Decision | None = None
+    """The decision with which it was resumed last; None where the decision was on a call of a child."""
+    message: Message | None = None
+    """The message for the model, once the call has ended."""
+    admitted: bool = False
+    """The hooks before the tool have let it pass."""
+    asked_by: str | None = None
+    """The hook that suspended it."""
+    answered: frozenset[str] = frozenset()
+    """The hooks that suspended it and have their answer."""
+    children: dict[int, ChildRef] = EMPTY
+    """The children it started, by number."""
+
+    def move(self, wanted: ToolCallStatus) -> None:
+        """Change the status, where the life cycle of calls allows it."""
+        if wanted not in CALL_MOVES[self.status]:
+            raise IllegalMove(f"call {self.call.id!r}", self.status, wanted)
+        self.status = wanted
+
+
+class RunState(Struct, eq=True):
+    """Everything there is to know of one run. Plain data: only `fold` changes it."""
+
+    identity: RunIdentity
+    ns: Namespace
+    request: StoredRequest = NO_REQUEST
+    first_agent: str = ""
+    handoffs: tuple[str, ...] = ()
+    """The agents that took the run over, in order."""
+    status: RunStatus = RunStatus.RUNNING
+    leg: int = 0
+    ending: Ending | None = None
+    """The ending that was decided on, until the run has ended."""
+    error_told: bool = False
+    output: Any = None
+    messages: list[Message] = field(default_factory=list[Message])
+    """The conversation, with what was said before this run."""
+    own_from: int = 0
+    """The place of this run's first own message."""
+    awaits_history: bool = False
+    """The conversation that it continues is in the next row."""
+    message_count: int = 0
+    """The number of message ids used so far."""
+    used_call_ids: set[str] = field(default_factory=set[str])
+    compacted: Compact | None = None
+    values: dict[str, Any] = EMPTY
+    """All state values by key name; as JSON where they were read from a store."""
+    foreign: dict[str, Any] = EMPTY
+    revision: int = 0
+    step: int = 0
+    step_open: bool = False
+    answered: bool = False
+    """The model has answered in this step."""
+    judged: bool = False
+    """The answer is not the end of the run, and nothing is left to do in this step."""
+    asked_calls: bool = False
+    dropped: int = 0
+    """The number of answers of this step that were dropped and begun anew."""
+    drafts: dict[str, str] = EMPTY
+    """The calls that the model is asking for, with the names of their tools."""
+    calls: dict[str, CallState] = EMPTY
+    """The calls of this step until all have ended."""
+    open_calls: int = 0
+    step_values: dict[str, Any] | None = None
+    """The state that the calls of this step see."""
+    step_revision: int = 0
+    writers: dict[str, str] = EMPTY
+    """The call of this step that wrote a key, by key name."""
+    offered: tuple[str, ...] | None = None
+    step_actions: tuple[StepAction, ...] = ()
+    """Actions of hooks for the next request."""
+    next_agent: HandOff | None = None
+    stopping: StopRun | None = None
+    blocked: str | None = None
+    limit: str | None = None
+    """The limit that was reached: the model gets one more turn to answer."""
+    limit_step: int = 0
+    limit_over: bool = False
+    """The model asked for calls again after the limit was reached."""
+    marks: frozenset[str] = frozenset()
+    """The hook phases of this step that have committed something."""
+    jobs: tuple[Job, ...] = ()
+    job_count: int = 0
+    output_tries: int = 0
+    pending: dict[str, Decision | None] = EMPTY
+    """Decisions on calls that have not been resumed yet; None where the decision is on a call of a child."""
+    decided: dict[str, tuple[str, ...]] = EMPTY
+    """The decisions that were accepted: what each could be named by, by its id."""
+    child_counts: dict[str, int] = EMPTY
+    """The number of children that each call has started."""
+    children: dict[str, ChildRef] = EMPTY
+    """All children, by run id."""
+    stop_reason: str = ""
+    """Why the model stopped in its last answer."""
+    total: Usage = NO_USAGE
+    """The usage of this run and of everything below it."""
+    total_steps: int = 0
+    total_children: int = 0
+    worked: float = 0.0
+    """Seconds of work in earlier legs and processes."""
+    since: float = 0.0
+    """When the present leg began."""
+
+    @property
+    def run_id(self) -> str:
+        return self.identity.run_id
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def waits(self) -> bool:
+        return self.status is RunStatus.SUSPENDED
+
+    def own_messages(self) -> tuple[Message, ...]:
+        """This run's part of the conversation, with the results of calls that have ended in a step that has not."""
+        own = self.messages[self.own_from :]
+        if self.calls:
+            own += [call.message for call in self.calls.values() if call.message is not None]
+        return tuple(own)
+
+    def response(self) -> str | None:
+        """The last text the assistant said in this run."""
+        messages = self.messages
+        for place in range(len(messages) - 1, self.own_from - 1, -1):
+            message = messages[place]
+            if message.role is Role.ASSISTANT and (text := message.text):
+                return text
+        return None
+
+    def elapsed(self, now: float) -> float:
+        """Seconds of work until now; the time a human took does not count."""
+        return self.worked + max(0.0, now - self.since) if self.status is RunStatus.RUNNING else self.worked
+
+    def open(self) -> Iterator[CallState]:
+        """The calls that have not ended, in call order."""
+        return (call for call in list(self.calls.values()) if call.message is None)
+
+
+class TaskState(Struct, eq=True):
+    """A background task under a log."""
+
+    run_id: str
+    """The run whose call started it."""
+    call_id: str
+    status: str
+
+    @property
+    def is_open(self) -> bool:
+        return self.status.upper() not in _ENDED_TASKS
+
+
+class LogState(Struct, eq=True):
+    """The fold of a log: its runs and tasks."""
+
+    runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
+    tasks: dict[str, TaskState] = EMPTY
+    seq: int = 0
+    sub: int = 0
+    last_at: float = 0.0
+
+    def parent_of(self, run: RunState) -> RunState | None:
+        above = run.identity.parent_run_id
+        return None if above is None else self.runs.get(above)
+
+    def children_of(self, run: RunState) -> Iterator[RunState]:
+        """The children that have begun."""
+        return (self.runs[run_id] for run_id in list(run.children) if run_id in self.runs)
+
+    def has_open_tasks(self) -> bool:
+        return any(task.is_open for task in self.tasks.values())
+
+
+class Move(Enum):
+    """The next thing that a run does."""
+
+    RUN_JOBS = "jobs"
+    OPEN_STEP = "open a step"
+    ASK = "ask the model"
+    RUN_CALLS = "run calls"
+    SUSPEND = "wait for a human"
+    CLOSE_STEP = "close the step"
+    FINISH = "finish"
+
+
+def next_move(run: RunState) -> Move:
+    """Return what the loop does next."""
+    if run.ending is not None:
+        return Move.FINISH
+    if run.jobs:
+        return Move.RUN_JOBS
+    if run.open_calls:
+        if any(can_go(run, call) for call in run.calls.values()):
+            return Move.RUN_CALLS if run.step_open else Move.OPEN_STEP
+        if run.blocked is None:
+            return Move.SUSPEND
+    if not run.step_open:
+        return Move.OPEN_STEP
+    return Move.CLOSE_STEP if run.answered else Move.ASK
+
+
+def can_go(run: RunState, call: CallState) -> bool:
+    """Return whether a call has something to do: it is new, was in progress, or has its answer."""
+    if call.message is not None:
+        return False
+    return call.status is not ToolCallStatus.SUSPENDED or call.call.id in run.pending
+
+
+def message_id(run: RunState, number: int) -> str:
+    return f"{run.identity.run_id}-m{number}"

@@ -1,0 +1,151 @@
+"""Tickets and decisions: what a tree of runs waits for, and what humans answer.
+
+A decision that does not fit is refused before anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import jsonschema_rs
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..core.codec import to_json_bytes
+from ..core.decisions import Decision
+from ..core.errors import DecisionRefused
+from ..core.lifecycle import ToolCallStatus
+from ..core.results import SuspendTicket
+from ..core.rows import Answer
+from .state import CallState, LogState, RunState
+
+
+class Leaf(Struct, frozen=True):
+    """A call that waits for a human, somewhere in a tree of runs, with the calls above it."""
+
+    calls: tuple[CallState, ...]
+    path: tuple[str, ...]
+    """The call ids, with the numbers of children where a call has several."""
+
+    @property
+    def ticket(self) -> SuspendTicket | None:
+        return self.calls[-1].ticket
+
+    @property
+    def call_id(self) -> str:
+        return self.calls[-1].call.id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which it can be answered."""
+        ticket = (self.ticket.id,) if self.ticket is not None else ()
+        return (self.call_id, "/".join(self.path), *ticket)
+
+
+def segment(call_id: str, number: int) -> str:
+    """A child's part of a path: the call that started it, and which of its children it is."""
+    return call_id if number == 1 else f"{call_id}~{number}"
+
+
+def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
+    """Everything a run waits for: its own calls and those of its children."""
+    for call in run.open():
+        found = False
+        for number, ref in call.children.items():
+            child = tree.runs.get(ref.run_id)
+            if child is None or not child.waits or child.request.detached:
+                continue
+            for leaf in leaves(tree, child):
+                found = True
+                yield Leaf((call, *leaf.calls), (segment(call.call.id, number), *leaf.path))
+        if not found and call.status is ToolCallStatus.SUSPENDED and call.call.id not in run.pending:
+            yield Leaf((call,), (call.call.id,))
+
+
+def shown_leaves(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
+    """The waiting calls, each under one key: its call id or, if one id waits in several places, its path."""
+    ids = [leaf.call_id for leaf in leaves]
+    found: dict[str, Leaf] = {}
+    for leaf in leaves:
+        names = leaf.names if ids.count(leaf.call_id) == 1 else leaf.names[1:]
+        # A model may choose an id that reads like a path: then the next name is used.
+        found[next((name for name in names if name not in found), names[0])] = leaf
+    return found
+
+
+def tickets_of(tree: LogState, run: RunState) -> dict[str, SuspendTicket]:
+    """The tickets of a run and of its children, each with its path."""
+    shown = shown_leaves(list(leaves(tree, run))).items()
+    return {name: replace(leaf.ticket, path=leaf.path) for name, leaf in shown if leaf.ticket is not None}
+
+
+def encode_decisions(given: Mapping[str, Decision]) -> bytes:
+    """Decisions as they are stored; DecisionRefused where they cannot be."""
+    _check_decisions(given)
+    try:
+        return to_json_bytes(dict(given))
+    except (TypeError, ValueError) as exc:
+        raise DecisionRefused(f"a decision on a run that is stored must have a JSON form: {exc}") from exc
+
+
+def _check_decisions(given: Mapping[str, Decision]) -> None:
+    if not given:
+        raise DecisionRefused("no decision was given")
+    for target, decision in given.items():
+        if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DecisionRefused(f"the decision on {target!r} is {decision!r}: use Decision.resume(…) or .cancel(…)")
+
+
+def match_decisions(
+    tree: LogState, run: RunState, given: Mapping[str, Decision], *, stored: bool = False
+) -> list[Answer]:
+    """The new decisions, each with its call. One that was accepted before is left out: repeating it changes nothing.
+
+    With `stored`, they must have a JSON form.
+    """
+    _check_decisions(given)
+    if stored:
+        encode_decisions(given)
+    fresh = {name: decision for name, decision in given.items() if name not in run.decided.get(decision.id, ())}
+    if not fresh:
+        return []
+    if not run.waits:
+        raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing")
+    waiting = list(leaves(tree, run))
+    matched: dict[tuple[str, ...], Answer] = {}
+    for target, decision in fresh.items():
+        leaf = _find(run, waiting, target)
+        if leaf.path in matched:
+            raise DecisionRefused(f"run {run.run_id!r}: call {leaf.call_id!r} is decided on twice")
+        if decision.action == "resume" and leaf.ticket is not None:
+            _check_payload(leaf.ticket, decision)
+        matched[leaf.path] = Answer(leaf.path, leaf.names, decision)
+    return list(matched.values())
+
+
+def _find(run: RunState, waiting: list[Leaf], target: str) -> Leaf:
+    if (shown := shown_leaves(waiting).get(target)) is not None:
+        return shown
+    found = [leaf for leaf in waiting if target in leaf.names]
+    if not found:  # a call that waits for its child stands for what waits there
+        found = [leaf for leaf in waiting if target in _names_above(leaf)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join("/".join(leaf.path) for leaf in (found or waiting))
+    problem = f"more than one call is meant by {target!r}" if found else f"does not wait for {target!r}"
+    raise DecisionRefused(f"run {run.run_id!r}: {problem}; it waits for: {known}")
+
+
+def _names_above(leaf: Leaf) -> list[str]:
+    above = leaf.calls[:-1]
+    return [*(call.call.id for call in above), *(call.ticket.id for call in above if call.ticket is not None)]
+
+
+def _check_payload(ticket: SuspendTicket, decision: Decision) -> None:
+    if ticket.response_schema is None:
+        return
+    problems = [
+        error.message for error in jsonschema_rs.validator_for(ticket.response_schema).iter_errors(decision.payload)
+    ]
+    if problems:
+        raise DecisionRefused(f"the decision on ticket {ticket.id!r} does not fit its schema: {'; '.join(problems)}")

@@ -1,0 +1,236 @@
+"""Ownership of logs: claim, renew, lose, release. A log has one owner; every write of an owner carries its epoch.
+
+free → claim → owned(epoch) → renew* → released (nobody owns it, it waits) | ended | lost (another process claimed it)
+
+Invariants: an ended log is never claimed. A log is read and folded only after the claim. This process keeps in memory
+only what it owns; when a log is lost it is dropped, and nothing more is written about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ..core.ids import unique
+from ..core.stores import WISHES, DurableStore, OpenLog, Wish
+
+_log = logging.getLogger(__name__)
+
+LEASE = 30.0
+"""Seconds for which an owner counts as alive without a sign of life."""
+_LOOK_EVERY = 0.5
+"""Seconds between two looks at inboxes, where the store does not tell of changes."""
+_MARGIN = 0.1
+"""The part of a lease before whose end an owner that cannot renew it drops its logs."""
+
+_here: dict[str, asyncio.AbstractEventLoop] = {}
+"""The owners of this process that have not been closed, with the loops they live in."""
+
+
+class OwnedRun(Protocol):
+    """The calls of an owner to a run that it owns."""
+
+    def wish(self, wish: Wish) -> None:
+        """Make a fact of what somebody wants, or refuse it; called once for each wish."""
+        ...
+
+    def lose(self) -> None:
+        """Another process owns it now: drop it and write nothing more."""
+        ...
+
+
+class Owner:
+    """This process among those that share a store."""
+
+    def __init__(self, store: DurableStore, lease: float) -> None:
+        self._store, self.lease = store, lease
+        self.id = f"{_boot_id()}/{_pid_namespace()}/{os.getpid()}/{_started(os.getpid())}/{unique()}"
+        self.logs: dict[str, OwnedRun] = {}
+        self._seen_wishes: set[tuple[str, str]] = set()
+        self._suspects: dict[str, tuple[OpenLog, float]] = {}
+        """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
+        self._renewed = _now()
+        self._poked = asyncio.Event()
+        self._job: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def add(self, log_id: str, run: OwnedRun) -> None:
+        """Look after a log that was begun or claimed here."""
+        _here[self.id] = asyncio.get_running_loop()
+        if not self.logs:
+            self._renewed = _now()
+        self.logs[log_id] = run
+        self._keep_alive()
+
+    def remove(self, log_id: str) -> None:
+        self.logs.pop(log_id, None)
+        self._seen_wishes = {seen for seen in self._seen_wishes if seen[0] != log_id}
+
+    async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
+        """Become the owner of a log that is free, or whose owner is gone; the new epoch, or None."""
+        owner = await self._store.owner_of(log_id) if log is None else log.owner
+        gone = owner if owner is not None and is_gone(owner) else None
+        seen = None
+        if gone is None and log is not None and log.expired is None:
+            # Its lease cannot be compared with our clock, but has not changed for as long as a lease lasts.
+            gone, seen = owner, log.lease_until
+        return await self._store.claim(log_id, self.id, self.lease, gone=gone, seen=seen)
+
+    async def orphans(self) -> list[OpenLog]:
+        """The logs that nobody works on though they neither wait nor have ended."""
+        found: list[OpenLog] = []
+        suspects: dict[str, tuple[OpenLog, float]] = {}
+        for log in await self._store.open_logs():
+            if log.owner == self.id:
+                continue
+            if log.owner is None or log.expired or is_gone(log.owner):
+                found.append(log)
+            elif log.expired is None:
+                before, since = self._suspects.get(log.log_id, (log, _now()))
+                if before != log:
+                    since = _now()
+                suspects[log.log_id] = log, since
+                if _now() - since > self.lease:
+                    found.append(log)
+        self._suspects = suspects
+        return found
+
+    def keep_recovering(self, recover: Callable[[], Awaitable[object]]) -> None:
+        """From time to time, continue runs whose owners are gone."""
+        self._recovering = asyncio.create_task(self._recover_forever(recover), name="retinue-recovery")
+
+    async def _recover_forever(self, recover: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(self.lease / 2)
+            try:
+                await recover()
+            except Exception as exc:
+                _log.error("looking for interrupted runs failed, and is tried again: %s", exc)
+
+    def poke(self) -> None:
+        """Look at the inboxes at once."""
+        self._poked.set()
+
+    async def stop_heartbeat(self) -> None:
+        """Show no more signs of life, and recover nothing more."""
+        self._closed = True
+        jobs = [job for job in (self._job, self._recovering) if job is not None]
+        for job in jobs:
+            job.cancel()
+        if jobs:
+            await asyncio.wait(jobs)
+
+    async def close(self) -> None:
+        await self.stop_heartbeat()
+        _here.pop(self.id, None)
+
+    def _keep_alive(self) -> None:
+        if not self._closed and (self._job is None or self._job.done()):
+            self._job = asyncio.create_task(self._beat_forever(), name="retinue-owner")
+
+    async def _beat_forever(self) -> None:
+        """While there are logs: renew their leases and hear what others want. Nothing but a cancel ends this early."""
+        with self._store.watch(WISHES) as watch:
+            while self.logs:
+                try:
+                    await self._beat()
+                except Exception as exc:
+                    _log.error("the heartbeat of %s failed, and is tried again: %s", self.id, exc)
+                    self._drop_if_expired()
+                self._poked.clear()
+                waits = [asyncio.create_task(watch.wait(_LOOK_EVERY)), asyncio.create_task(self._poked.wait())]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+
+    async def _beat(self) -> None:
+        if _now() - self._renewed >= self.lease / 3:
+            await self._renew()
+        for wish in await self._store.wishes(self.id):
+            run = self.logs.get(wish.log_id)
+            if run is not None and self.hears(wish):
+                run.wish(wish)
+
+    def hears(self, wish: Wish) -> bool:
+        """Note a wish; return whether it is new."""
+        key = (wish.log_id, wish.wish_id)
+        if key in self._seen_wishes:
+            return False
+        self._seen_wishes.add(key)
+        return True
+
+    async def _renew(self) -> None:
+        began, mine = _now(), dict(self.logs)
+        kept = await self._store.renew(self.id, self.lease)
+        self._renewed = began
+        for log_id, run in mine.items():
+            if log_id not in kept and self.logs.get(log_id) is run:
+                _log.warning("run %s is continued by another process: it is dropped here", log_id)
+                self.remove(log_id)
+                run.lose()
+
+    def _drop_if_expired(self) -> None:
+        """Drop everything when the lease is about to end and cannot be renewed: others may claim it then."""
+        if _now() - self._renewed < self.lease * (1 - _MARGIN):
+            return
+        for log_id, run in list(self.logs.items()):
+            _log.error("run %s is dropped: its lease could not be renewed", log_id)
+            self.remove(log_id)
+            run.lose()
+
+
+def _now() -> float:
+    """Seconds that pass also while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def is_gone(owner: str) -> bool:
+    """Return whether an owner is known to be gone: a process of this boot and pid namespace that has ended, or is closed."""
+    parts = owner.split("/")
+    if len(parts) != 5 or parts[0] != _boot_id() or parts[1] != _pid_namespace() or not parts[2].isdigit():
+        return False
+    pid, started = int(parts[2]), parts[3]
+    if pid == os.getpid() and started == _started(pid):
+        loop = _here.get(owner)
+        return loop is None or loop.is_closed()
+    return _started(pid) != started
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
+    except OSError:
+        return "0"
+
+
+def _started(pid: int) -> str:
+    """When a process was started, as a number that no later one of the same id has; empty where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+            return "" if fields[0] in b"ZX" else fields[19].decode()  # one that is dead and not yet buried is gone
+    except (OSError, IndexError):
+        pass
+    try:  # not every system has /proc: there at least whether anybody has the id
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:
+        return "0"
+    return "0"

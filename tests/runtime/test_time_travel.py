@@ -1,0 +1,172 @@
+"""The state of a run at any event, and new runs that continue from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    ConfigurationError,
+    Decision,
+    DecisionRefused,
+    Plugin,
+    Registrar,
+    RunStatus,
+    Runtime,
+    StateKey,
+    ToolContext,
+    ToolOutput,
+    ToolResult,
+    UnknownRun,
+    tool,
+)
+from retinue.testing import ScriptedModel, call, say
+
+COUNT: StateKey[int, int] = StateKey("travel.count", int, reduce=lambda a, b: a + b, update=int, merge="commutative")
+"""Not persistent: only the private part of the log has it."""
+
+
+class Counts(Plugin):
+    name = "counts"
+
+    def register(self, r: Registrar) -> None:
+        r.key(COUNT)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/app.db"
+
+
+def agents(done: list[str]) -> list[Agent]:
+    """A boss that looks, has a child pay with permission, looks again and answers."""
+
+    @tool
+    async def look(what: str, ctx: ToolContext) -> ToolOutput:
+        """Look."""
+        done.append(f"look {what}")
+        return ToolOutput(f"{what} {ctx.state(COUNT)}", {COUNT: 1})
+
+    @tool
+    async def pay(to: str, ctx: ToolContext) -> Any:
+        """Pay."""
+        if ctx.resume_input is None:
+            return ToolResult.suspended(f"pay {to}?")
+        done.append(f"paid {to} {ctx.resume_input}")
+        return f"paid {to} {ctx.resume_input}"
+
+    def turn(request: Any) -> Any:
+        said = [m for m in request.messages if m.role == "assistant"]
+        last = request.messages[-1].text
+        match len(said):
+            case 0:
+                return call("look", {"what": "a"}, id="l1")
+            case 1:
+                return call("task", {"subagent_type": "payer", "description": "pay ann"}, id="t1")
+            case 2:
+                return call("look", {"what": last}, id="l2")
+            case _:
+                return say(f"end: {last}")
+
+    def paying(request: Any) -> Any:
+        last = request.messages[-1]
+        return say(last.text) if last.role == "tool" else call("pay", {"to": "ann"}, id="p1")
+
+    payer = Agent("payer", ScriptedModel(paying), tools=[pay])
+    return [Agent("boss", ScriptedModel(turn), "You lead.", [look], [Counts()], subagents=[payer])]
+
+
+async def log_of(runtime: Runtime, run_id: str) -> list[Any]:
+    """The events until the run's present end."""
+    found: list[Any] = []
+    event: Any
+    async for event in runtime.events(run_id):
+        found.append(event)
+        if event.kind == "run_finished" and not event.ns and event.status in ("completed", "suspended"):
+            stands = (await runtime.state_at(run_id, event.seq)).status
+            if stands.is_terminal or (await runtime.result(run_id)).status is RunStatus.SUSPENDED:
+                break
+    return found
+
+
+async def test_a_fork_answers_differently_and_repeats_nothing(url: str) -> None:
+    done: list[str] = []
+    async with Runtime.open(url, agents(done)) as runtime:
+        waiting = await runtime.run("boss", "go", thread_id="t", user_id="u")
+        assert waiting.status is RunStatus.SUSPENDED
+        events = await log_of(runtime, waiting.run_id)
+        fork = await runtime.fork(waiting.run_id, at=events[-1].seq, decisions={"p1": Decision.resume("B")})
+        forked = await fork.result()
+        assert (forked.status, forked.response) == (RunStatus.COMPLETED, "end: paid ann B 1")
+        original = await runtime.resume(waiting.run_id, {"p1": Decision.resume("A")})
+        assert original.response == "end: paid ann A 1"
+        assert done == ["look a", "paid ann B", "look paid ann B", "paid ann A", "look paid ann A"]
+        assert forked.run_id != original.run_id
+        assert forked.thread_id not in ("t", original.thread_id)
+        copied = [event async for event in runtime.events(forked.run_id)]
+        assert [event.seq for event in copied] == list(range(1, len(copied) + 1))
+        assert {event.run_id for event in copied}.isdisjoint({event.run_id for event in events})
+        assert {event.ns for event in copied} == {event.ns for event in events}
+        thread = await runtime.store.load_thread(forked.thread_id)
+        assert thread is not None
+        assert [m.text for m in thread.messages] == [m.text for m in forked.messages]
+
+
+async def test_a_fork_between_steps_goes_on_as_the_run_did(url: str) -> None:
+    done: list[str] = []
+    async with Runtime.open(url, agents(done)) as runtime:
+        waiting = await runtime.run("boss", "go")
+        await runtime.resume(waiting.run_id, {"p1": Decision.resume("A")})
+        events = await log_of(runtime, waiting.run_id)
+        steps = [event.seq for event in events if event.kind == "step_finished" and not event.ns]
+        fork = await runtime.fork(waiting.run_id, at=steps[0])
+        assert (await fork.result()).status is RunStatus.SUSPENDED, "it asks for permission again"
+        again = await runtime.resume(fork.run_id, {"p1": Decision.resume("C")})
+        assert again.response == "end: paid ann C 1"
+        assert done.count("look a") == 1
+
+
+async def test_a_fork_after_the_end_needs_an_input(url: str) -> None:
+    async with Runtime.open(url, agents([])) as runtime:
+        waiting = await runtime.run("boss", "go")
+        await runtime.resume(waiting.run_id, {"p1": Decision.resume("A")})
+        last = (await log_of(runtime, waiting.run_id))[-1].seq
+        with pytest.raises(ConfigurationError, match="give the fork an input"):
+            await runtime.fork(waiting.run_id, at=last)
+        fork = await runtime.fork(waiting.run_id, at=last, input="and now?")
+        assert (await fork.result()).response == "end: and now?"
+
+
+async def test_a_fork_where_work_is_in_progress_is_refused_with_the_nearest_places(url: str) -> None:
+    async with Runtime.open(url, agents([])) as runtime:
+        waiting = await runtime.run("boss", "go")
+        events = await log_of(runtime, waiting.run_id)
+        ready = next(event.seq for event in events if event.kind == "tool_call_ready")
+        with pytest.raises(ConfigurationError, match=rf"cannot be forked at event {ready}.*it can be at: 1, \d+"):
+            await runtime.fork(waiting.run_id, at=ready)
+        with pytest.raises(DecisionRefused, match="does not wait for 'p9'"):
+            await runtime.fork(waiting.run_id, at=events[-1].seq, decisions={"p9": Decision.resume("x")})
+        with pytest.raises(ConfigurationError, match="give the fork decisions"):
+            await runtime.fork(waiting.run_id, at=events[-1].seq, input="more")
+        with pytest.raises(UnknownRun):
+            await runtime.fork("run_of_nobody", at=1)
+
+
+async def test_the_state_at_every_event_is_there(url: str) -> None:
+    async with Runtime.open(url, agents([])) as runtime:
+        waiting = await runtime.run("boss", "go")
+        events = await log_of(runtime, waiting.run_id)
+        by_kind = {event.kind: event.seq for event in events if not event.ns}
+        first = await runtime.state_at(waiting.run_id, by_kind["run_started"])
+        assert (first.status, [m.text for m in first.messages]) == (RunStatus.RUNNING, ["go"])
+        for event in events:
+            state = await runtime.state_at(waiting.run_id, event.seq)
+            assert state.run_id == waiting.run_id
+        last = await runtime.state_at(waiting.run_id, events[-1].seq)
+        assert (last.status, last.revision, list(last.calls)) == (RunStatus.SUSPENDED, 1, ["t1"])
+        assert last.values == {"travel.count": 1}, "private state is there, too"
+        with pytest.raises(ConfigurationError, match="has events 1 to"):
+            await runtime.state_at(waiting.run_id, 10_000)

@@ -1,0 +1,112 @@
+"""Several processes on one database: a task lives as long as the log of its run has an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import Runtime, SqlTaskRepository, TaskRecord, TaskScope, TaskStatus
+from retinue.storage.urls import open_store
+from retinue.tasks.service import TaskService, is_node_gone
+
+from .node import LEASE, SETTINGS, harness
+from .office import eventually
+from .test_processes import Start, calls, node, said
+
+S1 = TaskScope("boss", "s1")
+__all__ = ["node"]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/app.db"
+
+
+async def found(tasks: SqlTaskRepository, task_id: str) -> TaskRecord:
+    record = await tasks.get(S1, task_id)
+    assert record is not None
+    return record
+
+
+async def at_work(root: Path, tasks: SqlTaskRepository, task_id: str) -> None:
+    """Return when the other process has worked on a task for several of its heartbeats."""
+    await eventually(lambda: (root / "calls.txt").exists())
+    sweeping = TaskService(tasks)
+    for _ in range(8):
+        assert await sweeping.sweep(trust_clock=True) == []
+        await asyncio.sleep(SETTINGS.heartbeat)
+    record = await found(tasks, task_id)
+    assert (record.status, record.version) == (TaskStatus.RUNNING, 2), "it was written: a heartbeat?"
+
+
+def kill(process: Any) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+async def test_the_task_of_a_killed_process_continues_in_another(tmp_path: Path, node: Start, url: str) -> None:
+    boss = harness(tmp_path, [], url)
+    process = node("start", str(time.time() + 6), url)
+    task_id = said(process)
+    tasks = boss.task_repository
+    assert isinstance(tasks, SqlTaskRepository)
+    async with Runtime.open(url, [boss], lease=LEASE), asyncio.timeout(30):
+        await at_work(tmp_path, tasks, task_id)
+        first = (await found(tasks, task_id)).node or ""
+        assert not is_node_gone(first)
+        kill(process)
+        assert is_node_gone(first)
+        made = calls(tmp_path)
+        while not (record := await found(tasks, task_id)).status.is_terminal:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (record.status, record.result) == (TaskStatus.COMPLETED, "worked")
+    assert calls(tmp_path) > made
+    assert record.node != first
+    assert record.version == 4, "added, begun, taken over, ended: nothing else was written"
+    await tasks.close()
+
+
+async def test_a_task_that_nobody_continues_is_swept_after_orphan_after(tmp_path: Path, node: Start, url: str) -> None:
+    process = node("start", str(time.time() + 60), url)
+    task_id = said(process)
+    boss = harness(tmp_path, [], url)
+    async with (
+        Runtime.open(url, [boss], lease=LEASE, recover=False),
+        SqlTaskRepository(url, SETTINGS) as tasks,
+        asyncio.timeout(30),
+    ):
+        sweeping = TaskService(tasks)
+        await at_work(tmp_path, tasks, task_id)
+        kill(process)
+        killed = time.monotonic()
+        swept: list[TaskRecord] = []
+        while not swept:
+            swept = await sweeping.sweep(trust_clock=True)
+            await asyncio.sleep(0.02)
+        assert time.monotonic() - killed >= SETTINGS.orphan_after
+        assert [(record.task_id, record.status) for record in swept] == [(task_id, TaskStatus.FAILED)]
+        assert (swept[0].error_message or "").startswith("executor lost: nobody has continued its run for ")
+        assert swept[0].version == 3
+
+
+async def test_a_process_that_loses_the_log_writes_nothing_of_the_task(tmp_path: Path, node: Start, url: str) -> None:
+    """As one that was frozen for so long that another process has continued its run."""
+    process = node("start", str(time.time() + 60), url)
+    task_id = said(process)
+    store: Any = open_store(url)
+    async with SqlTaskRepository(store, SETTINGS) as tasks, asyncio.timeout(30):
+        await at_work(tmp_path, tasks, task_id)
+        log_id = (await found(tasks, task_id)).log_id
+        assert await store.claim(log_id, "another", 60.0, gone=await store.owner_of(log_id)) == 2
+        await asyncio.sleep(2 * LEASE)
+        made = calls(tmp_path)
+        await asyncio.sleep(LEASE)
+        assert calls(tmp_path) == made, "it still works"
+        record = await found(tasks, task_id)
+        assert (record.status, record.version) == (TaskStatus.RUNNING, 2)
+    await store.close()
