@@ -1,0 +1,88 @@
+"""R3, R11: what another node did with a run counts, whatever this node has in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from retinue import RunResult, RunStatus, Runtime
+
+from .support import Effects, ends_of, payer, whole_log, yes
+
+
+@asynccontextmanager
+async def answered_elsewhere(url: str, effects: Effects) -> AsyncIterator[tuple[Runtime, Runtime, RunResult]]:
+    """Node 1 suspends a run and node 2 answers it: both nodes and the result of node 2."""
+    async with (
+        Runtime.open(url, [payer(effects)]) as one,
+        Runtime.open(url, [payer(effects)]) as two,
+        asyncio.timeout(10),
+    ):
+        waiting = await one.run("payer", "pay ann", thread_id="t")
+        assert waiting.status is RunStatus.SUSPENDED
+        result = await two.resume(waiting.run_id, {"p1": yes()})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "done: paid ann")
+        yield one, two, result
+
+
+async def test_the_first_node_gives_the_result_of_the_second(url: str, effects: Effects) -> None:
+    async with answered_elsewhere(url, effects) as (one, _, result):
+        assert (await one.result(result.run_id)).status is RunStatus.COMPLETED
+        assert await one.result(result.run_id) == result
+
+
+async def test_the_first_node_gives_the_whole_log(url: str, effects: Effects) -> None:
+    async with answered_elsewhere(url, effects) as (one, two, result):
+        events = await whole_log(one, result.run_id)
+        assert ends_of(events) == {result.run_id: ["completed"]}
+        assert events == await whole_log(two, result.run_id)
+
+
+@pytest.mark.parametrize("when_busy", ["reject", "enqueue", "interrupt"])
+async def test_the_thread_is_free_on_the_first_node(url: str, effects: Effects, when_busy: str) -> None:
+    async with answered_elsewhere(url, effects) as (one, two, result):
+        more = await one.run("payer", "thanks", thread_id="t", when_busy=when_busy)  # type: ignore[arg-type]
+        assert (more.status, more.response) == (RunStatus.COMPLETED, "heard thanks")
+        assert (await two.result(result.run_id)).status is RunStatus.COMPLETED
+
+
+async def test_a_run_that_another_node_cancelled_is_cancelled_here(url: str, effects: Effects) -> None:
+    async with Runtime.open(url, [payer(effects)]) as one, Runtime.open(url, [payer(effects)]) as two:
+        async with asyncio.timeout(10):
+            waiting = await one.run("payer", "pay ann", thread_id="t")
+            assert (await two.cancel(waiting.run_id)).status is RunStatus.CANCELLED
+            assert (await one.result(waiting.run_id)).status is RunStatus.CANCELLED
+            assert ends_of(await whole_log(one, waiting.run_id)) == {waiting.run_id: ["cancelled"]}
+            more = await one.run("payer", "thanks", thread_id="t")
+            assert more.response == "heard thanks"
+    assert effects.lines == []
+
+
+async def test_cancelling_a_run_that_was_left_suspended_ends_it(url: str, effects: Effects) -> None:
+    """R11. The node that suspended it is gone."""
+    for number in range(6):
+        async with Runtime.open(url, [payer(effects)]) as one:
+            run_id = (await one.run("payer", "pay ann", thread_id=f"t{number}")).run_id
+        async with Runtime.open(url, [payer(effects)]) as two, asyncio.timeout(10):
+            result = await two.cancel(run_id, reason="not wanted")
+            assert (result.status, result.error) == (RunStatus.CANCELLED, "not wanted")
+            assert not result.suspended
+            assert (await two.run("payer", "thanks", thread_id=f"t{number}")).response == "heard thanks"
+        async with Runtime.open(url, [payer(effects)]) as three:
+            assert (await three.result(run_id)).status is RunStatus.CANCELLED
+            assert ends_of(await whole_log(three, run_id)) == {run_id: ["cancelled"]}
+    assert effects.lines == []
+
+
+async def test_cancelling_a_run_that_another_node_left_suspended_ends_it(url: str, effects: Effects) -> None:
+    """R11. The node that suspended it is still there, with other work."""
+    async with Runtime.open(url, [payer(effects)]) as one, Runtime.open(url, [payer(effects)]) as two:
+        for number in range(6):
+            async with asyncio.timeout(10):
+                run_id = (await one.run("payer", "pay ann", thread_id=f"t{number}")).run_id
+                assert (await two.cancel(run_id)).status is RunStatus.CANCELLED
+                assert (await two.result(run_id)).status is RunStatus.CANCELLED
+    assert effects.lines == []

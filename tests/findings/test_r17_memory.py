@@ -1,0 +1,200 @@
+"""R17: what has ended does not stay in memory, and watching many children takes time in proportion."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    HarnessAgent,
+    Limits,
+    Retention,
+    Run,
+    RunStatus,
+    Runtime,
+    SqlTaskRepository,
+    TaskScope,
+)
+from retinue.testing import ScriptedModel, call, say
+
+from .support import whole_log
+
+SIZE = 10_000
+"""Characters that each run says: what a kept run weighs at least."""
+
+
+def talker() -> Agent:
+    """Says a long text that no other run says."""
+    count = 0
+
+    def turn(request: Any) -> Any:
+        nonlocal count
+        count += 1
+        return say(f"{count:08}" + "x" * (SIZE - 8))
+
+    model = ScriptedModel(turn)
+
+    class Forgetful(list[Any]):
+        def append(self, request: Any) -> None:
+            """Keep nothing: what the model was asked is not what is measured."""
+
+    model.requests = Forgetful()
+    return Agent("a", model)
+
+
+async def growth(first: Awaitable[None], then: Awaitable[None]) -> int:
+    """Return how many more bytes are in use after some work than before it, once other work has been done."""
+    tracemalloc.start()
+    try:
+        await first
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        await then
+        await asyncio.sleep(0)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+async def test_ended_runs_that_are_stored_do_not_stay_in_memory(sqlite_url: str) -> None:
+    """Takes about 3 s."""
+    runs = 300
+    async with Runtime.open(sqlite_url, [talker()]) as runtime:
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                assert (await runtime.run("a", "go")).status is RunStatus.COMPLETED
+
+        grown = await growth(some(50), some(runs))
+        assert grown < runs * SIZE / 4, f"{grown / runs:,.0f} bytes a run stay, of {SIZE:,} that it said"
+        gc.collect()
+        kept = sum(type(thing) is Run for thing in gc.get_objects())
+        assert kept < 50, f"{kept} runs that have ended are in memory"
+
+
+async def test_streamed_runs_that_are_stored_do_not_stay_in_memory(sqlite_url: str) -> None:
+    """As above, with many events a run: they are what weighs."""
+    pieces = 500
+
+    def turn(request: Any) -> Any:
+        return say("ab" * pieces, chunks=["ab"] * pieces)
+
+    async with Runtime.open(sqlite_url, [Agent("a", ScriptedModel(turn))]) as runtime:
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                run = runtime.stream("a", "go")
+                assert sum([event.kind == "text_delta" async for event in run]) == pieces
+                await run.result()  # when it is stored
+
+        grown = await growth(some(20), some(60))
+        assert grown < 60 * pieces * 20, f"{grown / 60 / pieces:,.0f} bytes an event stay in memory"
+
+
+async def test_conversations_without_a_thread_are_bounded_in_memory() -> None:
+    """Nobody can ask for the thread of such a run again except by its result. Takes about 3 s.
+
+    Some may be kept, as the runs are; what is kept must not grow with their number.
+    """
+    runs = 2000
+    runtime = Runtime([talker()])
+
+    async def some() -> None:
+        for _ in range(runs):
+            await runtime.run("a", "go")
+
+    grown = await growth(some(), some())  # after the first, as many are kept as may be
+    assert grown < runs * SIZE / 4, f"{grown / runs:,.0f} bytes a run stay, of {SIZE:,} that it said"
+    await runtime.close()
+
+
+async def test_a_named_thread_stays_in_memory() -> None:
+    """The other side: a conversation that has a name is for the next run, however many others there were."""
+    runtime = Runtime([Agent("a", ScriptedModel(lambda request: say(str(len(request.messages)))))])
+    await runtime.run("a", "first", thread_id="kept")
+    for _ in range(1500):
+        await runtime.run("a", "go")
+    assert (await runtime.run("a", "second", thread_id="kept")).response == "3"
+    await runtime.close()
+
+
+def manager(children: int) -> Agent:
+    """Starts that many children in one step."""
+    child = Agent("child", ScriptedModel(lambda request: say("done")))
+
+    def turn(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say("all done")
+        arguments = {"subagent_type": "child", "description": "go"}
+        return [call("task", arguments, id=f"c{number}") for number in range(children)]
+
+    return Agent("boss", ScriptedModel(turn), subagents=[child])
+
+
+async def watched(children: int) -> float:
+    """Return the seconds of computing that a run takes while each of its children is watched to its end."""
+    async with Runtime([manager(children)]) as runtime:
+        gc.collect()
+        began = time.process_time()
+        run = runtime.stream("boss", "go", limits=Limits(children=children + 1))
+        jobs = [asyncio.create_task(child.result()) async for child in run.children]
+        results = await asyncio.gather(*jobs)
+        assert [result.status for result in results] == [RunStatus.COMPLETED] * children
+        assert (await run.result()).status is RunStatus.COMPLETED
+        return time.process_time() - began
+
+
+async def test_watching_many_children_takes_time_in_proportion() -> None:
+    """Sixteen times the children may take forty times as long; where each reads the whole log it is about ninety."""
+    few = min([await watched(100) for _ in range(4)])
+    many = min([await watched(1600) for _ in range(2)])
+    assert many < 40 * few, f"100 children: {few:.3f} s, 1600 children: {many:.3f} s"
+
+
+async def test_pruning_drops_the_tasks_of_old_runs(sqlite_url: str, tmp_path: Path) -> None:
+    """Their records and their results: a result of this length is kept apart from its record."""
+    long = "y" * 20_000
+    worker = Agent("worker", ScriptedModel(lambda request: say(long)))
+
+    def lead(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say("started")
+        return call("agent_spawn", {"agent_id": "worker", "task": "work", "timeout_seconds": 0}, id="c1")
+
+    async with SqlTaskRepository(sqlite_url) as tasks:
+        boss = HarnessAgent(
+            "boss",
+            ScriptedModel(lead),
+            subagents=[worker],
+            workspace=tmp_path / "ws",
+            task_repository=tasks,
+            general_purpose=False,
+        )
+        async with Runtime.open(sqlite_url, [boss]) as runtime:
+            result = await runtime.run("boss", "go", thread_id="t")
+            await whole_log(runtime, result.run_id)  # until the task has ended
+        scope = TaskScope("boss", "t")
+        (record,) = await tasks.list(scope)
+        assert await tasks.read_result(record) == long
+        async with Runtime.open(sqlite_url, retention=Retention(days=0)) as pruner, asyncio.timeout(10):
+            while await pruner.store.load_run(result.run_id) is not None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.02)
+            try:
+                async with asyncio.timeout(3):
+                    while await tasks.list(scope):  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.02)
+            except TimeoutError:
+                pytest.fail("the run is gone, its task is not")
+        left = await tasks.read_result(record)
+        assert left is not None
+        assert len(left) < len(long)
+        assert "is not in" in left, "all that is left is what the record in our hands says"
