@@ -1,6 +1,6 @@
 """python -m benchmarks.crowd URL: a run of a thousand children that dies when half of them have worked.
 
-Prints the id of the run first. What it takes to go on with it is measured by `benchmarks.stores`.
+Prints the id of the run first. What it takes to continue it is measured by `benchmarks.stores`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The floor: the least Python that does the same duties, with no library and no product around it.
 
 It parses and validates arguments, runs the tool, commits two typed values to a copied map and appends an event
-object for everything that happens. Nothing is cancelled, limited, journalled or refused.
+object for everything that happens. Nothing is cancelled, limited, folded, stored or refused.
 """
 
 from __future__ import annotations
