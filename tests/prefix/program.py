@@ -48,7 +48,7 @@ class Call(Struct, frozen=True, kw_only=True, omit_defaults=True):
     does: str = "work"
     """work, error, raise, halt (it asks for the run to be cancelled), handoff, or a way to delegate: task, tool, hand
     (a tool written by hand), lead (the same, idempotent), tries (fails once after its first child), spawn, send,
-    background, output."""
+    background, promoted (as spawn, with a second to wait), output."""
     idempotent: bool = False
     hook: str = ""
     """What a hook does before it: block, end (block and end the run), set, suspend."""
@@ -214,8 +214,9 @@ class World:
             await self.on_run(key)
         await asyncio.sleep(0)
         if number < call.waits:
-            mode: Any = call.mode
-            ticket = SuspendTicket(f"t-{key}-{number}", "ask", f"{key}?", {"key": key, "n": number}, resume_mode=mode)
+            ticket = SuspendTicket(
+                f"t-{key}-{number}", "ask", f"{key}?", {"key": key, "n": number}, resume_mode=call.mode
+            )  # pyright: ignore[reportArgumentType]
             return ToolResult.suspended(f"{key}?", ticket=ticket)
         if call.does == "raise":
             raise RuntimeError(f"{key} raises")
@@ -342,9 +343,9 @@ class ProgramModel:
             case "tool":
                 assert child is not None
                 return "agent_run_helper", {"prompt": f"do {child.label}"}
-            case "spawn" | "background":
+            case "spawn" | "background" | "promoted":
                 assert child is not None
-                seconds = 60 if call.does == "spawn" else 0
+                seconds = {"spawn": 60, "background": 0, "promoted": 1}[call.does]
                 task = f"do {child.label}"
                 return "agent_spawn", {"agent_id": child.agent, "task": task, "timeout_seconds": seconds}
             case "send":

@@ -6,17 +6,17 @@ import asyncio
 import copy
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from msgspec import Struct
 
-from retinue import Decision, Limits, RunResult, RunStatus, Runtime
+from retinue import Decision, DecisionRefused, Limits, RunResult, RunStatus, Runtime
 from retinue.core.rows import LogRow
-from retinue.core.stores import LogBatch, RunRecord, Wish
+from retinue.core.stores import LogBatch, RunRecord, ThreadRecord, Wish
 from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState
@@ -88,6 +88,8 @@ class Tape(Struct):
     entries: list[Entry]
     batches: list[tuple[int, LogBatch]]
     """How many rows were stored after each batch, and the batch."""
+    history: ThreadRecord | None = None
+    """The thread as it was before the run."""
 
     @property
     def rows(self) -> list[LogRow]:
@@ -115,6 +117,7 @@ class Recorder:
         self.entries: list[Entry] = list(before.entries) if before else []
         self.batches: list[tuple[int, LogBatch]] = list(before.batches) if before else []
         self.wishes: list[Wish] = []
+        self.history = before.history if before else None
         self._stored = len(self.entries)
         self._write, self._put = store.write, store.put_wish
         store.write, store.put_wish = self.write, self.put_wish
@@ -139,7 +142,7 @@ class Recorder:
         assert record is not None
         assert request is not None
         begun = RunRecord(identity=record.identity, started_at=record.started_at, log_id=run_id)
-        return Tape(begun, request, self.entries, self.batches)
+        return Tape(begun, request, self.entries, self.batches, self.history)
 
 
 @contextmanager
@@ -171,7 +174,7 @@ class End(Struct):
 async def a_store() -> AsyncIterator[Any]:
     """An empty store."""
     with tempfile.TemporaryDirectory(prefix="prefix-", dir=FAST) as folder:
-        store: Any = open_store(f"sqlite:///{folder}/app.db")
+        store = open_store(f"sqlite:///{folder}/app.db")
         await store.open()
         try:
             yield store
@@ -182,16 +185,31 @@ async def a_store() -> AsyncIterator[Any]:
 def needs_tasks(plan: Plan) -> bool:
     from .program import calls_of, plans_of
 
-    delegates = ("spawn", "background", "send", "output")
+    delegates = ("spawn", "background", "promoted", "send", "output")
     return any(call.does in delegates for one in plans_of(plan) for call in calls_of(one))
 
 
-async def undisturbed(plan: Plan, limits: Limits | None = None, **options: Any) -> End:
+Prepare = Callable[[World], None]
+
+
+async def undisturbed(
+    plan: Plan,
+    limits: Limits | None = None,
+    *,
+    history: ThreadRecord | None = None,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> End:
     """Run a program to its end, answering as it says."""
     async with a_store() as store:
         tasks = Tasks() if needs_tasks(plan) else None
         world = World(plan, tasks)
+        if prepare is not None:
+            prepare(world)
+        if history is not None:
+            await store.save_thread(history)
         recorder = Recorder(store, tasks)
+        recorder.history = history
         with recorded(recorder):
             async with Runtime(world.agents(), store=store, **options) as runtime:
                 run = runtime.stream(world.agents()[0].name, f"do {plan.label}", thread_id="thread-1", limits=limits)
@@ -199,14 +217,19 @@ async def undisturbed(plan: Plan, limits: Limits | None = None, **options: Any) 
 
 
 async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = None) -> None:
-    """Store the first rows of a tape, with what was written beside them in whole batches, and leave them to nobody."""
+    """Store the first rows of a tape, with what was written beside them in whole batches, as if the owner were gone."""
+    if tape.history is not None:
+        await store.save_thread(tape.history)
     await store.begin_run(copy.copy(tape.record), tape.request, GONE, 60.0)
     runs: dict[str, RunRecord] = {}
     threads: dict[str, Any] = {}
+    released = ended = False
     for stored, batch in tape.batches:
         if stored <= cut:
             runs.update({run.identity.run_id: run for run in batch.runs})
             threads.update({update.record.thread_id: update for update in batch.threads})
+            # A later owner has rows of its own.
+            released, ended = batch.released and stored == cut, batch.ended and stored == cut
     run_id = tape.record.identity.run_id
     await store.write(
         LogBatch(
@@ -215,6 +238,8 @@ async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = No
             rows=tape.rows[:cut],
             runs=[copy.copy(run) for run in runs.values()],
             threads=[copy.copy(update) for update in threads.values()],
+            released=released,
+            ended=ended,
         )
     )
     for wish in wishes or ():
@@ -222,7 +247,14 @@ async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = No
 
 
 async def continued(
-    tape: Tape, cut: int, plan: Plan, *, late: bool = False, wishes: list[Wish] | None = None, **options: Any
+    tape: Tape,
+    cut: int,
+    plan: Plan,
+    *,
+    late: bool = False,
+    wishes: list[Wish] | None = None,
+    prepare: Prepare | None = None,
+    **options: Any,
 ) -> End:
     """Continue a prefix of a tape in a new runtime, to the end.
 
@@ -235,7 +267,10 @@ async def continued(
             at = min(cut + late, len(tape.entries)) - 1
             tasks = Tasks(tape.entries[at].tasks if at >= 0 else {})
         world = World(plan, tasks)
-        before = Tape(tape.record, tape.request, tape.entries[:cut], [b for b in tape.batches if b[0] <= cut])
+        if prepare is not None:
+            prepare(world)
+        batches = [one for one in tape.batches if one[0] <= cut]
+        before = Tape(tape.record, tape.request, tape.entries[:cut], batches, tape.history)
         recorder = Recorder(store, tasks, before)
         with recorded(recorder):
             runtime = Runtime(world.agents(), store=store, **options)
@@ -279,7 +314,8 @@ async def answer_tasks(runtime: Runtime, world: World) -> None:
                 known = found.result if found is not None else None
                 result = here.results.get(record.run_id or "") if here is not None else known
                 if result is not None and result.status is RunStatus.SUSPENDED:
-                    await _answer(runtime, result, world)
+                    with suppress(DecisionRefused):  # somebody has answered before, as the log says
+                        await _answer(runtime, result, world)
         await asyncio.sleep(0.002)
 
 
