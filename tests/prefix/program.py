@@ -214,9 +214,8 @@ class World:
             await self.on_run(key)
         await asyncio.sleep(0)
         if number < call.waits:
-            ticket = SuspendTicket(
-                f"t-{key}-{number}", "ask", f"{key}?", {"key": key, "n": number}, resume_mode=call.mode
-            )  # pyright: ignore[reportArgumentType]
+            mode: Any = call.mode
+            ticket = SuspendTicket(f"t-{key}-{number}", "ask", f"{key}?", {"key": key, "n": number}, resume_mode=mode)
             return ToolResult.suspended(f"{key}?", ticket=ticket)
         if call.does == "raise":
             raise RuntimeError(f"{key} raises")

@@ -174,7 +174,7 @@ class End(Struct):
 async def a_store() -> AsyncIterator[Any]:
     """An empty store."""
     with tempfile.TemporaryDirectory(prefix="prefix-", dir=FAST) as folder:
-        store = open_store(f"sqlite:///{folder}/app.db")
+        store: Any = open_store(f"sqlite:///{folder}/app.db")
         await store.open()
         try:
             yield store

@@ -48,7 +48,11 @@ async def test_every_prefix_of_a_scene(name: str) -> None:
 
 
 @settings(
-    max_examples=EXAMPLES, derandomize=True, database=None, phases=PHASES, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.randoms(use_true_random=False), st.integers(0, 2**32))
 @pytest.mark.timeout(60 * max(1, EXAMPLES))
