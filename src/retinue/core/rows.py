@@ -89,7 +89,7 @@ class Job(Struct, frozen=True, gc=False, omit_defaults=True):
     """The number of actions that led to it, one scheduling the next."""
 
 
-class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
     """The private part of a row. Which fields are set depends on the event, or on `kind` where there is none."""
 
     kind: RowKind = ""

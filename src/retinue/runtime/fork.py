@@ -38,11 +38,11 @@ def is_boundary(tree: LogState, root: RunState | None) -> bool:
     return all(run.is_over or run.waits for run in tree.runs.values() if run is not root)
 
 
-def check_place(rows: Sequence[LogRow], run_id: str, seq: int) -> None:
+def check_place(rows: Sequence[LogRow], run_id: str, seq: int, place: str = "") -> None:
     """Raise where a run cannot be forked at an event, and name the nearest ones where it can be."""
     tree, places = LogState(), list[int]()
     for number, row in enumerate(rows):
-        fold(tree, row)
+        fold(tree, row, place, run_id)
         is_last = number + 1 == len(rows) or rows[number + 1].seq > row.seq
         if is_last and is_boundary(tree, tree.runs.get(run_id)):
             places.append(row.seq)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0
 """Seconds in which an owner that lives replies to a wish."""
+LATER = 2.0
+"""Seconds after which a run has been cancelled by its owner, once its grace is over."""
 LOOK_EVERY = 1.0
 
 _encode = msgspec.json.Encoder().encode
@@ -77,8 +79,8 @@ class Inbox:
         if record.log_id != run_id:
             raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
         if record.result is None or not record.result.status.is_terminal or tasks:
-            await self._ask(record, _wish(record, "cancel", _encode(CancelWish(reason, tasks))), grace)
-        return await asyncio.wait_for(self._runs.result(run_id), grace)
+            await self._ask(record, _wish(record, "cancel", _encode(CancelWish(reason, tasks, grace))), grace + LATER)
+        return await self._runs.result(run_id)
 
     async def last_leg(self, run_id: str, end: asyncio.Future[RunResult]) -> tuple[LiveLog, int]:
         """Return the log of a run that is being answered, and the number of the event before its new leg."""
@@ -159,7 +161,8 @@ class Inbox:
                 if ended is not None and ended.status.is_terminal and wish.run_id == wish.log_id:
                     return f"run {wish.run_id!r} is {ended.status}, it waits for nothing"
                 if runs.get(wish.log_id) is not None:
-                    runs.poke()
+                    if runs.owner is not None:
+                        runs.owner.poke()
                 elif await runs.claim(wish.log_id, root) is not None:
                     continue
                 if now() >= end:

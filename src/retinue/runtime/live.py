@@ -105,6 +105,10 @@ class LiveRun:
         return self.log.tree.runs.get(self.run_id)
 
     @property
+    def is_leaving(self) -> bool:
+        return self.writer is not None and self.writer.is_leaving
+
+    @property
     def waits(self) -> bool:
         """True if it waits for a human and has no answer yet."""
         return self.end.done() and self.state is not None and self.state.waits
@@ -132,7 +136,7 @@ class LiveRun:
     def _launch(self, work: Coroutine[Any, Any, RunResult]) -> None:
         if self.end.done():
             self.end = asyncio.get_running_loop().create_future()
-        self._is_settling = False
+        self._is_settling = self._is_begun = False
         self._task = asyncio.create_task(self._conduct(work), name=self.run_id)
 
     async def _conduct(self, work: Coroutine[Any, Any, RunResult]) -> None:

@@ -39,6 +39,11 @@ class OwnedRun(Protocol):
         """Make a fact of what somebody wants, or refuse it; called once for each wish."""
         ...
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this process is giving it up."""
+        ...
+
     def lose(self) -> None:
         """Another process owns it now: drop it and write nothing more."""
         ...
@@ -60,9 +65,13 @@ class Owner:
         self._recovering: asyncio.Task[None] | None = None
         self._closed = False
 
+    def show_life(self) -> None:
+        """Let other runtimes of this process know that this one lives; before it owns anything."""
+        _here[self.id] = asyncio.get_running_loop()
+
     def add(self, log_id: str, run: OwnedRun) -> None:
         """Look after a log that was begun or claimed here."""
-        _here[self.id] = asyncio.get_running_loop()
+        self.show_life()
         if not self.logs:
             self._renewed = _now()
         self.logs[log_id] = run
@@ -74,6 +83,7 @@ class Owner:
 
     async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
         """Become the owner of a log that is free, or whose owner is gone; the new epoch, or None."""
+        self.show_life()
         owner = await self._store.owner_of(log_id) if log is None else log.owner
         gone = owner if owner is not None and is_gone(owner) else None
         seen = None
@@ -172,7 +182,7 @@ class Owner:
         kept = await self._store.renew(self.id, self.lease)
         self._renewed = began
         for log_id, run in mine.items():
-            if log_id not in kept and self.logs.get(log_id) is run:
+            if log_id not in kept and self.logs.get(log_id) is run and not run.is_leaving:
                 _log.warning("run %s is continued by another process: it is dropped here", log_id)
                 self.remove(log_id)
                 run.lose()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.codec import to_json_bytes
-from ..core.context import CancellationToken
+from ..core.context import GRACE, CancellationToken
 from ..core.errors import ConfigurationError
 from ..core.messages import Message
 from ..core.rows import StoredRequest
@@ -37,6 +37,7 @@ class CancelWish(Struct, frozen=True, omit_defaults=True):
 
     reason: str = "cancelled"
     tasks: bool = False
+    grace: float = GRACE
 
 
 _decode = msgspec.json.Decoder(StoredStart).decode

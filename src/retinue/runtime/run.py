@@ -65,7 +65,12 @@ class Run:
     @property
     def children(self) -> AsyncIterator[ChildHandle]:
         """The children of this run, as they start."""
-        return children_of(self._log, self.run_id)
+        return self._children()
+
+    async def _children(self) -> AsyncIterator[ChildHandle]:
+        log, _ = await self._open()
+        async for child in children_of(log, self.run_id):
+            yield child
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Yield the log after event number `after`: what is there, then what comes, until every task has ended."""

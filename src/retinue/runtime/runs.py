@@ -31,7 +31,7 @@ from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
 from ..core.stores import DurableStore, OpenLog, RunRecord, Store, StoredLog, ThreadRecord, WhenBusy, Wish
 from ..loop.fold import fold_all
-from ..loop.log import LiveLog
+from ..loop.log import Earlier, LiveLog
 from ..loop.state import LogState, RunState
 from ..loop.tickets import match_decisions
 from ..storage.logs import LogWriter, stored_events
@@ -92,9 +92,10 @@ class LocalRuns:
             raise ThreadBusy(identity.thread_id, line[0].run_id)
         writer = None if self.durable is None else LogWriter(identity.run_id, self.durable)
         log = LiveLog((*self.backend.sinks, *sinks), writer=writer, clock=self._clock)
+        log.earlier = None if self.durable is None else self._reader(self.durable, identity.run_id)
         x = self.backend.open(request, log)
         record = RunRecord(identity=identity, started_at=self._clock(), log_id=identity.run_id)
-        run = self._add(LiveRun(self, request, log, record, writer, x))
+        run = self._add(LiveRun(self, request, log, record, writer, x), stored=False)
         run.is_new_thread = new_thread
         if self.durable is None:
             run.before = list(line)
@@ -113,12 +114,16 @@ class LocalRuns:
             run for run in self._live.values() if run.record.identity.thread_id == thread_id and not run.left.done()
         ]
 
-    def _add(self, run: LiveRun) -> LiveRun:
+    def _reader(self, store: DurableStore, log_id: str) -> Earlier:
+        """Reads the stored events of a log."""
+        return lambda after, until: stored_events(store, log_id, after, until)
+
+    def _add(self, run: LiveRun, *, stored: bool = True) -> LiveRun:
         """Know a run, and hear what others want of it."""
         self._live[run.run_id] = run
         if run.writer is not None:
             run.writer.on_lost = run.lose
-        if self.owner is not None:
+        if self.owner is not None and stored:
             self.owner.add(run.run_id, run)
         return run
 
@@ -191,8 +196,7 @@ class LocalRuns:
     def _log(self, tree: LogState, writer: LogWriter) -> LiveLog:
         log = LiveLog(self.backend.sinks, tree, writer, self._clock)
         assert self.durable is not None
-        store, log_id = self.durable, writer.log_id
-        log.earlier = lambda after, until: stored_events(store, log_id, after, until)
+        log.earlier = self._reader(self.durable, writer.log_id)
         return log
 
     async def _begin_again(self, record: RunRecord, writer: LogWriter) -> LiveRun:
@@ -249,10 +253,10 @@ class LocalRuns:
     async def _recover(self, log: OpenLog) -> LiveRun | None:
         assert self.durable is not None
         assert self.owner is not None
-        record = await self.durable.load_run(log.log_id)
-        if record is None or not self.knows(record) or log.log_id in self._live:
-            return None
         try:
+            record = await self.durable.load_run(log.log_id)
+            if record is None or not self.knows(record) or log.log_id in self._live:
+                return None
             epoch = await self.owner.claim(log.log_id, log)
             if epoch is None:
                 return None
@@ -336,9 +340,10 @@ class LocalRuns:
     ) -> Run:
         """Start a new run on a new thread that continues as another stood after an event."""
         rows = await self.rows_of(run_id)
-        check_place(rows, run_id, at)
+        place = "" if self.durable is None else self.durable.place
+        check_place(rows, run_id, at, place)
         copy = Copy(rows, run_id, at)
-        tree = fold_all(copy.rows)
+        tree = fold_all(copy.rows, place, run_id)
         state = tree.runs[copy.run_id]
         if messages and (state.waits or decisions is not None):
             raise ConfigurationError(f"run {run_id!r} waits at event {at}: give the fork decisions, not an input")
@@ -381,11 +386,6 @@ class LocalRuns:
         return run
 
     # --- answering and cancelling
-
-    def poke(self) -> None:
-        """Look at the inboxes of our logs at once."""
-        if self.owner is not None:
-            self.owner.poke()
 
     def resume_elsewhere(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
         """The handle of what follows when a run that is not here is answered."""
@@ -447,9 +447,8 @@ class LocalRuns:
 
     def typed(self, record: RunRecord) -> RunResult:
         """A stored result, with its output as the type that its agent gives."""
-        result = record.result
+        result, agent = record.result, self._registry.agents.get(record.identity.agent)
         assert result is not None
-        agent = self._registry.agents.get(record.identity.agent)
         form = None if agent is None else agent.output_format
         if form is None or result.output is None:
             return result

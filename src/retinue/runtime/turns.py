@@ -23,16 +23,18 @@ async def take_turn(run: LiveRun, x: Execution, store: DurableStore, owner: Owne
     """Store a new run and take its thread, when it is free; `when_busy` is None for a run that is stored already."""
     if when_busy is not None:
         request = encode_start(run.request, x.state.request)
+        owner.show_life()
         begun = store.begin_run(run.record, request, owner.id, owner.lease, when_busy)
         if run.is_new_thread:
             # Nobody else can have the thread, so nothing is waited for: what is written next comes after it.
-            run.spawn(_begin(run, begun))
+            run.spawn(_begin(run, begun, owner))
             return
         holder = await begun
+        if holder is not None and when_busy == "reject":
+            raise ThreadBusy(x.identity.thread_id, holder)
+        owner.add(run.run_id, run)  # not before it is stored, or a heartbeat would take it for lost
         if holder is None:
             return
-        if when_busy == "reject":
-            raise ThreadBusy(x.identity.thread_id, holder)
     run.record.queued = True
     owner.poke()
     while not run.request.cancellation.is_set():
@@ -43,9 +45,11 @@ async def take_turn(run: LiveRun, x: Execution, store: DurableStore, owner: Owne
             await wait_or_stop(run.request.cancellation, asyncio.create_task(watch.wait(_LOOK_AGAIN)))
 
 
-async def _begin(run: LiveRun, begun: Coroutine[Any, Any, str | None]) -> None:
+async def _begin(run: LiveRun, begun: Coroutine[Any, Any, str | None], owner: Owner) -> None:
     try:
         await begun
+        if not run.is_done:
+            owner.add(run.run_id, run)
     except RetinueError as exc:
         if run.writer is not None:
             run.writer.stop(exc)

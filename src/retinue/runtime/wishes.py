@@ -46,10 +46,9 @@ class Wishes:
         await run.stored()
         if run.is_done:  # whoever wants it claims the log
             return
-        said = _cancel(wish.body) if wish.body else CancelWish()
-        wanted = CancelWish(said) if isinstance(said, str) else said
+        wanted = _read_cancel(wish)
         self._replies.append(Reply(wish.wish_id, _encode(Refusal())))
-        await run.cancel(wanted.reason)
+        await run.cancel(wanted.reason, wanted.grace)
         if wanted.tasks:
             await run.cancel_tasks()
         if self._replies and run.writer is not None and not run.writer.is_released:
@@ -98,3 +97,12 @@ class Wishes:
         self._home.owner.hears(wish)  # it is carried out here already
         with contextlib.suppress(RetinueError):
             await store.put_wish(wish)
+
+
+def _read_cancel(wish: Wish) -> CancelWish:
+    """What a cancel says; one that cannot be read is a cancel all the same."""
+    try:
+        said = _cancel(wish.body)
+    except (msgspec.MsgspecError, ValueError):
+        return CancelWish()
+    return CancelWish(said) if isinstance(said, str) else said

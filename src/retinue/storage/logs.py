@@ -42,7 +42,8 @@ class LogWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._problem: Exception | None = None
         self._pause = 0.0
-        self.is_released = False
+        self.is_released = self.is_leaving = False
+        """The log was given up; it is being given up."""
 
     @property
     def problem(self) -> Exception | None:
@@ -84,6 +85,7 @@ class LogWriter:
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies = (*extra.replies, *replies)
         extra.released, extra.ended = extra.released or released, extra.ended or ended
+        self.is_leaving = self.is_leaving or released or ended
         self._extra = extra
         await self.flush()
 
@@ -133,7 +135,7 @@ class LogWriter:
         if self._pause:
             self._pause = 0.0
             _log.warning("run %s goes on: its store can be written again", self.log_id)
-        self.is_released = batch.released or batch.ended
+        self.is_released = self.is_leaving = batch.released or batch.ended
         for one in waiting:
             _wake(one)
         if self._waiting or self._extra is not None:

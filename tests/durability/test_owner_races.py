@@ -1,0 +1,105 @@
+"""Owners and handles at awkward moments: a heartbeat while runs begin and end, a cancel right after an answer, a lost run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import Agent, Decision, RunStatus, Runtime, ToolContext, ToolResult, tool
+from retinue.testing import ScriptedModel, call, say
+
+
+@tool(idempotent=True)
+async def ask(ctx: ToolContext) -> Any:
+    """Ask a human."""
+    return "yes" if ctx.resume_input else ToolResult.suspended("may I?")
+
+
+def asking() -> Agent:
+    def turn(request: Any) -> Any:
+        return say("done") if request.messages[-1].role == "tool" else call("ask", {}, id="c1")
+
+    return Agent("asks", ScriptedModel(turn), tools=[ask])
+
+
+def saying() -> Agent:
+    return Agent("says", ScriptedModel(lambda request: say("hello")))
+
+
+@pytest.mark.parametrize("thread_id", [None, "t"])
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_heartbeat_does_not_drop_runs_that_begin_or_end(
+    tmp_path: Path, turns: int, thread_id: str | None
+) -> None:
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()]) as runtime, asyncio.timeout(20):
+        owner: Any = runtime._runs.owner  # pyright: ignore[reportPrivateUsage]
+        run = runtime.stream("says", "hi", thread_id=thread_id)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await owner._renew()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_cancel_right_after_an_answer_counts(tmp_path: Path, kind: str) -> None:
+    url = "memory:" if kind == "memory" else f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [asking()]) as runtime, asyncio.timeout(20):
+        waiting = await runtime.run("asks", "go", thread_id="t")
+        handle = runtime.stream_resume(waiting.run_id, {"c1": Decision.resume(True)})
+        ended = await runtime.cancel(waiting.run_id)
+        assert ended.status in (RunStatus.CANCELLED, RunStatus.COMPLETED)
+        assert (await runtime.result(waiting.run_id)).status is ended.status
+        if kind == "memory":
+            assert (await handle.result()).status is ended.status is RunStatus.CANCELLED
+        assert (await runtime.run("asks", "more", thread_id="t")).status is RunStatus.SUSPENDED
+
+
+async def test_whoever_follows_a_run_that_is_lost_reads_on_in_the_store(tmp_path: Path) -> None:
+    url, entered = f"sqlite:///{tmp_path}/app.db", asyncio.Event()
+
+    @tool(idempotent=True)
+    async def work() -> str:
+        """Hang the first time."""
+        if not entered.is_set():
+            entered.set()
+            await asyncio.Event().wait()
+        return "worked"
+
+    def turn(request: Any) -> Any:
+        return say("done") if request.messages[-1].role == "tool" else call("work", {})
+
+    def agent() -> Agent:
+        return Agent("works", ScriptedModel(turn), tools=[work])
+
+    async with Runtime.open(url, [agent()]) as first, asyncio.timeout(20):
+        run = first.stream("works", "go")
+        seen: list[Any] = []
+
+        async def follow() -> None:
+            seen.extend([event async for event in run])
+
+        following = asyncio.create_task(follow())
+        await entered.wait()
+        owner: Any = first._runs.owner  # pyright: ignore[reportPrivateUsage]
+        store: Any = first.store
+        await store.renew(owner.id, -1.0)  # its lease is over
+        async with Runtime.open(url, [agent()]) as second:
+            assert (await second.result(run.run_id)).status is RunStatus.COMPLETED
+            await owner._renew()
+            await following
+            assert (await run.result()).status is RunStatus.COMPLETED
+        assert (seen[-1].kind, seen[-1].status) == ("run_finished", RunStatus.COMPLETED)
+
+
+async def test_a_damaged_record_does_not_keep_others_from_their_work(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [asking(), saying()], on_close="leave") as runtime:
+        waiting = await runtime.run("asks", "go")
+        store: Any = runtime.store
+        broken = "UPDATE runs SET identity = '{}', status = 'running', result = NULL WHERE run_id = ?"
+        await store.database.write(lambda link: link.run(broken, waiting.run_id))
+    async with Runtime.open(url, [asking(), saying()]) as runtime:
+        assert (await runtime.run("says", "hi")).status is RunStatus.COMPLETED
