@@ -479,7 +479,8 @@ async def test_an_owner_that_dies_leaves_its_inbox_to_the_next(desk: Desk) -> No
     assert sorted(desk.done) == ["paid ann", "paid bob"]
 
 
-async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk) -> None:
+async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "LATER", 0.0)
     async with Elsewhere(desk, "wait ann", stopped=True) as (run_id, _):
         async with desk.open(recover=False) as here:
             with pytest.raises(RunElsewhere, match="has not replied yet"):

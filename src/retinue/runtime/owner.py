@@ -154,7 +154,10 @@ class Owner:
                     _log.error("the heartbeat of %s failed, and is tried again: %s", self.id, exc)
                     self._drop_if_expired()
                 self._poked.clear()
-                waits = [asyncio.create_task(watch.wait(_LOOK_EVERY)), asyncio.create_task(self._poked.wait())]
+                waits = [
+                    asyncio.create_task(watch.wait(min(_LOOK_EVERY, self.lease / 6))),
+                    asyncio.create_task(self._poked.wait()),
+                ]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
