@@ -213,6 +213,20 @@ SCENES: dict[str, Scene] = {
             )
         )
     ),
+    "stopped before its output": Scene(
+        boss(
+            (
+                Call(
+                    key="a1",
+                    does="lead",
+                    children=(
+                        Plan(label="B", agent="typed", answers=("three",), acts=acts("step_end", "stop")),
+                        Plan(label="C", agent="typed", answers=('{"n": 3}',), acts=acts("step_end", "stop")),
+                    ),
+                ),
+            )
+        )
+    ),
     "wrong output": Scene(
         boss((Call(key="a1", does="lead", children=(Plan(label="B", agent="typed", answers=("three",)),)),))
     ),

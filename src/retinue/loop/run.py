@@ -167,7 +167,7 @@ def _decided_ending(x: Execution) -> Ending:
     """The ending that was decided on before the process ended."""
     ending, form = x.state.ending, x.agent.output_format
     assert ending is not None
-    if ending.status is RunStatus.COMPLETED and form is not None:
+    if ending.termination == "natural" and form is not None:  # a run that a plugin has stopped has no output
         x.output = form.read(_answer(x))
     return ending
 
