@@ -215,7 +215,7 @@ def same_values(run: RunState, again: RunState, cut: Cut, world: World) -> None:
             if key in cut.unknown and place >= run.own_from:
                 _take_back(expected, key, run, cut, world)
             elif key in cut.unknown:  # of an earlier run on the same thread
-                expected[THREAD.name] = [one for one in expected[THREAD.name] if one != key]
+                _drop(expected, key)
     for name in {*expected, *again.values}:
         if name.startswith("p.") and not (name == BEFORE.name and "?" in cut.unhooked):
             assert again.values.get(name) == expected.get(name), (name, label_of(run))
@@ -232,10 +232,15 @@ def _take_back(values: dict[str, Any], key: str, run: RunState, cut: Cut, world:
     if text.startswith((f"{key} done", f"{key} error", f"{key}: ")):
         _reduce(values, COUNT.name, 1)
         _reduce(values, HIDDEN.name, 1)
-        values[THREAD.name] = [one for one in values[THREAD.name] if one != key]
-        if not values[THREAD.name]:
-            del values[THREAD.name]
+        _drop(values, key)
         assert not call.claims, OWNER.name
+
+
+def _drop(values: dict[str, Any], key: str) -> None:
+    """Take back what a call wrote of its thread."""
+    left = [one for one in values.pop(THREAD.name, ()) if one != key]
+    if left:
+        values[THREAD.name] = left
 
 
 def _reduce(values: dict[str, Any], name: str, by: int) -> None:
