@@ -1,12 +1,19 @@
-"""The plug test: kill the process of a tree of agents again and again, and see that nothing was lost or done twice."""
+"""The plug test: disturb the processes of a tree of agents again and again, and see that nothing is lost or done twice.
+
+The kinds of rounds: `kill` (kill -9 and restart), `humans` (the same, with two humans in processes of their own who
+both answer every question), `freeze` (SIGSTOP for longer than the lease, while another node continues), `namespaces`
+(as kill, with nodes that share a host name but no pid namespace), `clocks` (as kill, with one clock a minute ahead).
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,17 +21,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from retinue.storage.urls import open_store
 
 from ..databases import postgres_server
+
+Kind = Literal["kill", "humans", "freeze", "namespaces", "clocks"]
+KINDS: tuple[Kind, ...] = ("kill", "humans", "freeze", "namespaces", "clocks")
 
 EFFECTS = sorted([f"{x}-{n}" for x in ("A", "B", "C", "D", "help", "boss") for n in (1, 2)])
 ANSWER = "A done, B done, C done; D done"
 PAUSE = 0.06
 DEADLINE = 60.0
 """Seconds in which a round must have come to its end."""
+SHORT_LEASE, LONG_LEASE = 1.0, 30.0
+"""A lease must run out where nobody can see that an owner is gone."""
 
 
 class Broken(AssertionError):
@@ -36,84 +48,152 @@ def need(holds: bool, what: str) -> None:
         raise Broken(what)
 
 
-def start(folder: Path, url: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.durability.tree", str(folder), url, str(PAUSE)]
-    with (folder / "stderr.txt").open("ab") as said:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+class Round:
+    """One round: its processes, and what is done to them."""
 
+    def __init__(self, folder: Path, url: str, seed: int, kind: Kind = "kill", nodes: int = 1) -> None:
+        self.folder, self.url, self.kind = folder, url, kind
+        self.nodes = nodes if kind in ("kill", "humans") else max(nodes, 2)
+        self.lease = SHORT_LEASE if kind in ("freeze", "namespaces") else LONG_LEASE
+        self.says = "go, with asks" if kind == "humans" else "go"
+        self.chance, self.kills, self.freezes, self._started = random.Random(seed), 0, 0, 0
+        self.frozen: dict[str, float] = {}
+        """The nodes that were frozen, and when."""
+        self.deadline = time.monotonic() + DEADLINE
 
-def one_round(folder: Path, url: str, seed: int, nodes: int = 1) -> int:
-    """Kill and restart until the tree has come to its end; how often it was killed."""
-    chance, kills, deadline = random.Random(seed), 0, time.monotonic() + DEADLINE
-    first = start(folder, url)
-    while not (folder / "run_id").exists():
-        need(first.poll() is None and time.monotonic() < deadline, f"the tree did not start: {said(folder)}")
-        time.sleep(0.002)
-    running = [first, *[start(folder, url) for _ in range(nodes - 1)]]
-    try:
+    def start(self, role: str = "node") -> tuple[subprocess.Popen[bytes], str]:
+        """Start a process; it and the name it has in what it writes."""
+        self._started += 1
+        name = f"{role}{self._started}"
+        ahead = "60" if self.kind == "clocks" and self._started % 2 else "0"
+        env = {**os.environ, "PLUG_NODE": name, "PLUG_CLOCK_AHEAD": ahead}
+        command = [sys.executable, "-m", "tests.durability.tree", str(self.folder), self.url, str(PAUSE)]
+        command += [role, str(self.lease), self.says]
+        if self.kind == "namespaces":
+            command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
+        with (self.folder / "stderr.txt").open("ab") as said:
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=env), name
+
+    def said(self) -> str:
+        return (self.folder / "stderr.txt").read_text()[-3000:]
+
+    def play(self) -> None:
+        """Disturb the processes until the tree has come to its end."""
+        first = self.start()
+        while not (self.folder / "run_id").exists():
+            in_time = first[0].poll() is None and time.monotonic() < self.deadline
+            need(in_time, f"the tree did not start: {self.said()}")
+            time.sleep(0.002)
+        nodes = [first, *[self.start() for _ in range(self.nodes - 1)]]
+        humans = [self.start(f"human-{number}") for number in (1, 2)] if self.kind == "humans" else []
+        try:
+            self._freeze(nodes) if self.kind == "freeze" else self._kill(nodes)
+            for process, _ in [*nodes, *humans]:
+                need(process.wait(self._left()) == 0, f"a process failed: {self.said()}")
+        except subprocess.TimeoutExpired:
+            raise Broken(f"no end after {DEADLINE:g} s: {self.said()}") from None
+        finally:
+            for process, _ in [*nodes, *humans]:
+                process.kill()
+                process.wait()
+
+    def _left(self) -> float:
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    def _kill(self, nodes: list[tuple[subprocess.Popen[bytes], str]]) -> None:
+        """Kill and replace nodes until one has seen the end."""
+        slow = 0.3 + self.lease if self.lease < LONG_LEASE else 0.4
         while True:
-            need(time.monotonic() < deadline, f"no end after {DEADLINE:g} s: {said(folder)}")
-            victim = running[chance.randrange(len(running))]
+            need(self._left() > 0, f"no end after {DEADLINE:g} s: {self.said()}")
+            place = self.chance.randrange(len(nodes))
+            victim, _ = nodes[place]
             try:
-                victim.wait(chance.uniform(0.0, 0.9) + 0.4 * bool(kills) + 0.1 * kills)
+                victim.wait(self.chance.uniform(0.0, 0.9) + slow * bool(self.kills) + 0.1 * self.kills)
             except subprocess.TimeoutExpired:
                 victim.kill()
                 victim.wait()
-                kills += 1
-                running[running.index(victim)] = start(folder, url)
+                self.kills += 1
+                nodes[place] = self.start()
                 continue
-            need(victim.returncode == 0, f"a process failed: {said(folder)}")
-            return kills
-    finally:
-        for process in running:
-            if process.poll() is None and time.monotonic() < deadline:
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    pass
-            process.kill()
-            process.wait()
+            need(victim.returncode == 0, f"a process failed: {self.said()}")
+            return
+
+    def _freeze(self, nodes: list[tuple[subprocess.Popen[bytes], str]]) -> None:
+        """Freeze the first node for longer than its lease, while the others work, and let it go on."""
+        process, name = nodes[0]
+        try:
+            process.wait(self.chance.uniform(0.0, 1.2))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGSTOP)
+            self.frozen[name] = time.monotonic()
+            self.freezes += 1
+            time.sleep(self.lease * self.chance.uniform(1.6, 2.6))
+            process.send_signal(signal.SIGCONT)
 
 
-def said(folder: Path) -> str:
-    return (folder / "stderr.txt").read_text()[-3000:]
+def one_round(folder: Path, url: str, seed: int, nodes: int = 1, kind: Kind = "kill") -> Round:
+    """Play one round."""
+    made = Round(folder, url, seed, kind, nodes)
+    made.play()
+    return made
 
 
-def check(folder: Path, url: str) -> Counter[str]:
+def check(played: Round) -> Counter[str]:
     """Everything that must hold at the end of a round; counts of what was seen."""
+    folder = played.folder
     run_id = (folder / "run_id").read_text()
-    lines = Counter((folder / "effects.txt").read_text().splitlines())
-    need(sorted(lines) == EFFECTS and set(lines.values()) == {1}, f"effects: {dict(lines)}")
-    record, events = asyncio.run(read(url, run_id))
+    check_effects(played)
+    record, events = asyncio.run(read(played.url, run_id))
     result = record.result
     need(record.status == "completed", f"the run is {record.status}: {result and result.error}")
     assert result is not None
     need(result.response == ANSWER, f"the answer is {result.response!r}")
-    need(tuple(result.state.extensions["plug.notes"]) == ("boss-1", "boss-2"), f"state: {result.state.extensions}")
+    notes = ("boss-1", "boss-2", "paid") if played.kind == "humans" else ("boss-1", "boss-2")
+    need(tuple(result.state.extensions["plug.notes"]) == notes, f"state: {result.state.extensions}")
     need([event.seq for event in events] == list(range(1, len(events) + 1)), "the sequence has a hole or a repeat")
     check_runs(events)
     check_task(folder)
-    counts = Counter({"events": len(events), "runs": sum(event.kind == "run_started" for event in events)})
+    counts = Counter(
+        {"events": len(events), "runs": len({event.run_id for event in events if event.kind == "run_started"})}
+    )
     counts["interrupted"] = sum("outcome unknown" in str(getattr(event, "result", "")) for event in events)
     counts["asked again"] = sum(getattr(event, "code", None) == "interrupted" for event in events)
+    if played.kind == "humans":
+        counts += check_humans(folder, events)
+    counts.update(kills=played.kills, freezes=played.freezes)
     return counts
 
 
+def check_effects(played: Round) -> None:
+    """Every effect happened once. One that ran in a process that was frozen may have happened a second time."""
+    lines = Counter((played.folder / "effects.txt").read_text().splitlines())
+    wanted = sorted([*EFFECTS, "paid"]) if played.kind == "humans" else EFFECTS
+    need(sorted(lines) == wanted, f"effects: {dict(lines)}")
+    starts = [line.split() for line in (played.folder / "starts.txt").read_text().splitlines()]
+    for text, times in lines.items():
+        overlaps = [text for name, frozen in played.frozen.items() if [text, name] in [one[:2] for one in starts]]
+        need(times == 1 or (times == 2 and bool(overlaps)), f"{text} happened {times} times")
+    for text, name, at in starts:
+        late = name in played.frozen and float(at) > played.frozen[name] + played.lease
+        need(not late, f"{name} started {text} after it was frozen, though another node had the run")
+
+
 def check_runs(events: list[Any]) -> None:
-    """Every run begins once and ends once, completed; every call ends once."""
+    """Every run begins and ends, completed; every call ends once; every leg has its end."""
     mine: dict[str, list[Any]] = {}
     for event in events:
         if event.kind != "task_updated":
             mine.setdefault(event.run_id, []).append(event)
     need(len(mine) == 6, f"{len(mine)} runs instead of 6")
     for run_id, own in mine.items():
-        kinds = Counter(event.kind for event in own)
+        legs = [event.kind for event in own if event.kind in ("run_started", "run_finished")]
+        need(legs == ["run_started", "run_finished"] * (len(legs) // 2), f"{run_id}: {legs}")
         need(own[0].kind == "run_started" and own[-1].kind == "run_finished", f"{run_id} does not begin or end")
-        need(kinds["run_started"] == kinds["run_finished"] == 1, f"{run_id}: {kinds}")
         need(own[-1].status == "completed", f"{run_id} ended as {own[-1].status}: {own[-1].error}")
-        ended = Counter(event.call_id for event in own if event.kind == "tool_call_finished")
+        ends = [event for event in own if event.kind == "tool_call_finished" and event.status != "suspended"]
+        ended = Counter(event.call_id for event in ends)
         need(set(ended.values()) <= {1}, f"{run_id}: a call ended twice: {ended}")
-        steps = [event.step for event in own if event.kind == "step_started"]
+        steps = [event.step for event in own if event.kind == "inference_finished"]
         need(steps == list(range(1, len(steps) + 1)), f"{run_id}: steps {steps}")
         need(len({event.ns for event in own}) == 1, f"{run_id} changed its place")
     need(len({own[0].ns for own in mine.values()}) == 6, "two runs share a place")
@@ -125,14 +205,31 @@ def check_task(folder: Path) -> None:
     need(found[0]["result"] == "D done", f"the task's result: {found[0]}")
 
 
+def check_humans(folder: Path, events: list[Any]) -> Counter[str]:
+    """Of two answers to one ticket one counts, and whoever gave it was told so."""
+    counted: dict[str, str] = {}
+    for event in events:
+        if event.kind == "tool_call_resumed" and event.decision is not None:
+            name, _, ticket = event.decision.id.partition("-pay-")
+            need(ticket not in counted, f"two answers to {ticket} counted")
+            counted[ticket] = name
+    said = [json.loads(line) for line in (folder / "humans.txt").read_text().splitlines()]
+    for name, ticket, told in said:
+        winner = counted.get(ticket.removeprefix("pay-"))
+        need((told == "accepted") == (winner == name), f"{name} was told {told} on {ticket}; {winner}'s answer counted")
+    return Counter({"answers": len(said), "refused": sum(told == "refused" for _, _, told in said)})
+
+
 async def read(url: str, run_id: str) -> tuple[Any, list[Any]]:
     store: Any = open_store(url)
+    await store.open()
     try:
         record = await store.load_run(run_id)
         events: list[Any] = []
         while batch := (await store.read_events(run_id, len(events), 10_000))[0]:
             events.extend(batch)
         need(await store.open_logs() == [], f"somebody still owns a log: {await store.open_logs()}")
+        need((await store.read_log(run_id)).ended, "the log has not ended")
         return record, events
     finally:
         await store.close()
@@ -143,37 +240,50 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def rounds_on(name: str, rounds: int, seed: int, url_of: Callable[[Path], str], nodes: int) -> bool:
-    """That many rounds on one kind of store; whether all of them held."""
+def rounds_on(
+    name: str, rounds: int, seed: int, url_of: Callable[[Path], str], nodes: int, kinds: tuple[Kind, ...]
+) -> bool:
+    """Play that many rounds on one kind of store; whether all of them held."""
     total: Counter[str] = Counter()
     began = time.monotonic()
     for number in range(rounds):
         folder = Path(tempfile.mkdtemp(prefix="retinue-plug-"))
-        url = url_of(folder)
+        kind = kinds[(seed + number) % len(kinds)]
         try:
-            kills = one_round(folder, url, seed + number, nodes)
-            total += check(folder, url)
+            total += check(one_round(folder, url_of(folder), seed + number, nodes, kind))
         except Broken as exc:
-            tell(f"{name}: round {number + 1} (seed {seed + number}, left in {folder}) is broken: {exc}")
+            tell(f"{name}: round {number + 1} ({kind}, seed {seed + number}, left in {folder}) is broken: {exc}")
             return False
-        total.update(kills=kills, rounds=1)
+        total.update({"rounds": 1, kind: 1})
         if (number + 1) % 10 == 0 or number + 1 == rounds:
             tell(f"{name}: {number + 1}/{rounds} rounds, {time.monotonic() - began:.0f} s: {dict(total)}")
         shutil.rmtree(folder)
     return True
 
 
+def can_unshare() -> bool:
+    """Whether this process may make pid namespaces."""
+    tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True)
+    return tried.returncode == 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/plug-test", description=__doc__)
     parser.add_argument("--sqlite", type=int, default=200, metavar="N", help="rounds on SQLite (200)")
-    parser.add_argument("--postgres", type=int, default=50, metavar="N", help="rounds on PostgreSQL, two nodes (50)")
+    parser.add_argument("--postgres", type=int, default=50, metavar="N", help="rounds on PostgreSQL, three nodes (50)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="for the moments of the kills")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of rounds, in turn")
     asked = parser.parse_args()
+    kinds: Any = tuple([kind for kind in KINDS if kind in asked.kinds.split(",")])
+    if "namespaces" in kinds and not can_unshare():
+        tell("no rounds with pid namespaces: this process may not make them")
+        kinds = tuple([kind for kind in kinds if kind != "namespaces"])
     tell(f"seed {asked.seed}")
-    held = rounds_on("SQLite", asked.sqlite, asked.seed, lambda folder: f"sqlite:///{folder}/app.db", 1)
+    held = rounds_on("SQLite", asked.sqlite, asked.seed, lambda folder: f"sqlite:///{folder}/app.db", 1, kinds)
     if held and asked.postgres:
         with postgres_server() as server:
-            held = rounds_on("PostgreSQL, two nodes", asked.postgres, asked.seed, lambda folder: server.url(), 2)
+            name = "PostgreSQL, three nodes"
+            held = rounds_on(name, asked.postgres, asked.seed, lambda folder: server.url(), 3, kinds)
     tell("nothing was lost, nothing happened twice" if held else "BROKEN")
     return 0 if held else 1
 
