@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from retinue.storage.urls import open_store
 
 from ..databases import postgres_server
@@ -48,6 +50,14 @@ def need(holds: bool, what: str) -> None:
         raise Broken(what)
 
 
+class Process(Struct, frozen=True):
+    """A process of a round, the name under which it writes, and whether it is a node or a human."""
+
+    process: subprocess.Popen[bytes]
+    name: str
+    role: str
+
+
 class Round:
     """One round: its processes, and what is done to them."""
 
@@ -61,8 +71,8 @@ class Round:
         """The nodes that were frozen, and when."""
         self.deadline = time.monotonic() + DEADLINE
 
-    def start(self, role: str = "node") -> tuple[subprocess.Popen[bytes], str]:
-        """Start a process; it and the name it has in what it writes."""
+    def start(self, role: str = "node") -> Process:
+        """Start a node or a human."""
         self._started += 1
         name = f"{role}{self._started}"
         ahead = "60" if self.kind == "clocks" and self._started % 2 else "0"
@@ -72,7 +82,7 @@ class Round:
         if self.kind == "namespaces":
             command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
         with (self.folder / "stderr.txt").open("ab") as said:
-            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=env), name
+            return Process(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=env), name, role)
 
     def said(self) -> str:
         return (self.folder / "stderr.txt").read_text()[-3000:]
@@ -81,54 +91,52 @@ class Round:
         """Disturb the processes until the tree has come to its end."""
         first = self.start()
         while not (self.folder / "run_id").exists():
-            in_time = first[0].poll() is None and time.monotonic() < self.deadline
+            in_time = first.process.poll() is None and time.monotonic() < self.deadline
             need(in_time, f"the tree did not start: {self.said()}")
             time.sleep(0.002)
-        nodes = [first, *[self.start() for _ in range(self.nodes - 1)]]
-        humans = [self.start(f"human-{number}") for number in (1, 2)] if self.kind == "humans" else []
+        roles = ["node"] * (self.nodes - 1) + (["human-1", "human-2"] if self.kind == "humans" else [])
+        running = [first, *[self.start(role) for role in roles]]
         try:
-            self._freeze(nodes) if self.kind == "freeze" else self._kill(nodes)
-            for process, _ in [*nodes, *humans]:
-                need(process.wait(self._left()) == 0, f"a process failed: {self.said()}")
+            self._freeze(first) if self.kind == "freeze" else self._kill(running)
+            for one in running:
+                need(one.process.wait(self._left()) == 0, f"a process failed: {self.said()}")
         except subprocess.TimeoutExpired:
             raise Broken(f"no end after {DEADLINE:g} s: {self.said()}") from None
         finally:
-            for process, _ in [*nodes, *humans]:
-                process.kill()
-                process.wait()
+            for one in running:
+                one.process.kill()
+                one.process.wait()
 
     def _left(self) -> float:
         return max(self.deadline - time.monotonic(), 0.0)
 
-    def _kill(self, nodes: list[tuple[subprocess.Popen[bytes], str]]) -> None:
-        """Kill and replace nodes until one has seen the end."""
+    def _kill(self, running: list[Process]) -> None:
+        """Kill and replace processes until one has seen the end."""
         slow = 0.3 + self.lease if self.lease < LONG_LEASE else 0.4
         while True:
             need(self._left() > 0, f"no end after {DEADLINE:g} s: {self.said()}")
-            place = self.chance.randrange(len(nodes))
-            victim, _ = nodes[place]
+            victim = self.chance.choice(running)
             try:
-                victim.wait(self.chance.uniform(0.0, 0.9) + slow * bool(self.kills) + 0.1 * self.kills)
+                victim.process.wait(self.chance.uniform(0.0, 0.9) + slow * bool(self.kills) + 0.1 * self.kills)
             except subprocess.TimeoutExpired:
-                victim.kill()
-                victim.wait()
+                victim.process.kill()
+                victim.process.wait()
                 self.kills += 1
-                nodes[place] = self.start()
+                running[running.index(victim)] = self.start(victim.role)
                 continue
-            need(victim.returncode == 0, f"a process failed: {self.said()}")
+            need(victim.process.returncode == 0, f"a process failed: {self.said()}")
             return
 
-    def _freeze(self, nodes: list[tuple[subprocess.Popen[bytes], str]]) -> None:
-        """Freeze the first node for longer than its lease, while the others work, and let it go on."""
-        process, name = nodes[0]
+    def _freeze(self, victim: Process) -> None:
+        """Freeze a node for longer than its lease, while the others work, and let it go on."""
         try:
-            process.wait(self.chance.uniform(0.0, 1.2))
+            victim.process.wait(self.chance.uniform(0.0, 1.2))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGSTOP)
-            self.frozen[name] = time.monotonic()
+            victim.process.send_signal(signal.SIGSTOP)
+            self.frozen[victim.name] = time.monotonic()
             self.freezes += 1
             time.sleep(self.lease * self.chance.uniform(1.6, 2.6))
-            process.send_signal(signal.SIGCONT)
+            victim.process.send_signal(signal.SIGCONT)
 
 
 def one_round(folder: Path, url: str, seed: int, nodes: int = 1, kind: Kind = "kill") -> Round:

@@ -1,4 +1,4 @@
-"""A few rounds of the plug test; `scripts/plug-test` does many."""
+"""A few rounds of the plug test and of the orphan test; `scripts/plug-test` and `scripts/orphan-test` do many."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ from pathlib import Path
 import pytest
 
 from ..databases import TestServer
-from .plug import check, one_round
+from .orphans import play
+from .plug import KINDS, Kind, can_unshare, check, one_round
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_killed_tree_comes_to_its_end_on_sqlite(tmp_path: Path, seed: int) -> None:
-    url = f"sqlite:///{tmp_path}/app.db"
-    one_round(tmp_path, url, seed)
-    assert check(tmp_path, url)["runs"] == 6
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disturbed_tree_comes_to_its_end_on_sqlite(tmp_path: Path, kind: Kind) -> None:
+    if kind == "namespaces" and not can_unshare():
+        pytest.skip("this process may not make pid namespaces")
+    assert check(one_round(tmp_path, f"sqlite:///{tmp_path}/app.db", 1, kind=kind))["runs"] == 6
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_killed_tree_comes_to_its_end_on_postgres(tmp_path: Path, seed: int, postgres_server: TestServer) -> None:
-    url = postgres_server.url()
-    one_round(tmp_path, url, seed, nodes=2)
-    assert check(tmp_path, url)["runs"] == 6
+def test_a_killed_tree_comes_to_its_end_on_postgres(tmp_path: Path, postgres_server: TestServer) -> None:
+    assert check(one_round(tmp_path, postgres_server.url(), 1, nodes=3))["runs"] == 6
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_orphans_end_once_when_three_nodes_start_together(
+    tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/app.db" if store == "sqlite" else request.getfixturevalue("postgres_url")
+    counts = play(tmp_path, url, 60, 3, 1)
+    assert counts["runs"] == 60
+    assert counts["continued"] >= 40
