@@ -284,6 +284,7 @@ def _source(what: str, world: World) -> tuple[str, str]:
 def check_log(end: End) -> None:
     """No hole, and every run, leg, step and call begins once and ends once."""
     events = end.events
+    assert not end.problems
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert all(run.is_over for run in end.tree.runs.values())
     assert not end.tree.has_open_tasks()

@@ -262,6 +262,14 @@ SCENES: dict[str, Scene] = {
             (Call(key="do B", does="background", children=(below("B", (look("b1"),), (work("b2"),), (look("b3"),)),)),)
         )
     ),
+    "background that waits": Scene(
+        boss(
+            (
+                Call(key="do B", does="background", children=(below("B", (work("b1", waits=1), look("b2", waits=2))),)),
+                look("a1"),
+            )
+        )
+    ),
     "two in the background": Scene(
         boss(
             (

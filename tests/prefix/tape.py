@@ -21,6 +21,7 @@ from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState
 from retinue.runtime.owner import _boot_id, _pid_namespace, _started
+from retinue.storage.checkup import check
 from retinue.storage.packs import DELTAS
 from retinue.storage.urls import open_store
 from retinue.tasks.repository import TaskSettings
@@ -168,6 +169,8 @@ class End(Struct):
     tape: Tape
     world: World
     wishes: list[Wish]
+    problems: list[str]
+    """What `db check` finds wrong with the store."""
 
 
 @asynccontextmanager
@@ -297,7 +300,9 @@ async def see_through(runtime: Runtime, run_id: str, world: World, recorder: Rec
     assert stored.ended, "the log has not ended"
     for job in world.jobs:
         await job
-    return End(result, fold_all(stored.rows), events, await recorder.tape(run_id), world, recorder.wishes)
+    problems = [str(finding) for finding in await check(store)]
+    tape = await recorder.tape(run_id)
+    return End(result, fold_all(stored.rows), events, tape, world, recorder.wishes, problems)
 
 
 async def _events(runtime: Runtime, run_id: str) -> list[Any]:

@@ -32,6 +32,7 @@ WHOLE = (
     "few tokens",
     "background",
     "background after the end",
+    "background that waits",
 )
 """Scenes of which every prefix is tried, always."""
 
