@@ -244,6 +244,12 @@ SCENES: dict[str, Scene] = {
             (Call(key="do D", does="send", of="do B", children=(below("D", (look("d1"),)),)),),
         )
     ),
+    "spawn and send": Scene(
+        boss(
+            (Call(key="do B", does="spawn", children=(below("B", (look("b1"),)),)),),
+            (Call(key="do C", does="send", of="do B", children=(below("C", (work("c1"),)),)),),
+        )
+    ),
     "spawn that waits": Scene(
         boss(
             (Call(key="do B", does="spawn", children=(below("B", (work("b1", waits=1), look("b2"))),)), work("a1")),

@@ -219,8 +219,11 @@ async def undisturbed(
                 return await see_through(runtime, run.run_id, world, recorder)
 
 
-async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = None) -> None:
-    """Store the first rows of a tape, with what was written beside them in whole batches, as if the owner were gone."""
+async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = None, *, bare: bool = False) -> None:
+    """Store the first rows of a tape, with what was written beside them in whole batches, as if the owner were gone.
+
+    With `bare`, what was written beside the last row is not there.
+    """
     if tape.history is not None:
         await store.save_thread(tape.history)
     await store.begin_run(copy.copy(tape.record), tape.request, GONE, 60.0)
@@ -228,7 +231,7 @@ async def build(store: Any, tape: Tape, cut: int, wishes: list[Wish] | None = No
     threads: dict[str, Any] = {}
     released = ended = False
     for stored, batch in tape.batches:
-        if stored <= cut:
+        if stored < cut or (stored == cut and not bare):
             runs.update({run.identity.run_id: run for run in batch.runs})
             threads.update({update.record.thread_id: update for update in batch.threads})
             # A later owner has rows of its own.
@@ -255,6 +258,7 @@ async def continued(
     plan: Plan,
     *,
     late: bool = False,
+    bare: bool = False,
     wishes: list[Wish] | None = None,
     prepare: Prepare | None = None,
     **options: Any,
@@ -264,7 +268,7 @@ async def continued(
     With `late`, the records of tasks are as they were when the next row was appended.
     """
     async with a_store() as store:
-        await build(store, tape, cut, wishes)
+        await build(store, tape, cut, wishes, bare=bare)
         tasks = None
         if needs_tasks(plan):
             at = min(cut + late, len(tape.entries)) - 1
@@ -272,7 +276,7 @@ async def continued(
         world = World(plan, tasks)
         if prepare is not None:
             prepare(world)
-        batches = [one for one in tape.batches if one[0] <= cut]
+        batches = [one for one in tape.batches if one[0] < cut or (one[0] == cut and not bare)]
         before = Tape(tape.record, tape.request, tape.entries[:cut], batches, tape.history)
         recorder = Recorder(store, tasks, before)
         with recorded(recorder):

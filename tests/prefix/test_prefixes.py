@@ -30,6 +30,7 @@ WHOLE = (
     "few steps",
     "few steps in a child",
     "few tokens",
+    "spawn and send",
     "background",
     "background after the end",
     "background that waits",

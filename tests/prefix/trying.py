@@ -16,10 +16,11 @@ class WrongEnd(AssertionError):
     """A run that was cut and continued did not come to the end that it should."""
 
 
-async def try_cut(whole: End, tape: Tape, cut: int, scene: Scene, late: bool) -> tuple[End, bool]:
+async def try_cut(whole: End, tape: Tape, cut: int, scene: Scene, chance: Random) -> tuple[End, bool]:
     """Continue one prefix and check its end; what came of it, and whether something is unknown."""
+    late, bare = chance.random() < 0.5, chance.random() < 0.5
     try:
-        other = await continued(tape, cut, scene.plan, late=late)
+        other = await continued(tape, cut, scene.plan, late=late, bare=bare)
         check_log(other)
         left = cut_of(tape, cut, other.world)
         same_end(whole, other, left)
@@ -27,7 +28,7 @@ async def try_cut(whole: End, tape: Tape, cut: int, scene: Scene, late: bool) ->
         row = tape.rows[cut - 1] if cut else None
         what = "nothing" if row is None else row.event.kind if row.event is not None else f"row {row.private}"
         place = "0" if row is None else f"{row.seq}.{row.sub}"
-        wrong = WrongEnd(f"cut after {cut} rows, at {place} ({what}), late={late}: {exc!r}")
+        wrong = WrongEnd(f"cut after {cut} rows, at {place} ({what}), late={late}, bare={bare}: {exc!r}")
         wrong.add_note(f"The program: {msgspec.json.encode(scene).decode()}")
         raise wrong from exc
     return other, bool(left.unknown)
@@ -40,12 +41,12 @@ async def try_program(scene: Scene, chance: Random, cuts: int | None = None, cha
     counts: Counter[str] = Counter(programs=1, rows=len(whole.tape.entries), runs=len(whole.tree.runs))
     places = whole.tape.cuts()
     for cut in places if cuts is None else sorted(chance.sample(places, min(cuts, len(places)))):
-        _, is_unknown = await try_cut(whole, whole.tape, cut, scene, chance.random() < 0.5)
+        _, is_unknown = await try_cut(whole, whole.tape, cut, scene, chance)
         counts.update(prefixes=1, unknown=int(is_unknown))
     for _ in range(chains):
         tape = whole.tape
         for _ in range(3):
-            other, is_unknown = await try_cut(whole, tape, chance.choice(tape.cuts()), scene, chance.random() < 0.5)
+            other, is_unknown = await try_cut(whole, tape, chance.choice(tape.cuts()), scene, chance)
             tape = other.tape
             counts.update(prefixes=1, chained=1, unknown=int(is_unknown))
     return counts
