@@ -195,6 +195,7 @@ SCENES: dict[str, Scene] = {
         Limits(steps=4),
     ),
     "few tokens": Scene(boss(*[(work(f"a{n}"),) for n in range(6)]), Limits(tokens=40)),
+    "no time": Scene(boss((look("a1"),)), Limits(seconds=0)),
     "no children": Scene(
         boss(
             (Call(key="do B", does="task", children=(below("B", (look("b1"),)),)),),

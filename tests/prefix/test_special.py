@@ -12,6 +12,7 @@ import pytest
 from retinue import (
     Agent,
     BackendProfile,
+    Decision,
     Limits,
     Message,
     PersistedState,
@@ -21,11 +22,12 @@ from retinue import (
     ThreadRecord,
 )
 from retinue.core.backend import RunRequest
-from retinue.core.events import Custom, StateDelta, ToolCallReady
+from retinue.core.events import Custom, RunFinished, StateDelta, ToolCallReady
 from retinue.core.lifecycle import ToolCallStatus
-from retinue.core.stores import RunRecord
+from retinue.core.stores import RunRecord, Wish
 from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
+from retinue.loop.tickets import encode_decisions
 from retinue.runtime.live import LiveRun
 from retinue.runtime.requests import restored
 
@@ -33,7 +35,7 @@ from ..folding import checked_folds
 from .ends import UNKNOWN, check_log, cut_of, same_end, texts
 from .program import Call, World
 from .scenes import CANCELS, SCENES, Scene, below, boss, look, work
-from .tape import End, Tape, a_store, answer_all, continued, undisturbed
+from .tape import End, Tape, a_store, answer_all, build, continued, undisturbed
 
 # --- cancels
 
@@ -77,6 +79,39 @@ async def test_a_cancel_that_was_not_stored_is_not_carried_out(name: str) -> Non
         other = await continued(whole.tape, cut, scene.plan)
         check_log(other)
         assert other.result.status in (RunStatus.CANCELLED, RunStatus.COMPLETED)
+
+
+# --- decisions in the inbox
+
+
+async def test_the_next_owner_makes_facts_of_decisions_that_nobody_heard() -> None:
+    """The first answer to a ticket counts, another is refused, and the same one again is answered as before."""
+    scene = Scene(boss((work("a1", waits=1), look("a2", waits=1))))
+    whole = await undisturbed(scene.plan)
+    run_id = whole.result.run_id
+    waits = next(n for n, row in enumerate(whole.tape.rows, 1) if isinstance(row.event, RunFinished))
+    yes = Decision.resume({"key": "a1", "n": 1}, id="yes")
+    late = Decision.resume({"key": "a1", "n": 1}, id="late")
+    said = {"w1": {"c-a1": yes}, "w2": {"c-a1": late}, "w3": {"t-a1-0": yes}, "w4": {"c-a9": late}}
+    wishes = [
+        Wish(log_id=run_id, wish_id=name, run_id=run_id, kind="decide", body=encode_decisions(decisions))
+        for name, decisions in said.items()
+    ]
+    async with a_store() as store:
+        await build(store, whole.tape, waits, wishes, bare=True)
+        world = World(scene.plan)
+        async with Runtime(world.agents(), store=store) as runtime:
+            with store.watch(run_id) as watch:
+                while not all([await store.reply_to(run_id, name) for name in said]):
+                    await watch.wait(1)
+            result = await answer_all(runtime, run_id, world)
+            replies = [(await store.reply_to(run_id, name) or b"").decode() for name in said]
+            rows = (await store.read_log(run_id)).rows
+    assert (result.status, world.ran) == (RunStatus.COMPLETED, {"a1#1": 1, "a2#1": 1})
+    decided = [row.event.decision.id for row in rows if row.event is not None and row.event.kind == "tool_call_resumed"]
+    assert decided[0] == "yes"
+    assert "late" not in decided
+    assert ["refused" in reply for reply in replies] == [False, True, False, True]
 
 
 # --- time
