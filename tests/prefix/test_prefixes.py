@@ -17,7 +17,7 @@ from .trying import try_program
 
 EXAMPLES = int(os.environ.get("RETINUE_PREFIX_EXAMPLES", "24"))
 """Random programs; `scripts/prefix-test` tries more."""
-CUTS = int(os.environ.get("RETINUE_PREFIX_CUTS", "8")) or None
+CUTS = int(os.environ.get("RETINUE_PREFIX_CUTS", "6")) or None
 """Prefixes of each program, chosen by chance; 0 for all."""
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("RETINUE_PREFIX_SHRINK") else [Phase.generate]
 """Making a smaller program that goes wrong takes minutes."""
