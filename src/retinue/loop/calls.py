@@ -225,6 +225,7 @@ async def _work(
     """Run the tool, once the log says that it starts."""
     if x.log.writer is not None:
         await x.log.writer.flush()
+        await x.log.writer.confirm()
     assert x.snapshot is not None
     return await execute(x, bound, call, made, x.snapshot, None if decision is None else decision.payload)
 

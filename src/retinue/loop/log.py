@@ -43,6 +43,10 @@ class RowWriter(Protocol):
         """Return when every row is stored that is there now."""
         ...
 
+    async def confirm(self) -> None:
+        """Raise OwnershipLost where another process owns the log by now."""
+        ...
+
     def settle(self, *, runs: Sequence[RunRecord] = (), threads: Sequence[ThreadUpdate] = ()) -> Awaitable[None]:
         """As `flush`, with runs and threads in the same transaction."""
         ...

@@ -69,6 +69,10 @@ class Owner:
         """Let other runtimes of this process know that this one lives; before it owns anything."""
         _here[self.id] = asyncio.get_running_loop()
 
+    def is_fresh(self) -> bool:
+        """Whether the leases of this owner were renewed less than a lease ago."""
+        return _now() - self._renewed < self.lease
+
     def add(self, log_id: str, run: OwnedRun) -> None:
         """Look after a log that was begun or claimed here."""
         self.show_life()

@@ -123,6 +123,7 @@ class LocalRuns:
         self._live[run.run_id] = run
         if run.writer is not None:
             run.writer.on_lost = run.lose
+            run.writer.is_fresh = None if self.owner is None else self.owner.is_fresh
         if self.owner is not None and stored:
             self.owner.add(run.run_id, run)
         return run

@@ -34,6 +34,8 @@ class LogWriter:
         self, log_id: str, store: DurableStore, epoch: int = 1, on_lost: Callable[[Exception], None] | None = None
     ) -> None:
         self.log_id, self._store, self.epoch, self.on_lost = log_id, store, epoch, on_lost
+        self.is_fresh: Callable[[], bool] | None = None
+        """Whether the lease cannot have run out."""
         self.rows: list[LogRow] = []
         self._extra: LogBatch | None = None
         """Runs, threads and replies for the next write."""
@@ -70,6 +72,11 @@ class LogWriter:
             self._is_due = True
             loop.call_soon(self._write)
         return done
+
+    async def confirm(self) -> None:
+        """Make sure that the log is still ours, where its lease may have run out: a process that was frozen starts nothing."""
+        if self.is_fresh is not None and not self.is_fresh():
+            await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
 
     async def settle(
         self,
