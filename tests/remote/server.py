@@ -9,7 +9,7 @@ from aiohttp import web
 
 from retinue import RunStatus, Runtime
 from retinue.runtime import Run
-from retinue.wire.task_protocol import RemoteTask, decode_submission, encode_task
+from retinue.wire.task_protocol import RemoteTask, decode_submission, encode
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -104,15 +104,15 @@ class TaskServer:
         if run is None:
             return None
         if not run.ended:
-            return RemoteTask(task_id, "running")
+            return RemoteTask("running", task_id=task_id)
         result = await run.result()
         shown = result.response if waited or not self.results_only_when_waiting else None
-        return RemoteTask(task_id, _STATUS[result.status], shown, result.error)
+        return RemoteTask(_STATUS[result.status], shown, result.error, task_id)
 
     def _answer(self, task: RemoteTask | None) -> web.Response:
         if task is None:
             return web.json_response({"status": "error", "error": "task not found"}, status=404)
-        return web.Response(body=encode_task(task), content_type="application/json")
+        return web.Response(body=encode(task), content_type="application/json")
 
 
 async def _stop_later(run: Run, seconds: float) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from retinue import Agent, Runtime, ToolContext, tool
 from retinue.testing import ScriptedModel, call, say
+from retinue.wire.parts import StreamPart
 
 
 @tool
@@ -28,10 +29,11 @@ def team() -> Runtime:
     return Runtime([main])
 
 
-def brief(part: dict[str, Any]) -> Any:
+def brief(part: StreamPart) -> Any:
     if part["type"] == "messages":
         chunk, _ = part["data"]
-        return "messages", part["ns"], chunk["content"]
+        pieces = chunk.get("tool_call_chunks", [])
+        return "messages", part["ns"], [(piece["id"], piece["args"]) for piece in pieces] or chunk["content"]
     ((node, update),) = part["data"].items()
     (message,) = update["messages"]
     calls = [(c["name"], c["id"]) for c in message.get("tool_calls", [])]
@@ -42,8 +44,12 @@ async def test_the_sequence_of_the_page() -> None:
     parts = [part async for part in team().stream("main", "Go").parts(["updates", "messages"])]
     child = ("tools:call_abc123",)
     assert [brief(part) for part in parts] == [
+        ("messages", (), [("call_abc123", "")]),
+        ("messages", (), [(None, '{"subagent_type":"researcher","description":"Research AI safety"}')]),
         ("model_request", (), [("task", "call_abc123")]),
         ("messages", child, "Researching..."),
+        ("messages", child, [("call_xyz789", "")]),
+        ("messages", child, [(None, '{"query":"AI"}')]),
         ("model_request", child, [("web_search", "call_xyz789")]),
         ("messages", child, "hits for AI"),
         ("tools", child, ("hits for AI", "call_xyz789")),
@@ -54,7 +60,7 @@ async def test_the_sequence_of_the_page() -> None:
         ("messages", (), "Here's the report..."),
         ("model_request", (), ("Here's the report...", None)),
     ]
-    first = parts[0]["data"]["model_request"]["messages"][0]["tool_calls"][0]
+    first = parts[2]["data"]["model_request"]["messages"][0]["tool_calls"][0]
     assert first == {
         "name": "task",
         "args": {"subagent_type": "researcher", "description": "Research AI safety"},
@@ -69,7 +75,7 @@ class FrontEnd:
         self.subagents: dict[str, dict[str, Any]] = {}
         self.rendered: dict[str, list[Any]] = {}
 
-    def handle(self, part: dict[str, Any]) -> None:
+    def handle(self, part: StreamPart) -> None:
         if part["type"] == "updates" and not part["ns"]:
             for message in part["data"].get("model_request", {}).get("messages", [])[:1]:
                 for one in message["tool_calls"]:

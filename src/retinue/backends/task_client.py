@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..core.errors import ExecutionBackendError
-from ..tasks.client import RemoteState
-from ..wire.task_protocol import TaskSubmission, decode_task, encode_submission, task_path, tasks_path
+from ..wire.task_protocol import TASKS_PATH, RemoteTask, TaskSubmission, decode_task, encode, task_path
 
 if TYPE_CHECKING:
     import aiohttp
@@ -21,24 +20,25 @@ _SHOWN = 300
 
 
 class HttpTaskClient:
-    """Speaks to one server. The headers come from the declaration, go with every request, and appear nowhere else."""
+    """Speaks to one server. `submit` may be repeated with the same id. A final refusal raises ExecutionBackendError,
+    a failure that may pass raises ConnectionError. The headers come from the declaration, go with every request, and appear nowhere else."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
         self._url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def submit(self, task_id: str, agent_id: str, text: str, context: dict[str, str]) -> None:
-        body = encode_submission(TaskSubmission(task_id, agent_id, text, dict(context)))
-        status, data = await self._ask("POST", tasks_path(), body)
+        body = encode(TaskSubmission(task_id, agent_id, text, dict(context)))
+        status, data = await self._ask("POST", TASKS_PATH, body)
         if status == 409:
             return  # it has the task already, and may have ended it
         if status >= 400:
             raise self._refused(status, data, "did not take the task")
 
-    async def state(self, task_id: str) -> RemoteState:
+    async def state(self, task_id: str) -> RemoteTask:
         return await self._task(task_path(task_id))
 
-    async def wait(self, task_id: str, seconds: float) -> RemoteState:
+    async def wait(self, task_id: str, seconds: float) -> RemoteTask:
         path = f"{task_path(task_id, 'wait')}?timeout_seconds={max(int(seconds), 1)}"
         return await self._task(path, seconds + 60)
 
@@ -52,19 +52,18 @@ class HttpTaskClient:
         if session is not None:
             await session.close()
 
-    async def _task(self, path: str, seconds: float = ANSWER_SECONDS) -> RemoteState:
+    async def _task(self, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
         status, data = await self._ask("GET", path, None, seconds)
         if status == 404:
-            return RemoteState("error", None, "the server does not know the task any more")
+            return RemoteTask("error", None, "the server does not know the task any more")
         if status >= 400:
             raise self._refused(status, data, "did not say how the task stands")
         try:
-            task = decode_task(data)
+            return decode_task(data)
         except ValueError as exc:
             raise ExecutionBackendError(
                 self._name, f"{self._url} did not answer as a task server ({exc}): check the url"
             ) from None
-        return RemoteState(task.status, task.result, task.error)
 
     async def _ask(
         self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS

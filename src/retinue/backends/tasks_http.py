@@ -16,7 +16,8 @@ from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunResult
 from ..core.state import PersistedState
-from ..tasks.client import RemoteState, TaskClient
+from ..wire.task_protocol import RemoteTask
+from .task_client import HttpTaskClient
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ _TERMINATION = {RunStatus.COMPLETED: "natural", RunStatus.CANCELLED: "cancelled"
 class TaskHttpBackend:
     """Executes runs through a task client. A run has a local id, by which the server knows its task too."""
 
-    def __init__(self, client: TaskClient, agent_id: str, *, patience: float | None = None) -> None:
+    def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
         self.client, self._agent_id = client, agent_id
         self._patience = PATIENCE if patience is None else patience
         self._tokens: dict[str, list[CancellationToken]] = {}
@@ -95,8 +96,8 @@ class TaskHttpBackend:
             raise ExecutionBackendError(identity.agent, str(exc)) from exc
 
     async def _to_the_end(
-        self, task_id: str, token: CancellationToken, seconds: float, tell: Callable[[RemoteState], None]
-    ) -> tuple[RunStatus, RemoteState]:
+        self, task_id: str, token: CancellationToken, seconds: float, tell: Callable[[RemoteTask], None]
+    ) -> tuple[RunStatus, RemoteTask]:
         """Ask until the task has ended, is to be stopped, or takes too long. A server may be away for a while."""
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
         stopped = asyncio.Event()
@@ -111,7 +112,7 @@ class TaskHttpBackend:
                 try:
                     state = await _patiently(lambda: self.client.state(task_id), self._patience, token)
                 except (ConnectionError, ExecutionBackendError) as exc:
-                    return RunStatus.FAILED, RemoteState("error", None, str(exc))
+                    return RunStatus.FAILED, RemoteTask("error", None, str(exc))
                 tell(state)
                 if state.has_ended:
                     return _STATUS[state.status], await self._whole(task_id, state)
@@ -124,7 +125,7 @@ class TaskHttpBackend:
         finally:
             token.forget(stop)
 
-    async def _whole(self, task_id: str, state: RemoteState) -> RemoteState:
+    async def _whole(self, task_id: str, state: RemoteTask) -> RemoteTask:
         """A state with its result; some servers tell it only to those who wait."""
         if state.status != "success" or state.result is not None:
             return state
@@ -134,29 +135,29 @@ class TaskHttpBackend:
             return state
         return waited if waited.status == "success" else state
 
-    async def _stopped(self, task_id: str, status: RunStatus, reason: str | None) -> tuple[RunStatus, RemoteState]:
+    async def _stopped(self, task_id: str, status: RunStatus, reason: str | None) -> tuple[RunStatus, RemoteTask]:
         """Stop a task, and say how it ended: it may have been done already."""
         state = await self._stop(task_id)
         if state.status == "success":
             return RunStatus.COMPLETED, state
         more = "" if state.has_ended else f"; {state.error or 'the server has not stopped it yet'}"
-        return status, RemoteState("cancelled", state.result, f"{reason or 'cancelled'}{more}")
+        return status, RemoteTask("cancelled", state.result, f"{reason or 'cancelled'}{more}")
 
-    async def _stop(self, task_id: str) -> RemoteState:
+    async def _stop(self, task_id: str) -> RemoteTask:
         """Have the server stop a task, and wait for its end for a while."""
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.client.cancel(task_id)
         except (ConnectionError, ExecutionBackendError, TimeoutError) as exc:
-            return RemoteState("running", None, f"the server could not be told ({exc})")
+            return RemoteTask("running", None, f"the server could not be told ({exc})")
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 return await self.client.wait(task_id, STOP_SECONDS)
         except (ConnectionError, ExecutionBackendError, TimeoutError):
-            return RemoteState("running")
+            return RemoteTask("running")
 
     def _result(
-        self, run_id: str, thread_id: str, said: tuple[Message, ...], status: RunStatus, state: RemoteState
+        self, run_id: str, thread_id: str, said: tuple[Message, ...], status: RunStatus, state: RemoteTask
     ) -> RunResult:
         answer = (Message.assistant(state.result),) if state.result else ()
         elsewhere = {"task_id": run_id, "status": state.status}
@@ -178,7 +179,7 @@ class _Progress:
     def __init__(self, request: RunRequest) -> None:
         self._emit, self._task_id, self._last = request.emit, request.identity.run_id, ""
 
-    def __call__(self, state: RemoteState) -> None:
+    def __call__(self, state: RemoteTask) -> None:
         if state.status != self._last and self._emit is not None:
             self._last = state.status
             self._emit(Custom(data={"type": "remote_task", "task_id": self._task_id, "status": state.status}))

@@ -1,38 +1,38 @@
-"""LangGraph-shaped stream parts: {"type", "ns", "data"}, made from events one by one."""
+"""LangGraph-shaped stream parts, `{"type", "ns", "data"}`, as a function of events.
+
+They differ from LangGraph's where its clients would misread them: `ns` holds `tools:<call id>` (not a random id), and
+`langgraph_checkpoint_ns` leaves out the node's own segment, which clients would take for a sub-agent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal, TypedDict, get_args
 
-from ..core.events import (
-    Custom,
-    Event,
-    InferenceFinished,
-    MessagesSnapshot,
-    RunStarted,
-    StateDelta,
-    StateSnapshot,
-    StepFinished,
-    StepStarted,
-    TextDelta,
-    ToolCallFinished,
-    ToolCallReady,
-)
+from ..core import events
+from ..core.events import Event, Namespace
 from ..core.lifecycle import ToolCallStatus
-from ..core.messages import Message, Role
+from ..core.messages import Message, ReasoningPart, Role
 
-Mode = Literal["updates", "messages", "values", "custom", "tasks"]
-StreamPart = dict[str, Any]
+Mode = Literal["updates", "messages", "values", "custom", "tasks", "checkpoints", "debug"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-MODEL_NODE, TOOL_NODE = "model_request", "tools"
+MODEL_NODE, TOOL_NODE, INTERRUPT = "model_request", "tools", "__interrupt__"
 
 _TYPES = {Role.SYSTEM: "system", Role.USER: "human", Role.ASSISTANT: "ai", Role.TOOL: "tool"}
 
 
+class StreamPart(TypedDict):
+    """One part of a stream: its mode, the agent it belongs to, and data in the shape of that mode."""
+
+    type: Mode
+    ns: Namespace
+    data: Any
+
+
 class PartsProjection:
-    """Call it with each event of a log, in order; it gives the parts that event makes."""
+    """Call it with each event of a log, in order; it returns the parts of that event."""
 
     def __init__(self, modes: Mode | Iterable[Mode] = ("updates",)) -> None:
         wanted = (modes,) if isinstance(modes, str) else tuple(modes)
@@ -41,121 +41,196 @@ class PartsProjection:
             raise ValueError(f"stream modes are {', '.join(MODES)}; got {', '.join(map(str, unknown)) or 'none'}")
         self._modes = frozenset(wanted)
         self._runs: dict[str, _RunView] = {}
+        self._interrupts: dict[tuple[Namespace, str], dict[str, Any]] = {}
+        """The waiting calls, by the namespace of their agent and their call id."""
 
     def __call__(self, event: Event) -> list[StreamPart]:
-        match event:
-            case TextDelta():
-                return self._text(event)
-            case RunStarted():
-                self._view(event).start(event)
-                return [] if event.continues else self._values(event)
-            case MessagesSnapshot():
-                view = self._view(event)
-                view.messages = [*[message_to_dict(message) for message in event.messages], *view.input]
-                return self._values(event)
-            case StateSnapshot() | StateDelta():
-                self._view(event).state.update(event.state if isinstance(event, StateSnapshot) else event.delta)
-            case StepStarted():
-                self._view(event).step = event.step
-                return self._model_task(event)
-            case InferenceFinished():
-                return self._inference(event)
-            case ToolCallReady():
-                return self._tool_task(event)
-            case ToolCallFinished():
-                return self._tool(event)
-            case StepFinished():
-                return self._values(event)
-            case Custom() if "custom" in self._modes:
-                return [_part("custom", event, event.data)]
-            case _:
-                pass
-        return []
+        return [part for part in self._parts(event) if part["type"] in self._modes]
 
-    def _view(self, event: Event) -> _RunView:
+    def _parts(self, event: Event) -> Iterator[StreamPart]:
         view = self._runs.get(event.run_id)
         if view is None:
-            view = self._runs[event.run_id] = _RunView(event)
-        return view
+            view = self._runs[event.run_id] = _RunView()
+        view.follow(event)
+        match event:
+            case events.TextDelta() | events.ReasoningDelta() | events.ToolCallStarted() | events.ToolCallArgsDelta():
+                yield _part("messages", event, (view.chunk(event), view.metadata(event, MODEL_NODE)))
+            case events.RunStarted(continues=False) | events.MessagesSnapshot():
+                yield from self._snapshot(event, view, "input")
+            case events.StepStarted() if not view.open_calls:  # otherwise the step resumes with its calls
+                yield from _task(event, view, _model_task(event, view), "task", input=None, triggers=[])
+            case events.InferenceFinished():
+                yield from self._inference(event, view)
+            case events.ToolCallReady() | events.ToolCallResumed():
+                yield from self._begin_call(event, view)
+            case events.ToolCallFinished():
+                yield from self._end_call(event, view)
+            case events.StepFinished():
+                yield from self._snapshot(event, view, "loop")
+            case events.Custom():
+                yield _part("custom", event, event.data)
+            case _:
+                pass
 
-    def _text(self, event: TextDelta) -> list[StreamPart]:
-        if "messages" not in self._modes:
-            return []
-        chunk = {"type": "AIMessageChunk", "content": event.delta, "id": event.message_id}
-        return [_part("messages", event, (chunk, self._view(event).metadata(event, MODEL_NODE)))]
+    def _inference(self, event: events.InferenceFinished, view: _RunView) -> Iterator[StreamPart]:
+        message = message_to_dict(event.message)
+        view.add(message)
+        update = {"messages": [message]}
+        yield from _task(event, view, _model_task(event, view), "task_result", error=None, result=update, interrupts=[])
+        yield _part("updates", event, {MODEL_NODE: update})
 
-    def _values(self, event: Event) -> list[StreamPart]:
-        if "values" not in self._modes:
-            return []
-        view = self._view(event)
-        return [_part("values", event, {"messages": list(view.messages), **view.state})]
+    def _begin_call(self, event: events.ToolCallReady | events.ToolCallResumed, view: _RunView) -> Iterator[StreamPart]:
+        self._interrupts.pop((event.ns, event.call_id), None)
+        args = event.args if isinstance(event, events.ToolCallReady) else None
+        call = view.open_calls.get(event.call_id, {"name": event.tool_name, "args": args, "id": event.call_id})
+        yield from _task(event, view, (event.call_id, TOOL_NODE), "task", input=[call], triggers=[])
 
-    def _model_task(self, event: StepStarted) -> list[StreamPart]:
-        if "tasks" not in self._modes:
-            return []
-        return [_part("tasks", event, _begun(_model_task_id(event), MODEL_NODE, None))]
+    def _end_call(self, event: events.ToolCallFinished, view: _RunView) -> Iterator[StreamPart]:
+        task = event.call_id, TOOL_NODE
+        if event.status is ToolCallStatus.SUSPENDED:
+            waiting = self._interrupt(event)
+            yield from _task(event, view, task, "task_result", error=None, result={}, interrupts=waiting)
+            yield _part("updates", event, {INTERRUPT: waiting})
+            return
+        self._interrupts.pop((event.ns, event.call_id), None)
+        if event.status is ToolCallStatus.CANCELLED and event.call_id not in view.open_calls:
+            return  # the model never finished asking for it, so it is in no message
+        ok = event.result.is_success()
+        message = {**message_to_dict(event.message), "status": "success" if ok else "error"}
+        view.add(message)
+        update = {"messages": [message]}
+        error = None if ok else event.message.text
+        yield from _task(event, view, task, "task_result", error=error, result=update, interrupts=[])
+        yield _part("messages", event, (message, view.metadata(event, TOOL_NODE)))
+        yield _part("updates", event, {TOOL_NODE: update})
 
-    def _inference(self, event: InferenceFinished) -> list[StreamPart]:
-        message, view = message_to_dict(event.message), self._view(event)
-        view.messages.append(message)
-        view.asked.update([call.id for call in event.message.tool_calls])
-        parts: list[StreamPart] = []
-        if "tasks" in self._modes:
-            ended = _ended(_model_task_id(event), MODEL_NODE, None, {"messages": [message]})
-            parts.append(_part("tasks", event, ended))
-        if "updates" in self._modes:
-            parts.append(_part("updates", event, {MODEL_NODE: {"messages": [message]}}))
-        return parts
+    def _interrupt(self, event: events.ToolCallFinished) -> list[dict[str, Any]]:
+        """What a call waits for: the questions of its children, otherwise its own."""
+        if waiting := self._waiting(event.ns, event.call_id):
+            return waiting
+        ticket = event.result.suspension
+        value = {
+            "action": event.tool_name if ticket is None else ticket.action,
+            "message": event.result.message if ticket is None else ticket.message,
+            "parameters": None if ticket is None else ticket.parameters,
+            "response_schema": None if ticket is None else ticket.response_schema,
+            "tool_name": event.tool_name,
+            "tool_call_id": event.call_id,
+            "path": [*[name.removeprefix("tools:") for name in event.ns], event.call_id],
+        }
+        made = {"id": event.call_id if ticket is None else ticket.id, "value": value}
+        self._interrupts[event.ns, event.call_id] = made
+        return [made]
 
-    def _tool_task(self, event: ToolCallReady) -> list[StreamPart]:
-        if "tasks" not in self._modes:
-            return []
-        call = {"name": event.tool_name, "args": event.args, "id": event.call_id}
-        return [_part("tasks", event, _begun(event.call_id, TOOL_NODE, [call]))]
+    def _waiting(self, ns: Namespace, call_id: str | None = None) -> list[dict[str, Any]]:
+        """The questions of an agent and of all below it, or only those below one of its calls."""
+        found = [(other[len(ns) :], made) for (other, _), made in self._interrupts.items() if other[: len(ns)] == ns]
+        # The n-th child of a call has `~n` after the call's id.
+        below = f"tools:{call_id}"
+        return [made for rest, made in found if call_id is None or (rest and rest[0].partition("~")[0] == below)]
 
-    def _was_dropped(self, event: ToolCallFinished) -> bool:
-        """A call that the model never finished asking for is in no message, so its end is in none either."""
-        return event.status is ToolCallStatus.CANCELLED and event.call_id not in self._view(event).asked
+    def _values(self, event: Event, view: _RunView) -> dict[str, Any]:
+        values = {"messages": list(view.messages), **view.state}
+        waiting = self._waiting(event.ns)
+        return {**values, INTERRUPT: waiting} if waiting else values
 
-    def _tool(self, event: ToolCallFinished) -> list[StreamPart]:
-        if event.status is ToolCallStatus.SUSPENDED or self._was_dropped(event):
-            return []
-        message = {**message_to_dict(event.message), "status": "success" if event.result.is_success() else "error"}
-        view = self._view(event)
-        view.messages.append(message)
-        parts: list[StreamPart] = []
-        if "tasks" in self._modes:
-            error = None if event.result.is_success() else event.message.text
-            parts.append(_part("tasks", event, _ended(event.call_id, TOOL_NODE, error, {"messages": [message]})))
-        if "messages" in self._modes:
-            parts.append(_part("messages", event, (message, view.metadata(event, TOOL_NODE))))
-        if "updates" in self._modes:
-            parts.append(_part("updates", event, {TOOL_NODE: {"messages": [message]}}))
-        return parts
+    def _snapshot(self, event: Event, view: _RunView, source: str) -> Iterator[StreamPart]:
+        """The values, and a checkpoint. Its id is the event number that `runtime.state_at` takes."""
+        if "values" in self._modes:
+            yield _part("values", event, self._values(event, view))
+        resumes = source == "input" and not view.input  # the state is that of the checkpoint before
+        if resumes or not self._modes & {"checkpoints", "debug"}:
+            return
+        place = {"thread_id": view.thread_id, "checkpoint_ns": "|".join(event.ns), "checkpoint_id": str(event.seq)}
+        before, view.checkpoint = view.checkpoint, {"configurable": place}
+        upcoming = [(call_id, TOOL_NODE) for call_id in view.open_calls]
+        if not upcoming and view.messages and view.messages[-1]["type"] != "ai":
+            upcoming = [(f"{event.run_id}-s{view.step + 1}", MODEL_NODE)]
+        tasks: list[dict[str, Any]] = []
+        for task_id, node in upcoming:
+            own = self._interrupts.get((event.ns, task_id))
+            waiting = self._waiting(event.ns, task_id) if own is None else [own]
+            tasks.append({"id": task_id, "name": node, "interrupts": waiting, "state": None})
+        payload = {
+            "config": view.checkpoint,
+            "parent_config": before,
+            "values": self._values(event, view),
+            "metadata": {"source": source, "step": view.step, "run_id": event.run_id},
+            "next": [node for _, node in upcoming],
+            "tasks": tasks,
+        }
+        yield _part("checkpoints", event, payload)
+        yield _debug(event, view, "checkpoint", payload)
 
 
 class _RunView:
-    """What the projection remembers of one run."""
+    """The state of one run that its parts show."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self) -> None:
         self.thread_id = ""
         self.step = 0
         self.input: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
-        self.asked: set[str] = set()
-        """The calls that the model's messages ask for."""
+        self.open_calls: dict[str, dict[str, Any]] = {}
+        """The calls of the last message that have no result yet."""
+        self.checkpoint: dict[str, Any] | None = None
+        self._chunks: dict[str, tuple[str, int]] = {}
+        """The message id and the index of each call that the model is asking for."""
 
-    def start(self, event: RunStarted) -> None:
-        self.thread_id = event.thread_id
-        self.input = [message_to_dict(message) for message in event.messages]
-        self.messages.extend(self.input)
+    def follow(self, event: Event) -> None:
+        match event:
+            case events.RunStarted():
+                self.thread_id = event.thread_id
+                self.input = [message_to_dict(message) for message in event.messages]
+                self.messages.extend(self.input)
+            case events.MessagesSnapshot():  # the conversation that the run continues
+                self.messages, self.open_calls = [], {}
+                for message in [*map(message_to_dict, event.messages), *self.input]:
+                    self.add(message)
+            case events.StateSnapshot():
+                self.state.update(event.state)
+            case events.StateDelta():
+                self.state.update(event.delta)
+            case events.StepStarted():
+                self.step = event.step
+            case _:
+                pass
+
+    def add(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        if message["type"] == "ai":
+            self.open_calls = {call["id"]: call for call in message["tool_calls"]}
+            self._chunks = {}
+        elif message["type"] == "tool":
+            self.open_calls.pop(message["tool_call_id"], None)
+
+    def chunk(
+        self, event: events.TextDelta | events.ReasoningDelta | events.ToolCallStarted | events.ToolCallArgsDelta
+    ) -> dict[str, Any]:
+        """A piece of the message that the model is writing."""
+        if isinstance(event, events.TextDelta):
+            return {"type": "AIMessageChunk", "content": event.delta, "id": event.message_id}
+        if isinstance(event, events.ReasoningDelta):
+            made = {"type": "AIMessageChunk", "content": "", "id": event.message_id}
+            return {**made, "additional_kwargs": {"reasoning_content": event.delta}}
+        if isinstance(event, events.ToolCallStarted):
+            index = sum(message_id == event.message_id for message_id, _ in self._chunks.values())
+            self._chunks[event.call_id] = event.message_id, index
+            piece = {"name": event.tool_name, "args": "", "id": event.call_id}
+        else:
+            piece = {"name": None, "args": event.delta, "id": None}
+        message_id, index = self._chunks.get(event.call_id, ("", 0))
+        pieces = [{**piece, "index": index, "type": "tool_call_chunk"}]
+        return {"type": "AIMessageChunk", "content": "", "id": message_id, "tool_call_chunks": pieces}
 
     def metadata(self, event: Event, node: str) -> dict[str, Any]:
+        place = "|".join(event.ns)
         return {
             "langgraph_node": node,
             "langgraph_step": self.step,
-            "checkpoint_ns": "|".join(event.ns),
+            "langgraph_checkpoint_ns": place,
+            "checkpoint_ns": place,
             "lc_agent_name": event.agent,
             "run_id": event.run_id,
             "thread_id": self.thread_id,
@@ -163,10 +238,12 @@ class _RunView:
 
 
 def message_to_dict(message: Message) -> dict[str, Any]:
-    """A message as the plain dict that stream parts carry."""
+    """Return a message as the plain dict that parts carry."""
     made: dict[str, Any] = {"type": _TYPES[message.role], "content": message.text, "id": message.id}
     if message.role is Role.ASSISTANT:
         made["tool_calls"] = [{"name": call.name, "args": call.args, "id": call.id} for call in message.tool_calls]
+        if reasoning := "".join([part.text for part in message.parts if isinstance(part, ReasoningPart)]):
+            made["additional_kwargs"] = {"reasoning_content": reasoning}
     if message.name is not None:
         made["name"] = message.name
     if message.tool_call_id is not None:
@@ -178,13 +255,16 @@ def _part(kind: Mode, event: Event, data: Any) -> StreamPart:
     return {"type": kind, "ns": event.ns, "data": data}
 
 
-def _model_task_id(event: StepStarted | InferenceFinished) -> str:
-    return f"{event.run_id}-s{event.step}"
+def _model_task(event: Event, view: _RunView) -> tuple[str, str]:
+    return f"{event.run_id}-s{view.step}", MODEL_NODE
 
 
-def _begun(task_id: str, node: str, given: Any) -> dict[str, Any]:
-    return {"id": task_id, "name": node, "input": given, "triggers": []}
+def _task(event: Event, view: _RunView, task: tuple[str, str], kind: str, **fields: Any) -> Iterator[StreamPart]:
+    payload = {"id": task[0], "name": task[1], **fields}
+    yield _part("tasks", event, payload)
+    yield _debug(event, view, kind, payload)
 
 
-def _ended(task_id: str, node: str, error: str | None, result: Any) -> dict[str, Any]:
-    return {"id": task_id, "name": node, "error": error, "result": result, "interrupts": []}
+def _debug(event: Event, view: _RunView, kind: str, payload: dict[str, Any]) -> StreamPart:
+    timestamp = datetime.fromtimestamp(event.at, UTC).isoformat()
+    return _part("debug", event, {"step": view.step, "timestamp": timestamp, "type": kind, "payload": payload})

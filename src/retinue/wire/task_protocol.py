@@ -1,4 +1,4 @@
-"""The task protocol of remote sub-agents: what client and server send each other. Pure."""
+"""The task protocol of remote sub-agents: the messages between client and server. Pure."""
 
 from __future__ import annotations
 
@@ -10,59 +10,52 @@ import msgspec
 from msgspec import Struct
 
 ENDED = frozenset({"success", "error", "cancelled"})
+TASKS_PATH = "/tasks"
 _ALIASES = {"failed": "error", "canceled": "cancelled", "completed": "success"}
 
 
 class TaskSubmission(Struct, frozen=True):
-    """`POST /tasks`: have an agent work on an input. The client chooses the id, so that asking twice is asking once."""
+    """`POST /tasks`: have an agent work on an input. The client chooses the id, so a repeated request changes nothing."""
 
     task_id: str
     agent_id: str
     input: str
     context: dict[str, Any] = {}
-    """Who asks: `user_id`, `session_id` (the conversation this goes on with) and `parent_session_id`."""
+    """`user_id`, `session_id` (the conversation that this continues) and `parent_session_id`."""
 
 
 class RemoteTask(Struct, frozen=True, omit_defaults=True):
-    """What a server says of a task: pending, running, success, error, cancelled, or something newer."""
+    """The state of a task: pending, running, success, error, cancelled, or something newer."""
 
-    task_id: str = ""
     status: str = "pending"
     result: str | None = None
     error: str | None = None
+    task_id: str = ""
 
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
 
 
-def tasks_path() -> str:
-    return "/tasks"
-
-
 def task_path(task_id: str, action: str = "") -> str:
-    """`/tasks/{id}`, or with `wait` or `cancel` after it."""
-    return f"/tasks/{quote(task_id, safe='')}" + (f"/{action}" if action else "")
+    """Return `/tasks/{id}`, with `wait` or `cancel` after it if given."""
+    return f"{TASKS_PATH}/{quote(task_id, safe='')}" + (f"/{action}" if action else "")
 
 
-def encode_submission(submission: TaskSubmission) -> bytes:
-    return msgspec.json.encode(submission)
+def encode(message: TaskSubmission | RemoteTask) -> bytes:
+    return msgspec.json.encode(message)
 
 
 def decode_submission(data: bytes) -> TaskSubmission:
-    """Raises ValueError, which says what is wrong."""
+    """Raise ValueError, which says what is wrong."""
     submission = msgspec.json.decode(data, type=TaskSubmission)
     if not submission.task_id.strip():
         raise ValueError("task_id is required")
     return submission
 
 
-def encode_task(task: RemoteTask) -> bytes:
-    return msgspec.json.encode(task)
-
-
 def decode_task(data: bytes) -> RemoteTask:
-    """Raises ValueError where it is not a task. A result that is no text is kept as JSON."""
+    """Raise ValueError if it is not a task. A result that is not text becomes JSON."""
     given: Any = msgspec.json.decode(data)
     if not isinstance(given, Mapping):
         raise ValueError("it is not an object")
@@ -71,12 +64,8 @@ def decode_task(data: bytes) -> RemoteTask:
     if not isinstance(status, str) or not status:
         raise ValueError("it has no status")
     plain = status.lower()
-    return RemoteTask(
-        str(fields.get("task_id") or ""),
-        _ALIASES.get(plain, plain),
-        _text(fields.get("result")),
-        _text(fields.get("error")),
-    )
+    result, error = _text(fields.get("result")), _text(fields.get("error"))
+    return RemoteTask(_ALIASES.get(plain, plain), result, error, str(fields.get("task_id") or ""))
 
 
 def _text(value: Any) -> str | None:
