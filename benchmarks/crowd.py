@@ -12,7 +12,8 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-from retinue import Agent, CallChunk, Limits, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue import Agent, CallChunk, Limits, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue.models import ModelChunk
 
 CHILDREN = 1_000
 

@@ -10,18 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from retinue import (
-    CallChunk,
-    HarnessAgent,
-    Limits,
-    ModelChunk,
-    ModelRequest,
-    Runtime,
-    TextChunk,
-    ToolContext,
-    TurnEnd,
-    tool,
-)
+from retinue import CallChunk, HarnessAgent, Limits, ModelRequest, Runtime, TextChunk, ToolContext, TurnEnd, tool
+from retinue.models import ModelChunk
 
 FILES, CALLS = 1_000, 50
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from retinue import Agent, Message, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue import Agent, Message, ModelRequest, Runtime, TextChunk, TurnEnd, tool
 from retinue.core.events import (
     Event,
     InferenceFinished,
@@ -26,6 +26,7 @@ from retinue.core.results import ToolResult
 from retinue.core.rows import LogRow, Private, StoredRequest
 from retinue.core.runs import RunIdentity, Usage
 from retinue.core.stores import LogBatch, RunRecord
+from retinue.models import ModelChunk
 from retinue.storage.urls import open_store
 
 STEPS, DELTAS = 600, 1_000_000

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.stream_server import EVENTS
-from retinue import Agent, Message, ModelRequest, Runtime, open_model, tool
+from retinue import Agent, Message, ModelRequest, Runtime, tool
+from retinue.models import open_model
 
 Ask = Callable[[], Awaitable[int]]
 PROMPT: list[Any] = [{"role": "user", "content": "go"}]

@@ -11,7 +11,6 @@ from retinue import (
     Agent,
     CallChunk,
     HookContext,
-    ModelChunk,
     ModelRequest,
     Plugin,
     Registrar,
@@ -22,6 +21,7 @@ from retinue import (
     TurnEnd,
     tool,
 )
+from retinue.models import ModelChunk
 
 calls_made: StateKey[int, int] = StateKey("calls", int, persistent=True)
 last_query: StateKey[str, str] = StateKey("last", str, persistent=True)

@@ -20,11 +20,12 @@ from typing import Any
 from benchmarks import crowd, killed
 from benchmarks.models import serving
 from benchmarks.stream_server import EVENTS
-from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, open_model, tool
+from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
 from retinue.core.events import TextDelta
 from retinue.core.rows import LogRow
 from retinue.core.runs import RunIdentity
 from retinue.core.stores import Durability, LogBatch, RunRecord
+from retinue.models import ModelChunk, open_model
 from retinue.storage.logs import stored_events
 from retinue.storage.urls import open_store
 

@@ -9,21 +9,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from retinue import (
-    Agent,
-    CallChunk,
-    HarnessAgent,
-    Limits,
-    LocalFilesystem,
-    ModelChunk,
-    ModelRequest,
-    Runtime,
-    TaskScope,
-    TaskStatus,
-    TextChunk,
-    TurnEnd,
-    WorkspaceTaskRepository,
-)
+from retinue import Agent, CallChunk, HarnessAgent, Limits, LocalFilesystem, ModelRequest, Runtime, TextChunk, TurnEnd
+from retinue.models import ModelChunk
+from retinue.tasks import TaskScope, TaskStatus, WorkspaceTaskRepository
 from retinue.testing.tasks import task_record
 
 MANY, FEW = 1_000, 100

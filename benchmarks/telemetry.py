@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from benchmarks.ours import BenchModel, Counting, lookup
-from retinue import Agent, NullSink, RunLogSink, Runtime, Sink, Telemetry
+from retinue import Agent, NullSink, Runtime, Sink, Telemetry
+from retinue.telemetry import RunLogSink
 
 STEPS, DELTAS = 200, 5_000
 

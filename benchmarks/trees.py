@@ -11,7 +11,8 @@ from typing import Any
 from benchmarks.floor import FloorRun
 from benchmarks.floor import lookup as floor_lookup
 from benchmarks.ours import Counting, lookup
-from retinue import Agent, CallChunk, Limits, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd
+from retinue import Agent, CallChunk, Limits, ModelRequest, Runtime, TextChunk, TurnEnd
+from retinue.models import ModelChunk
 
 WIDE = Limits(children=1_000_000)
 KEPT = 1_000

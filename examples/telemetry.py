@@ -9,7 +9,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from retinue import Agent, JsonLogFormatter, Limits, RunLogFilter, RunLogSink, Runtime, Telemetry, Usage, prices, tool
+from retinue import Agent, Limits, Runtime, Telemetry, Usage, tool
+from retinue.models import prices
+from retinue.telemetry import JsonLogFormatter, RunLogFilter, RunLogSink
 from retinue.testing import ScriptedModel, call, say
 
 log = logging.getLogger("shop")

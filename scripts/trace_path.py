@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator
 from types import CodeType, FrameType
 from typing import Any
 
-from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd
+from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd
 from retinue.core.events import ToolCallFinished, ToolCallReady
 from retinue.loop.log import LiveLog
+from retinue.models import ModelChunk
 
 MOST = 25
 _APPEND = LiveLog.append.__code__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from retinue import FunctionTool
+from retinue.tools import FunctionTool
 
 
 class Busy:

@@ -14,17 +14,9 @@ from typing import Any
 
 from small import prepare, serving
 
-from retinue import (
-    Agent,
-    HookContext,
-    OverrideSettings,
-    Plugin,
-    Registrar,
-    RunResult,
-    Runtime,
-    StateCommand,
-    open_model,
-)
+from retinue import Agent, HookContext, Plugin, Registrar, RunResult, Runtime, StateCommand
+from retinue.models import open_model
+from retinue.plugins import OverrideSettings
 
 ENDS = [".", "!", "?", "\n"]
 """One sentence is enough: left alone, the model would go on until it is cut off, and a cut answer is an error."""

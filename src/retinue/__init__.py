@@ -1,323 +1,57 @@
-"""Retinue: a runtime for agents that delegate to sub-agents."""
+"""Retinue: a runtime for agents that delegate to sub-agents.
 
+These are the names for every day. The rest is in modules by topic: `retinue.backends`, `errors`, `events`, `messages`,
+`models`, `plugins`, `runs`, `state`, `stores`, `subagents`, `tasks`, `telemetry`, `testing`, `tools`, `workspace`.
+"""
+
+# fmt: off
+# Agents and their runs
 from .core.agents import Agent
-from .core.backend import Backend, BackendProfile, ExecutionPlan, Resolver, RunRequest
-from .core.children import Child, ChildErrorForwarding, ParentContext
-from .core.context import CancellationToken, ProgressStatus, ToolContext
-from .core.decisions import Decision
-from .core.errors import (
-    ChildAgentError,
-    ConfigurationError,
-    ConsumerTooSlow,
-    DecisionRefused,
-    Denied,
-    Escape,
-    ExecutionBackendError,
-    ExecutionFailed,
-    FileMissing,
-    FilesystemDown,
-    FilesystemError,
-    HookFailed,
-    IllegalMove,
-    InternalError,
-    InvalidArguments,
-    KeyAlreadyRegistered,
-    KeyDecodeError,
-    KeyEncodeError,
-    LimitReached,
-    LogUnreadable,
-    MissingValue,
-    ModelError,
-    NotFound,
-    OwnershipLost,
-    PathDenied,
-    PathError,
-    PluginAlreadyInstalled,
-    PluginNotInstalled,
-    RecordUnreadable,
-    RecordUnwritable,
-    ReducerFailed,
-    RetinueError,
-    RevisionConflict,
-    RunawayActions,
-    RunElsewhere,
-    StateError,
-    StoreError,
-    TaskStoreError,
-    ThreadBusy,
-    ToolCancelled,
-    ToolError,
-    ToolTimeout,
-    UnknownAction,
-    UnknownAgent,
-    UnknownKey,
-    UnknownRun,
-    WriteConflict,
+from .runs import Decision, Limits, MAX_SPAWN_DEPTH, Run, RunIdentity, RunResult, RunStatus, Runtime, Usage
+# Tools
+from .tools import (
+    CancellationToken, ProgressStatus, ResumeMode, SuspendTicket, Tool, ToolContext, ToolDescriptor, ToolOutput,
+    ToolResult, ToolStatus, file_tools, tool,
 )
-from .core.events import Event, Sink, UnknownEvent, event_from_json, event_to_json
-from .core.failures import (
-    CircuitOpen,
-    ContextOverflow,
-    ModelAccessDenied,
-    ModelNotFound,
-    ModelRateLimited,
-    ModelRefused,
-    ModelRequestInvalid,
-    ModelResponseInvalid,
-    ModelStreamBroken,
-    ModelTimeout,
-    ModelUnavailable,
-    OutputTruncated,
+from .runs import ToolCallStatus
+# Messages and models
+from .messages import DataPart, FilePart, ImagePart, Message, ToolCall
+from .models import CallChunk, Model, ModelRequest, PartChunk, TextChunk, TurnEnd
+# State
+from .state import MutationBatch, PersistedState, StateCommand, StateKey, StateStore, UnknownKeyPolicy
+# Plugins
+from .plugins import Block, Compaction, HookContext, Permissions, Plugin, Registrar, SetResult, Suspend
+# Events
+from .events import Event, NullSink, Sink
+from .telemetry import Telemetry
+# Sub-agents
+from .subagents import (
+    Child, ChildErrorForwarding, HarnessAgent, ParentContext, StreamedChild, StreamingPassthroughSink,
+    SubagentDeclaration, run_child_agent, run_child_agent_checked, run_streaming_subagent,
 )
-from .core.filesystem import FileEntry, Filesystem
-from .core.frontend import FrontEndTool
-from .core.functions import FunctionTool, tool
-from .core.lifecycle import RunStatus, ToolCallStatus
-from .core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
-from .core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
-from .core.plugins import (
-    AddContextMessage,
-    AddMessage,
-    AddSystemText,
-    Block,
-    Compact,
-    ExcludeTools,
-    HandOff,
-    HookContext,
-    IncludeTools,
-    OverrideSettings,
-    Plugin,
-    Registrar,
-    SetResult,
-    StopRun,
-    Suspend,
+from .backends import Backend, BackendProfile
+from .workspace import LocalFilesystem, SandboxFilesystem
+from .stores import StoreFilesystem
+# Errors
+from .errors import (
+    ChildAgentError, ConfigurationError, DecisionRefused, Denied, ExecutionBackendError, ExecutionFailed,
+    InternalError, InvalidArguments, ModelError, NotFound, RetinueError, ThreadBusy, ToolCancelled, ToolError,
+    ToolTimeout, UnknownAgent, UnknownRun,
 )
-from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
-from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
-from .core.sinks import FanOut, NullSink
-from .core.state import MutationBatch, PersistedState, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
-from .core.statestore import Commit, StateStore
-from .core.stores import DurableStore, EventStore, Retention, RunRecord, Store, ThreadRecord
-from .core.tools import Tool, ToolDescriptor
-from .models.fallback import FallbackModel
-from .models.prices import prices
-from .models.registry import bridge_model, open_model
-from .models.resilience import RetryPolicy
-from .plugins import (
-    Compaction,
-    Permissions,
-    ResultFiles,
-    StopAfterSeconds,
-    StopAfterSteps,
-    StopAfterTokens,
-    StopOnRepeat,
-    StopOnTool,
-)
-from .runtime import Run, Runtime
-from .storage.files import StoreFilesystem
-from .storage.memory import MemoryStore
-from .storage.tasks import SqlTaskRepository
-from .subagents.child import run_child_agent, run_child_agent_checked
-from .subagents.declarations import SubagentDeclaration, WorkspaceMode
-from .subagents.harness import HarnessAgent
-from .subagents.passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
-from .subagents.remote import RemoteSubagentStub
-from .tasks.files import WorkspaceTaskRepository
-from .tasks.memory import MemoryTaskRepository
-from .tasks.repository import TaskLiveness, TaskRepository, TaskSettings
-from .tasks.task import TaskRecord, TaskScope, TaskStatus
-from .telemetry.logs import JsonLogFormatter, RunLogFilter, RunLogSink
-from .telemetry.sink import Telemetry
-from .workspace import LocalFilesystem, SandboxFilesystem, file_tools
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AddContextMessage",
-    "AddMessage",
-    "AddSystemText",
-    "Agent",
-    "Backend",
-    "BackendProfile",
-    "Block",
-    "CallChunk",
-    "CancellationToken",
-    "Child",
-    "ChildAgentError",
-    "ChildErrorForwarding",
-    "CircuitOpen",
-    "Commit",
-    "Compact",
-    "Compaction",
-    "ConfigurationError",
-    "ConsumerTooSlow",
-    "ContextOverflow",
-    "Decision",
-    "DecisionRefused",
-    "Denied",
-    "DurableStore",
-    "Escape",
-    "Event",
-    "EventStore",
-    "ExcludeTools",
-    "ExecutionBackendError",
-    "ExecutionFailed",
-    "ExecutionPlan",
-    "FallbackModel",
-    "FanOut",
-    "FileEntry",
-    "FileMissing",
-    "FilePart",
-    "Filesystem",
-    "FilesystemDown",
-    "FilesystemError",
-    "FrontEndTool",
-    "FunctionTool",
-    "HandOff",
-    "HarnessAgent",
-    "HookContext",
-    "HookFailed",
-    "IllegalMove",
-    "ImagePart",
-    "IncludeTools",
-    "InternalError",
-    "InvalidArguments",
-    "JsonLogFormatter",
-    "KeyAlreadyRegistered",
-    "KeyDecodeError",
-    "KeyEncodeError",
-    "LimitReached",
-    "Limits",
-    "LocalFilesystem",
-    "LogUnreadable",
-    "MAX_SPAWN_DEPTH",
-    "MemoryStore",
-    "MemoryTaskRepository",
-    "Message",
-    "MissingValue",
-    "Model",
-    "ModelAccessDenied",
-    "ModelChunk",
-    "ModelError",
-    "ModelNotFound",
-    "ModelRateLimited",
-    "ModelRefused",
-    "ModelRequest",
-    "ModelRequestInvalid",
-    "ModelResponseInvalid",
-    "ModelStreamBroken",
-    "ModelTimeout",
-    "ModelUnavailable",
-    "MutationBatch",
-    "NotFound",
-    "NullSink",
-    "OutputTruncated",
-    "OverrideSettings",
-    "OwnershipLost",
-    "ParentContext",
-    "Part",
-    "PathDenied",
-    "PathError",
-    "Permissions",
-    "PersistedState",
-    "Plugin",
-    "PluginAlreadyInstalled",
-    "PluginNotInstalled",
-    "ProgressStatus",
-    "ReasoningChunk",
-    "ReasoningPart",
-    "RecordUnreadable",
-    "RecordUnwritable",
-    "ReducerFailed",
-    "Registrar",
-    "RemoteSubagentStub",
-    "Resolver",
-    "ResultFiles",
-    "ResumeMode",
-    "Retention",
-    "RetinueError",
-    "RetryPolicy",
-    "Retrying",
-    "RevisionConflict",
-    "Role",
-    "Run",
-    "RunElsewhere",
-    "RunIdentity",
-    "RunLogFilter",
-    "RunLogSink",
-    "RunRecord",
-    "RunRequest",
-    "RunResult",
-    "RunStatus",
-    "RunawayActions",
-    "Runtime",
-    "SandboxFilesystem",
-    "SetResult",
-    "Sink",
-    "Snapshot",
-    "SqlTaskRepository",
-    "StateCommand",
-    "StateError",
-    "StateKey",
-    "StateStore",
-    "StopAfterSeconds",
-    "StopAfterSteps",
-    "StopAfterTokens",
-    "StopOnRepeat",
-    "StopOnTool",
-    "StopRun",
-    "Store",
-    "StoreError",
-    "StoreFilesystem",
-    "StreamedChild",
-    "StreamingPassthroughSink",
-    "SubagentDeclaration",
-    "Suspend",
-    "SuspendTicket",
-    "TaskLiveness",
-    "TaskRecord",
-    "TaskRepository",
-    "TaskScope",
-    "TaskSettings",
-    "TaskStatus",
-    "TaskStoreError",
-    "Telemetry",
-    "TextChunk",
-    "TextPart",
-    "ThreadBusy",
-    "ThreadRecord",
-    "Tool",
-    "ToolCall",
-    "ToolCallStatus",
-    "ToolCancelled",
-    "ToolContext",
-    "ToolDescriptor",
-    "ToolError",
-    "ToolOutput",
-    "ToolResult",
-    "ToolStatus",
-    "ToolTimeout",
-    "TurnEnd",
-    "UnknownAction",
-    "UnknownAgent",
-    "UnknownEvent",
-    "UnknownKey",
-    "UnknownKeyPolicy",
-    "UnknownRun",
-    "Usage",
-    "Visibility",
-    "WorkspaceMode",
-    "WorkspaceTaskRepository",
-    "WriteConflict",
-    "__version__",
-    "bridge_model",
-    "event_from_json",
-    "event_to_json",
-    "file_tools",
-    "open_model",
-    "prices",
-    "run_child_agent",
-    "run_child_agent_checked",
-    "run_streaming_subagent",
-    "tool",
+    "Agent", "Backend", "BackendProfile", "Block", "CallChunk", "CancellationToken", "Child", "ChildAgentError",
+    "ChildErrorForwarding", "Compaction", "ConfigurationError", "DataPart", "Decision", "DecisionRefused", "Denied",
+    "Event", "ExecutionBackendError", "ExecutionFailed", "FilePart", "HarnessAgent", "HookContext", "ImagePart",
+    "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",
+    "ModelError", "ModelRequest", "MutationBatch", "NotFound", "NullSink", "ParentContext", "PartChunk",
+    "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Registrar", "ResumeMode", "RetinueError", "Run",
+    "RunIdentity", "RunResult", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink", "StateCommand",
+    "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink", "SubagentDeclaration",
+    "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall", "ToolCallStatus",
+    "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult", "ToolStatus",
+    "ToolTimeout", "TurnEnd", "UnknownAgent", "UnknownKeyPolicy", "UnknownRun", "Usage", "__version__", "file_tools",
+    "run_child_agent", "run_child_agent_checked", "run_streaming_subagent", "tool",
 ]

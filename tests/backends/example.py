@@ -15,12 +15,12 @@ from retinue import (
     CancellationToken,
     ExecutionBackendError,
     PersistedState,
-    RunRequest,
     RunResult,
     RunStatus,
     Runtime,
     Usage,
 )
+from retinue.backends import RunRequest
 from retinue.backends.task_client import HttpTaskClient
 from retinue.backends.tasks_http import TaskHttpBackend
 from retinue.core.events import Custom, TextDelta

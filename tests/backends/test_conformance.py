@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from retinue import RunRequest, RunResult
+from retinue import RunResult
+from retinue.backends import RunRequest
 from retinue.core.events import Custom
 from retinue.testing import BackendSuite
 

@@ -21,7 +21,6 @@ from retinue import (
     Limits,
     Message,
     ParentContext,
-    RunRequest,
     RunResult,
     RunStatus,
     Runtime,
@@ -30,6 +29,7 @@ from retinue import (
     run_child_agent,
     tool,
 )
+from retinue.backends import RunRequest
 from retinue.core.events import Custom, StepStarted, TextDelta
 from retinue.testing import ScriptedModel, call, say
 

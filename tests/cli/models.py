@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from retinue import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from retinue import CallChunk, ModelRequest, TextChunk, TurnEnd
+from retinue.models import ModelChunk, ReasoningChunk
 
 RUDE = "\x1b[2J\x1b]0;pwned\x07[bold red]not bold[/] \u202eback\x9b31m"
 

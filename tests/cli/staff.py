@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from retinue import (
     Agent,
     CallChunk,
-    ModelChunk,
     ModelRequest,
     ResumeMode,
     Runtime,
@@ -19,6 +18,7 @@ from retinue import (
     TurnEnd,
     tool,
 )
+from retinue.models import ModelChunk
 
 NOT_AN_AGENT = 3
 

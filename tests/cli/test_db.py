@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from retinue import RunStatus, StoreError
+from retinue import RunStatus
 from retinue.cli.numbers import span
+from retinue.errors import StoreError
 from retinue.storage import sqlite
 from retinue.storage.packs import DELTAS_KIND
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue import event_from_json
+from retinue.events import event_from_json
 
 from .conftest import Cli
 from .models import RUDE

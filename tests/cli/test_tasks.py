@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from retinue import HarnessAgent, LocalFilesystem, Runtime, WorkspaceTaskRepository
+from retinue import HarnessAgent, LocalFilesystem, Runtime
 from retinue.storage.tasks import SqlTaskRepository
 from retinue.storage.urls import open_store
+from retinue.tasks import WorkspaceTaskRepository
 from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.rows import begin

@@ -8,8 +8,9 @@ from typing import Any, TypedDict
 import pytest
 from pydantic import BaseModel
 
-from retinue import Agent, Decision, FrontEndTool, Plugin, Registrar, RunStatus, Runtime, StateKey, ToolOutput, tool
+from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, StateKey, ToolOutput, tool
 from retinue.testing import RecordingSink, ScriptedModel, call, say
+from retinue.tools import FrontEndTool
 
 
 @dataclass

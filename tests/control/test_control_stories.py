@@ -8,18 +8,7 @@ from typing import Any
 
 from inline_snapshot import snapshot
 
-from retinue import (
-    Agent,
-    Block,
-    Decision,
-    Runtime,
-    SetResult,
-    Suspend,
-    SuspendTicket,
-    ToolContext,
-    ToolResult,
-    tool,
-)
+from retinue import Agent, Block, Decision, Runtime, SetResult, Suspend, SuspendTicket, ToolContext, ToolResult, tool
 from retinue.testing import ScriptedModel, call, say
 from tests.control.test_hooks import Hooks
 from tests.story import story

@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 
 from retinue import (
-    AddContextMessage,
     Agent,
     Block,
     Decision,
-    HandOff,
     HookContext,
     LocalFilesystem,
-    MemoryStore,
     Permissions,
     Plugin,
     Registrar,
-    ResultFiles,
     RunResult,
     RunStatus,
     Runtime,
@@ -37,6 +33,8 @@ from retinue import (
     ToolResult,
     tool,
 )
+from retinue.plugins import AddContextMessage, ResultFiles, TransferTo
+from retinue.stores import MemoryStore
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.control.test_hooks import Hooks
 
@@ -223,7 +221,7 @@ async def test_blocking_the_run_needs_no_answer_to_what_waits() -> None:
 
 async def test_a_handoff_on_the_last_step_lets_the_other_agent_answer() -> None:
     def hand_over(ctx: HookContext) -> StateCommand | None:
-        return StateCommand().schedule(HandOff("b"))
+        return StateCommand().schedule(TransferTo("b"))
 
     b = Agent("b", ScriptedModel([say("from b")]))
     a = Agent("a", ScriptedModel([say("from a")]), plugins=[Hooks(("after_inference", hand_over))], handoffs=[b])
@@ -382,7 +380,8 @@ async def test_a_run_that_waits_is_not_forgotten(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_words_will_do_for_enums_everywhere() -> None:
-    from retinue import Message, Role, ToolStatus, Visibility
+    from retinue import Message, ToolStatus
+    from retinue.messages import Role, Visibility
 
     assert ToolResult(status="error").is_error()  # pyright: ignore[reportArgumentType]
     assert ToolResult(status="success").status is ToolStatus.SUCCESS  # pyright: ignore[reportArgumentType]

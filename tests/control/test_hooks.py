@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 
 from retinue import (
-    AddContextMessage,
     Agent,
     Block,
-    ExcludeTools,
     HookContext,
-    IncludeTools,
-    OverrideSettings,
     Plugin,
     Registrar,
     RunResult,
@@ -30,6 +26,7 @@ from retinue import (
     ToolResult,
     tool,
 )
+from retinue.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
 total: StateKey[int, int] = StateKey("total", int, reduce=lambda a, b: a + b, merge="commutative", persistent=True)

@@ -15,20 +15,15 @@ from retinue import (
     Decision,
     LocalFilesystem,
     Permissions,
-    ResultFiles,
     RunResult,
     RunStatus,
     Runtime,
-    StopAfterSeconds,
-    StopAfterSteps,
-    StopAfterTokens,
-    StopOnRepeat,
-    StopOnTool,
     ToolCall,
     Usage,
     file_tools,
     tool,
 )
+from retinue.plugins import ResultFiles, StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
 ran: list[str] = []

@@ -9,23 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from retinue import (
-    Agent,
-    Event,
-    FilePart,
-    ImagePart,
-    Message,
-    ReasoningPart,
-    Role,
-    Runtime,
-    TextPart,
-    ToolContext,
-    UnknownEvent,
-    event_from_json,
-    event_to_json,
-    tool,
-)
+from retinue import Agent, Event, FilePart, ImagePart, Message, Runtime, ToolContext, tool
 from retinue.core.events import EVENT_TYPES
+from retinue.events import UnknownEvent, event_from_json, event_to_json
+from retinue.messages import ReasoningPart, Role, TextPart
 from retinue.testing import ScriptedModel, call, say, think
 
 KINDS = """run_started run_finished step_started step_finished text_delta reasoning_delta tool_call_started

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue import IllegalMove, RunStatus, ToolCall, ToolCallStatus
+from retinue import RunStatus, ToolCall, ToolCallStatus
 from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES
+from retinue.errors import IllegalMove
 from retinue.loop.state import CallState
 
 LEGAL = {

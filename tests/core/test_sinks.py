@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from retinue import ConsumerTooSlow, Event, FanOut, NullSink
+from retinue import Event, NullSink
 from retinue.core.events import Custom
+from retinue.errors import ConsumerTooSlow
+from retinue.events import FanOut
 from retinue.testing import RecordingSink
 
 

@@ -11,24 +11,26 @@ import pytest
 from pydantic import BaseModel
 
 from retinue import (
+    MutationBatch,
+    PersistedState,
+    Plugin,
+    Registrar,
+    StateCommand,
+    StateKey,
+    StateStore,
+    UnknownKeyPolicy,
+)
+from retinue.errors import (
     KeyAlreadyRegistered,
     KeyDecodeError,
     KeyEncodeError,
     MissingValue,
-    MutationBatch,
-    PersistedState,
-    Plugin,
     PluginAlreadyInstalled,
     PluginNotInstalled,
     ReducerFailed,
-    Registrar,
     RevisionConflict,
-    StateCommand,
     StateError,
-    StateKey,
-    StateStore,
     UnknownKey,
-    UnknownKeyPolicy,
 )
 
 

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from retinue import MutationBatch, PersistedState, Plugin, Registrar, StateError, StateKey, StateStore
+from retinue import MutationBatch, PersistedState, Plugin, Registrar, StateKey, StateStore
+from retinue.errors import StateError
 
 total: StateKey[int, int] = StateKey("total", int, reduce=lambda a, b: a + b, persistent=True)
 tags: StateKey[list[str], str] = StateKey("tags", list[str], update=str, reduce=lambda a, b: [*a, b], persistent=True)

@@ -8,24 +8,20 @@ from typing import Any
 from msgspec import Struct
 
 from retinue import (
-    AddContextMessage,
-    AddMessage,
     Agent,
     Block,
-    Compact,
     HookContext,
-    IncludeTools,
     Plugin,
     Registrar,
     SetResult,
     StateCommand,
     StateKey,
-    StopRun,
     ToolOutput,
     ToolResult,
     tool,
 )
 from retinue.core.plugins import PHASES
+from retinue.plugins import AddContextMessage, AddMessage, IncludeTools, StopRun, UseSummary
 from retinue.testing import call, say
 
 from .scene import Model, Scene, Spot, turn_of, turns
@@ -145,7 +141,7 @@ class Gate(Plugin):
     def _narrow(self, ctx: HookContext) -> StateCommand | None:
         self._spot.did(f"narrow {ctx.step}")
         if ctx.step == 2:
-            return StateCommand().schedule(IncludeTools(("look",))).schedule(Compact(1, "In short: go"))
+            return StateCommand().schedule(IncludeTools(("look",))).schedule(UseSummary(1, "In short: go"))
         return None
 
     def _stop(self, ctx: HookContext) -> StateCommand | None:

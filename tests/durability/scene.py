@@ -16,9 +16,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from retinue import Agent, Decision, Event, ModelChunk, ModelRequest, RunResult, Runtime, ThreadRecord
+from retinue import Agent, Decision, Event, ModelRequest, RunResult, Runtime
 from retinue.loop.fold import fold_all
+from retinue.models import ModelChunk
 from retinue.storage.urls import open_store
+from retinue.stores import ThreadRecord
 from retinue.testing import ScriptedModel
 
 FLUSH = 0.12

@@ -16,7 +16,6 @@ from retinue import (
     Agent,
     Decision,
     DecisionRefused,
-    OwnershipLost,
     ResumeMode,
     RunStatus,
     Runtime,
@@ -27,6 +26,7 @@ from retinue import (
     tool,
 )
 from retinue.core.events import RunFinished
+from retinue.errors import OwnershipLost
 from retinue.testing import ScriptedModel, call, say
 
 Build = Callable[[], list[Agent]]

@@ -21,11 +21,9 @@ from retinue import (
     Decision,
     DecisionRefused,
     HarnessAgent,
-    RunElsewhere,
     RunResult,
     RunStatus,
     Runtime,
-    TaskStatus,
     ToolContext,
     ToolResult,
     UnknownAgent,
@@ -34,9 +32,11 @@ from retinue import (
 )
 from retinue.core.events import Event, RunFinished
 from retinue.core.stores import Wish
+from retinue.errors import RunElsewhere
 from retinue.loop.tickets import encode_decisions
 from retinue.runtime import inbox
 from retinue.runtime.live import LiveRun
+from retinue.tasks import TaskStatus
 from retinue.testing import ScriptedModel, call, say
 
 PROJECT = Path(__file__).parents[2]

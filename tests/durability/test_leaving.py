@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Decision, RunStatus, Runtime, TaskStatus, tool
+from retinue import Agent, ConfigurationError, Decision, RunStatus, Runtime, tool
+from retinue.tasks import TaskStatus
 from retinue.testing import ScriptedModel, call
 
 from . import family

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retinue import Agent, ConfigurationError, MemoryStore, Retention, Runtime
+from retinue import Agent, ConfigurationError, Runtime
+from retinue.stores import MemoryStore, Retention
 from retinue.testing import ScriptedModel, say
 
 

@@ -26,7 +26,6 @@ from retinue import (
     Decision,
     DecisionRefused,
     HarnessAgent,
-    ModelChunk,
     ModelRequest,
     Plugin,
     Registrar,
@@ -40,6 +39,7 @@ from retinue import (
     ToolResult,
     tool,
 )
+from retinue.models import ModelChunk
 from retinue.testing import ScriptedModel, call, say
 
 NOTES: StateKey[tuple[str, ...], str] = StateKey(

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    Agent,
-    DecisionRefused,
-    HarnessAgent,
-    RunStatus,
-    Runtime,
-    ToolContext,
-    tool,
-)
+from retinue import Agent, DecisionRefused, HarnessAgent, RunStatus, Runtime, ToolContext, tool
 from retinue.testing import ScriptedModel, call, say
 
 from .support import Effects, ends_of, events_so_far, payer, whole_log, yes

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Retention, RetinueError, RunStatus, Runtime, tool
+from retinue import Agent, RetinueError, RunStatus, Runtime, tool
+from retinue.stores import Retention
 from retinue.testing import ScriptedModel, call, say
 
 from .support import whole_log

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, LimitReached, Limits, RunResult, Runtime, ToolContext, tool
+from retinue import Agent, Limits, RunResult, Runtime, ToolContext, tool
+from retinue.errors import LimitReached
 from retinue.testing import ScriptedModel, call, say
 
 WIDE = Limits(children=2000, depth=20, parallel=500)

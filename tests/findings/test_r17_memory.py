@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    Agent,
-    HarnessAgent,
-    Limits,
-    Retention,
-    Run,
-    RunStatus,
-    Runtime,
-    SqlTaskRepository,
-    TaskScope,
-)
+from retinue import Agent, HarnessAgent, Limits, Run, RunStatus, Runtime
+from retinue.stores import Retention, SqlTaskRepository
+from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
 
 from .support import whole_log

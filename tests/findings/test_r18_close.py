@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ModelChunk, ModelRequest, RunStatus, Runtime, TextChunk, tool
+from retinue import Agent, ModelRequest, RunStatus, Runtime, TextChunk, tool
+from retinue.models import ModelChunk
 from retinue.testing import ScriptedModel, ScriptError, call, say
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from retinue import Agent, CallChunk, ModelChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd, tool
+from retinue.models import ModelChunk
 
 
 class Late:

@@ -19,27 +19,27 @@ import pytest
 from retinue import (
     Agent,
     ConfigurationError,
-    ContextOverflow,
     FilePart,
     ImagePart,
     Message,
-    ModelAccessDenied,
     ModelError,
+    ModelRequest,
+    RunStatus,
+    Runtime,
+)
+from retinue.errors import (
+    ContextOverflow,
+    ModelAccessDenied,
     ModelNotFound,
     ModelRateLimited,
     ModelRefused,
-    ModelRequest,
     ModelRequestInvalid,
     ModelResponseInvalid,
     ModelStreamBroken,
     ModelTimeout,
     ModelUnavailable,
-    RetryPolicy,
-    RunStatus,
-    Runtime,
-    open_model,
 )
-from retinue.models import registry
+from retinue.models import RetryPolicy, open_model, registry
 from retinue.models.providers import PROVIDERS
 from retinue.models.resilience import close_model
 from retinue.models.sse import EventDecoder, EventTooLong
@@ -490,7 +490,7 @@ def test_a_model_outlives_its_event_loop_and_needs_no_closing() -> None:
     code = """
 import asyncio, sys
 sys.path.insert(0, ".")
-from retinue import open_model
+from retinue.models import open_model
 from retinue.testing import KnownTurn, hear
 from tests.models.server import serving, stream
 from tests.models.streams import chat

@@ -6,25 +6,17 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    Agent,
-    ConfigurationError,
+from retinue import Agent, ConfigurationError, Message, ModelError, ModelRequest, RunStatus, Runtime
+from retinue.errors import (
     ContextOverflow,
-    Message,
     ModelAccessDenied,
-    ModelError,
     ModelNotFound,
     ModelRateLimited,
-    ModelRequest,
     ModelRequestInvalid,
     ModelStreamBroken,
     ModelUnavailable,
-    RetryPolicy,
-    RunStatus,
-    Runtime,
-    bridge_model,
-    open_model,
 )
+from retinue.models import RetryPolicy, bridge_model, open_model
 from retinue.testing import KnownCall, KnownTurn, hear
 from tests.models.server import break_after, refuse, serving, stream
 from tests.models.streams import chat

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Model, RetryPolicy, bridge_model, open_model
+from retinue import Model
+from retinue.models import RetryPolicy, bridge_model, open_model
 from retinue.models.resilience import close_model
 from retinue.testing import (
     MODEL_CHECKS,

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Message, ModelRequest, RunStatus, Runtime, ToolDescriptor, open_model
+from retinue import Message, ModelRequest, RunStatus, Runtime, ToolDescriptor
+from retinue.models import open_model
 from retinue.models.resilience import close_model
 from retinue.testing import hear
 

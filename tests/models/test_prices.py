@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, open_model, prices, tool
+from retinue import Agent, ConfigurationError, Limits, RunStatus, Runtime, Usage, tool
+from retinue.models import open_model, prices
 from retinue.models.resilience import close_model
 from retinue.testing import KnownTurn, ScriptedModel, call, say
 from tests.models.server import serving, stream

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from inline_snapshot import snapshot
 
-from retinue import FilePart, ImagePart, Message, ModelRequest, ReasoningPart, TextPart, ToolCall, ToolDescriptor
+from retinue import FilePart, ImagePart, Message, ModelRequest, ToolCall, ToolDescriptor
+from retinue.messages import ReasoningPart, TextPart
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.chat import ChatWire
 from retinue.models.responses import ResponsesWire

@@ -14,15 +14,10 @@ from inline_snapshot import snapshot
 
 from retinue import (
     Agent,
-    CircuitOpen,
     ConfigurationError,
-    FallbackModel,
     Message,
     Model,
-    ModelRateLimited,
     ModelRequest,
-    ModelUnavailable,
-    RetryPolicy,
     RunResult,
     RunStatus,
     Runtime,
@@ -30,6 +25,8 @@ from retinue import (
     run_streaming_subagent,
     tool,
 )
+from retinue.errors import CircuitOpen, ModelRateLimited, ModelUnavailable
+from retinue.models import FallbackModel, RetryPolicy
 from retinue.models.breaker import CircuitBreaker
 from retinue.models.resilience import ResilientModel, close_model
 from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, hear, say

@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from retinue import (
-    AddContextMessage,
-    AddMessage,
-    AddSystemText,
     Block,
-    Compact,
-    ExcludeTools,
-    HandOff,
     HookContext,
     Plugin,
     Registrar,
     SetResult,
     StateCommand,
     StateKey,
-    StopRun,
     Suspend,
     SuspendTicket,
     ToolResult,
 )
 from retinue.core.plugins import PHASES
+from retinue.plugins import (
+    AddContextMessage,
+    AddMessage,
+    AddSystemText,
+    ExcludeTools,
+    StopRun,
+    TransferTo,
+    UseSummary,
+)
 
 if TYPE_CHECKING:
     from .program import World
@@ -79,7 +81,7 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
     "exclude": lambda key: ExcludeTools(("look",)),
     "stop": lambda key: StopRun("enough", f"stopped by {key}", completed=True),
     "fail": lambda key: StopRun("enough", f"failed by {key}"),
-    "handoff": lambda key: HandOff("second", key),
+    "handoff": lambda key: TransferTo("second", key),
 }
 
 
@@ -166,6 +168,6 @@ class Follows(Plugin):
                 command.update(OWNER, key)
             case "compact":
                 plan, step, _ = self._world.decide(ctx.messages)
-                command.schedule(Compact(len(ctx.messages), f"do {plan.label} +{step}"))
+                command.schedule(UseSummary(len(ctx.messages), f"do {plan.label} +{step}"))
             case _:
                 ask(command, what, key)

@@ -20,10 +20,7 @@ from retinue import (
     Child,
     HarnessAgent,
     Message,
-    ModelChunk,
     ModelRequest,
-    ReasoningChunk,
-    Retrying,
     RunResult,
     RunStatus,
     SuspendTicket,
@@ -35,6 +32,7 @@ from retinue import (
     Usage,
     tool,
 )
+from retinue.models import ModelChunk, ReasoningChunk, Retrying
 
 from .hooks import COUNT, HIDDEN, OWNER, THREAD, Bump, Follows, Mail
 

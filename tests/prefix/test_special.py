@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    Agent,
-    BackendProfile,
-    Decision,
-    Limits,
-    Message,
-    PersistedState,
-    RunResult,
-    RunStatus,
-    Runtime,
-    ThreadRecord,
-)
+from retinue import Agent, BackendProfile, Decision, Limits, Message, PersistedState, RunResult, RunStatus, Runtime
 from retinue.core.backend import RunRequest
 from retinue.core.events import Custom, RunFinished, StateDelta, ToolCallReady
 from retinue.core.lifecycle import ToolCallStatus
@@ -30,6 +19,7 @@ from retinue.loop.log import LiveLog
 from retinue.loop.tickets import encode_decisions
 from retinue.runtime.live import LiveRun
 from retinue.runtime.requests import restored
+from retinue.stores import ThreadRecord
 
 from ..folding import checked_folds
 from .ends import UNKNOWN, check_log, cut_of, same_end, texts

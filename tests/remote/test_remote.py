@@ -17,16 +17,15 @@ from retinue import (
     ExecutionBackendError,
     HarnessAgent,
     Message,
-    RemoteSubagentStub,
     RunStatus,
     Runtime,
     SubagentDeclaration,
-    TaskScope,
-    TaskStatus,
     ToolContext,
-    Visibility,
     tool,
 )
+from retinue.messages import Visibility
+from retinue.subagents import RemoteSubagentStub
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 

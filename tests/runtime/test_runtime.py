@@ -24,10 +24,10 @@ from retinue import (
     ToolContext,
     ToolOutput,
     UnknownAgent,
-    UnknownKey,
     UnknownRun,
     tool,
 )
+from retinue.errors import UnknownKey
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
 

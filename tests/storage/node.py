@@ -9,7 +9,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from retinue import SqlTaskRepository, StoreFilesystem, TaskRepository, TaskSettings, WorkspaceTaskRepository
+from retinue import StoreFilesystem
+from retinue.stores import SqlTaskRepository
+from retinue.tasks import TaskRepository, TaskSettings, WorkspaceTaskRepository
 from tests.tasks.office import Office
 
 SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=3.0, sweep_every=0.2, look_every=0.05)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from retinue import Message, PersistedState, RunIdentity, RunRecord, RunResult, RunStatus, SuspendTicket, ThreadRecord
+from retinue import Message, PersistedState, RunIdentity, RunResult, RunStatus, SuspendTicket
 from retinue.core.events import (
     Event,
     InferenceFinished,
@@ -30,6 +30,7 @@ from retinue.core.rows import LogRow, Private
 from retinue.core.runs import Usage
 from retinue.core.stores import LogBatch, ThreadUpdate
 from retinue.storage.sql import SqlStore
+from retinue.stores import RunRecord, ThreadRecord
 
 OWNER = "host:1"
 CALL = ToolCall("call_1", "write_file", {"path": "a.md"})

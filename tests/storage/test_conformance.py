@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from retinue import MemoryStore, StoreError
+from retinue.errors import StoreError
 from retinue.storage.postgres import PostgresStore
 from retinue.storage.sqlite import SqliteStore
+from retinue.stores import MemoryStore
 from retinue.testing import DurableStoreSuite, StoreSuite
 
 from ..databases import TestServer

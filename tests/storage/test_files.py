@@ -13,19 +13,13 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    ConfigurationError,
-    FileMissing,
-    Filesystem,
-    FilesystemError,
-    MemoryStore,
-    PathDenied,
-    PathError,
-    StoreFilesystem,
-)
+from retinue import ConfigurationError, StoreFilesystem
+from retinue.errors import FileMissing, FilesystemError, PathDenied, PathError
 from retinue.storage import files as module
 from retinue.storage.sqlite import SqliteStore
+from retinue.stores import MemoryStore
 from retinue.testing import FilesystemSuite
+from retinue.workspace import Filesystem
 
 ROOT = Path(__file__).parents[2]
 UPDATES = 500

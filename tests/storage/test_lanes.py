@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retinue import StoreError
+from retinue.errors import StoreError
 from retinue.storage import lanes
 from retinue.storage.lanes import Link
 from retinue.storage.sqlite import SqliteDatabase

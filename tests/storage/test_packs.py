@@ -11,7 +11,7 @@ from retinue import Event, Message, RunStatus
 from retinue.core.codec import to_json_bytes
 from retinue.core.decisions import Decision
 from retinue.core.events import ChildStarted, ReasoningDelta, StepStarted, TextDelta, ToolCallArgsDelta
-from retinue.core.plugins import AddMessage, Compact, StopRun
+from retinue.core.plugins import AddMessage, StopRun, UseSummary
 from retinue.core.rows import Answer, Ending, Job, LogRow, Private, StoredRequest
 from retinue.core.runs import Limits, RunIdentity
 from retinue.storage import packs
@@ -97,7 +97,7 @@ def test_private_parts_of_every_type_come_back() -> None:
         answers=(Answer(("c1", "c2"), ("c2", "t"), Decision.resume({"x": 1}, id="d")),),
         writes={"k": [1, None]},
         revision=4,
-        actions=(StopRun("x", "why"), AddMessage("hi"), Compact(2, "short")),
+        actions=(StopRun("x", "why"), AddMessage("hi"), UseSummary(2, "short")),
         jobs=(Job(1, "effect", "m:C", {"y": 1}, "before_tool", 2),),
         done=3,
         phase="step_start",

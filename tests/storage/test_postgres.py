@@ -12,8 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from retinue import ConfigurationError, StoreError
+from retinue import ConfigurationError
 from retinue.core.stores import LogBatch, Reply, ThreadUpdate, Wish
+from retinue.errors import StoreError
 from retinue.storage.postgres import PostgresLink, PostgresStore
 from retinue.storage.urls import open_store
 from retinue.testing.rows import LONG, begin, ended_run, full_batch, public, step_rows, text_rows

@@ -12,18 +12,9 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    ConfigurationError,
-    HarnessAgent,
-    RunResult,
-    Runtime,
-    SqlTaskRepository,
-    StoreFilesystem,
-    SubagentDeclaration,
-    TaskScope,
-    TaskStatus,
-    tool,
-)
+from retinue import ConfigurationError, HarnessAgent, RunResult, Runtime, StoreFilesystem, SubagentDeclaration, tool
+from retinue.stores import SqlTaskRepository
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from tests.subagents.stage import Stage, offered, system
 from tests.tasks.office import Office, eventually, plain, texts

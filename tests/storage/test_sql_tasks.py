@@ -12,23 +12,15 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    ConfigurationError,
-    MemoryStore,
-    RunStatus,
-    SqlTaskRepository,
-    TaskRecord,
-    TaskRepository,
-    TaskScope,
-    TaskSettings,
-    TaskStatus,
-    TaskStoreError,
-)
+from retinue import ConfigurationError, RunStatus
 from retinue.core.stores import LogBatch
+from retinue.errors import TaskStoreError
 from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import BootClock, SqliteDatabase, SqliteStore
 from retinue.storage.upkeep import prune
 from retinue.storage.urls import open_store
+from retinue.stores import MemoryStore, SqlTaskRepository
+from retinue.tasks import TaskRecord, TaskRepository, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.sweeper import Sweeper
@@ -305,7 +297,8 @@ async def test_a_lease_of_another_boot_counts_until_it_was_seen_unchanged(tmp_pa
 
 WRITE = """
 import asyncio, sys
-from retinue import SqlTaskRepository, TaskScope
+from retinue.stores import SqlTaskRepository
+from retinue.tasks import TaskScope
 from retinue.tasks.lifecycle import beat
 
 async def main():

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    ExecutionFailed,
-    FilesystemDown,
-    HarnessAgent,
-    RunStatus,
-    Runtime,
-    StoreFilesystem,
-    file_tools,
-)
+from retinue import ExecutionFailed, HarnessAgent, RunStatus, Runtime, StoreFilesystem, file_tools
+from retinue.errors import FilesystemDown
 from retinue.testing import ScriptedModel, say
 from retinue.testing import call as call_tool
 from tests.workspace.conftest import call

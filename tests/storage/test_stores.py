@@ -15,24 +15,21 @@ from retinue import (
     Agent,
     ConfigurationError,
     HarnessAgent,
-    MemoryStore,
     Message,
     PersistedState,
     RunIdentity,
-    RunRecord,
     RunResult,
     RunStatus,
     Runtime,
     StateKey,
-    Store,
-    StoreError,
-    ThreadRecord,
     ToolCall,
     UnknownRun,
-    event_to_json,
 )
+from retinue.errors import StoreError
+from retinue.events import event_to_json
 from retinue.storage.sql import SqlStore
 from retinue.storage.urls import open_store
+from retinue.stores import MemoryStore, RunRecord, Store, ThreadRecord
 from retinue.testing import ScriptedModel, call, say
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from retinue import StoreError
 from retinue.core.errors import LogUnreadable
 from retinue.core.stores import LogBatch, ThreadUpdate, Wish
+from retinue.errors import StoreError
 from retinue.storage import schema
 from retinue.storage.postgres import PostgresStore
 from retinue.storage.sql import SqlStore

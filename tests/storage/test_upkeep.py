@@ -9,28 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from retinue import (
-    ConfigurationError,
-    Message,
-    PersistedState,
-    Retention,
-    RunIdentity,
-    RunRecord,
-    RunResult,
-    RunStatus,
-    SqlTaskRepository,
-    StoreError,
-    TaskStatus,
-    ThreadRecord,
-)
+from retinue import ConfigurationError, Message, PersistedState, RunIdentity, RunResult, RunStatus
 from retinue.core.events import RunFinished
 from retinue.core.rows import LogRow, Private
 from retinue.core.stores import LogBatch, StoredLog, Wish
+from retinue.errors import StoreError
 from retinue.storage import upkeep
 from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import SqliteStore
 from retinue.storage.upkeep import Pruned, check, keep_pruning, migrate, prune, sql_store
+from retinue.stores import Retention, RunRecord, SqlTaskRepository, ThreadRecord
+from retinue.tasks import TaskStatus
 from retinue.tasks.lifecycle import finish
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.testing.tasks import NOW, task_record

@@ -16,7 +16,6 @@ from retinue import (
     ConfigurationError,
     HarnessAgent,
     LocalFilesystem,
-    PathDenied,
     RunStatus,
     Runtime,
     SubagentDeclaration,
@@ -25,6 +24,7 @@ from retinue import (
     tool,
 )
 from retinue.core.filesystem import Stamp
+from retinue.errors import PathDenied
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.subagents.stage import Stage, declare, harness, offered, spawn, stage, system, told, write
 

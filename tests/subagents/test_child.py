@@ -17,7 +17,6 @@ from retinue import (
     Child,
     ChildAgentError,
     ExecutionBackendError,
-    ExecutionPlan,
     Limits,
     Message,
     NullSink,
@@ -36,6 +35,7 @@ from retinue import (
     run_child_agent_checked,
     tool,
 )
+from retinue.backends import ExecutionPlan
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.busy import Busy
 

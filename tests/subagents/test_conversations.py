@@ -15,7 +15,6 @@ from retinue import (
     ExecutionBackendError,
     HarnessAgent,
     Limits,
-    MemoryStore,
     RunResult,
     RunStatus,
     Runtime,
@@ -24,6 +23,7 @@ from retinue import (
     ToolResult,
     tool,
 )
+from retinue.stores import MemoryStore
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.subagents.stage import Stage, harness, key_in, said, send, spawn, stage, told
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from inline_snapshot import snapshot
 
-from retinue import AddSystemText, HookContext, Plugin, Registrar, Runtime, StateCommand, SubagentDeclaration
+from retinue import HookContext, Plugin, Registrar, Runtime, StateCommand, SubagentDeclaration
+from retinue.plugins import AddSystemText
 from retinue.subagents.prompt import SUBAGENT_CONTEXT
 from retinue.testing import call, say
 from tests.subagents.stage import declare, harness, send, spawn, stage, system, write

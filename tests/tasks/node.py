@@ -13,19 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retinue import (
-    Agent,
-    HarnessAgent,
-    LocalFilesystem,
-    Runtime,
-    SqlTaskRepository,
-    TaskRecord,
-    TaskScope,
-    TaskSettings,
-    TaskStatus,
-    WorkspaceTaskRepository,
-    tool,
-)
+from retinue import Agent, HarnessAgent, LocalFilesystem, Runtime, tool
+from retinue.stores import SqlTaskRepository
+from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.lifecycle import beat, finish
 from retinue.testing import ScriptedModel, call, say
 

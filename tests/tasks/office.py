@@ -9,21 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retinue import (
-    Agent,
-    HarnessAgent,
-    LocalFilesystem,
-    RunResult,
-    Runtime,
-    TaskRecord,
-    TaskRepository,
-    TaskScope,
-    TaskSettings,
-    ToolContext,
-    ToolResult,
-    WorkspaceTaskRepository,
-    tool,
-)
+from retinue import Agent, HarnessAgent, LocalFilesystem, RunResult, Runtime, ToolContext, ToolResult, tool
+from retinue.tasks import TaskRecord, TaskRepository, TaskScope, TaskSettings, WorkspaceTaskRepository
 from retinue.testing import ScriptedModel, call, say
 
 QUICK = TaskSettings(heartbeat=0.05, orphan_after=0.4, sweep_every=0.1, look_every=0.02)

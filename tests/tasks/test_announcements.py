@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from retinue import HarnessAgent, LocalFilesystem, MemoryStore, RunStatus, Runtime, TaskScope, TaskStatus
+from retinue import HarnessAgent, LocalFilesystem, RunStatus, Runtime
+from retinue.stores import MemoryStore
 from retinue.subagents.task_tools import task_summary
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.tasks.task import at
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.tasks import NOW, task_record

@@ -12,18 +12,9 @@ from typing import Any
 
 import pytest
 
-from retinue import (
-    ConfigurationError,
-    HarnessAgent,
-    LocalFilesystem,
-    PathError,
-    RunStatus,
-    Runtime,
-    TaskScope,
-    TaskStatus,
-    TaskStoreError,
-    WorkspaceTaskRepository,
-)
+from retinue import ConfigurationError, HarnessAgent, LocalFilesystem, RunStatus, Runtime
+from retinue.errors import PathError, TaskStoreError
+from retinue.tasks import TaskScope, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.lifecycle import request_cancel
 from retinue.testing import ScriptedModel, call
 from retinue.testing.tasks import task_record

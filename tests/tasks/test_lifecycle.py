@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from retinue import TaskRecord, TaskScope, TaskSettings, TaskStatus
+from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import TASK_MOVES, await_human, beat, begin, finish, request_cancel, sweep
 from retinue.tasks.task import at
 

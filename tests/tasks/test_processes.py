@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from retinue import LocalFilesystem as Local
-from retinue import Runtime, TaskScope, TaskStatus, WorkspaceTaskRepository
+from retinue import Runtime
+from retinue.tasks import TaskScope, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.service import TaskService
 from retinue.testing import call, say
 from retinue.testing.tasks import task_record

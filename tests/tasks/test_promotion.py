@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from retinue import ConfigurationError, HarnessAgent, Limits, RunStatus, TaskScope, TaskStatus, ToolContext, tool
+from retinue import ConfigurationError, HarnessAgent, Limits, RunStatus, ToolContext, tool
 from retinue.subagents import tools
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call
 
 from .office import Office, eventually, plain, task_id_in, texts, value_of

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from retinue import LocalFilesystem, MemoryTaskRepository, TaskRepository, TaskSettings, TaskStatus
-from retinue import WorkspaceTaskRepository as Workspace
+from retinue import LocalFilesystem
+from retinue.tasks import MemoryTaskRepository, TaskRepository, TaskSettings, TaskStatus
+from retinue.tasks import WorkspaceTaskRepository as Workspace
 from retinue.tasks.lifecycle import finish
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.testing import TaskRepositorySuite

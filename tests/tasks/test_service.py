@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from retinue import MemoryTaskRepository, RunResult, RunStatus, TaskStatus
+from retinue import RunResult, RunStatus
 from retinue.core.state import PersistedState
+from retinue.tasks import MemoryTaskRepository, TaskStatus
 from retinue.tasks.service import TaskService
 from retinue.testing.tasks import S1, task_record
 

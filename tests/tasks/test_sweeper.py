@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from retinue import MemoryTaskRepository, StoreError, TaskScope, TaskSettings, TaskStatus
+from retinue.errors import StoreError
+from retinue.tasks import MemoryTaskRepository, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import beat
 from retinue.tasks.service import TaskService
 from retinue.tasks.sweeper import Sweeper

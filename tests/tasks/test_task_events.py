@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from retinue import HarnessAgent, LocalFilesystem, RunStatus, TaskScope, TaskStatus
+from retinue import HarnessAgent, LocalFilesystem, RunStatus
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
 from .office import Office, task_id_in

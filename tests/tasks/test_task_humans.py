@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Decision, DecisionRefused, RunStatus, TaskRecord, TaskScope, TaskStatus, UnknownRun
+from retinue import Decision, DecisionRefused, RunStatus, UnknownRun
+from retinue.tasks import TaskRecord, TaskScope, TaskStatus
 from retinue.tasks.sweeper import Sweeper
 
 from .office import Office, plain, task_id_in, value_of

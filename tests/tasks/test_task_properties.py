@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from retinue import MemoryTaskRepository, TaskRecord, TaskScope, TaskSettings, TaskStatus
+from retinue.tasks import MemoryTaskRepository, TaskRecord, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
 from retinue.tasks.sweeper import Sweeper
 from retinue.tasks.task import at

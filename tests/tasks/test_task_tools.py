@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from retinue import TaskScope, TaskStatus, ToolContext, tool
+from retinue import ToolContext, tool
 from retinue.subagents.task_tools import MOST_MILLISECONDS
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.tasks.service import TaskService
 from retinue.testing import call, say
 

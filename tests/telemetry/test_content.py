@@ -6,11 +6,7 @@ import json
 
 from inline_snapshot import snapshot
 
-from retinue import (
-    Agent,
-    RunStatus,
-    Runtime,
-)
+from retinue import Agent, RunStatus, Runtime
 from retinue.testing import ScriptedModel, call, fail
 from tests.telemetry.agents import leaf, look, run_tree
 from tests.telemetry.collector import Collector, attributes, every

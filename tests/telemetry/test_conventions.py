@@ -9,7 +9,8 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 
-from retinue import FilePart, ImagePart, Message, ReasoningPart, TextPart, ToolCall
+from retinue import FilePart, ImagePart, Message, ToolCall
+from retinue.messages import ReasoningPart, TextPart
 from retinue.telemetry import conventions, metrics
 from retinue.telemetry.content import input_messages
 from retinue.telemetry.conventions import provider_and_model

@@ -11,15 +11,7 @@ from typing import Any
 from inline_snapshot import snapshot
 from opentelemetry.sdk.trace import SpanProcessor
 
-from retinue import (
-    Agent,
-    Decision,
-    RunStatus,
-    Runtime,
-    ToolContext,
-    ToolResult,
-    tool,
-)
+from retinue import Agent, Decision, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.telemetry.operations import RunOperation
 from retinue.testing import ScriptedModel, call, say
 from tests.telemetry.agents import look

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from retinue import Agent, Child, JsonLogFormatter, RunLogFilter, RunLogSink, Runtime, ToolContext, tool
+from retinue import Agent, Child, Runtime, ToolContext, tool
+from retinue.telemetry import JsonLogFormatter, RunLogFilter, RunLogSink
 from retinue.testing import ScriptedModel, call, fail, say
 from tests.telemetry.collector import Collector
 

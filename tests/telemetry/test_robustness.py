@@ -13,14 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from retinue import (
-    Agent,
-    Event,
-    RunStatus,
-    Runtime,
-    Telemetry,
-    tool,
-)
+from retinue import Agent, Event, RunStatus, Runtime, Telemetry, tool
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.telemetry.agents import leaf, tree
 from tests.telemetry.collector import Collector, trace_id
@@ -86,7 +79,7 @@ async def test_an_exporter_that_raises_does_not_hurt_the_run() -> None:
 
 
 def test_what_to_install_is_said() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import retinue; retinue.RunLogSink(); retinue.Telemetry()"
+    code = "import sys; sys.modules['opentelemetry'] = None; import retinue; from retinue.telemetry import RunLogSink, Telemetry; RunLogSink(); Telemetry()"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert 'Telemetry needs: pip install "retinue[otel]"' in out.stderr
 

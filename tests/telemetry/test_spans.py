@@ -21,12 +21,11 @@ from retinue import (
     ToolCallStatus,
     ToolContext,
     ToolResult,
-    event_from_json,
-    event_to_json,
     run_child_agent,
     tool,
 )
 from retinue.core.events import ChildStarted, RunFinished, RunStarted, StepStarted, ToolCallFinished, ToolCallReady
+from retinue.events import event_from_json, event_to_json
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.telemetry.agents import leaf, run_tree, spent, tree
 from tests.telemetry.collector import Collector, attributes, every, span_id, trace_id

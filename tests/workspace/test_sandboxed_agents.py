@@ -17,10 +17,9 @@ from retinue import (
     Runtime,
     SandboxFilesystem,
     SubagentDeclaration,
-    TaskScope,
-    TaskStatus,
     ToolContext,
 )
+from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 
 LOOK = "pwd; ls -d /root /home /var 2>/dev/null | wc -l; ls"

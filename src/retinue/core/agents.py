@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from .delegation import AgentTool, HandOffTool, TaskTool
+from .delegation import AgentTool, TaskTool, TransferTool
 from .errors import ConfigurationError
 from .functions import FunctionTool, as_tool
 from .messages import Message
@@ -76,7 +76,7 @@ class Agent:
         if self.conflicts not in ("error", "last_wins"):
             raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {self.conflicts!r}")
         targets = [target if isinstance(target, str) else target.name for target in self.handoffs]
-        tools = (*[as_tool(candidate) for candidate in self.tools], *map(HandOffTool, targets))
+        tools = (*[as_tool(candidate) for candidate in self.tools], *map(TransferTool, targets))
         object.__setattr__(self, "tools", tools)
         plugins = tuple(self.plugins)
         names = [plugin.name for plugin in plugins]

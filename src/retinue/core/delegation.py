@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .lifecycle import RunStatus
-from .plugins import HandOff
+from .plugins import TransferTo
 from .results import SuspendTicket, ToolOutput, ToolResult
 from .runs import RunResult
 from .state import StateCommand
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .context import ToolContext
 
 
-class HandOffTool(Tool):
+class TransferTool(Tool):
     """Gives the run to another agent, after this step."""
 
     idempotent = True
@@ -30,7 +30,7 @@ class HandOffTool(Tool):
         self.descriptor = ToolDescriptor(name, name, text, _object({"reason": reason}, []))
 
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
-        command = StateCommand().schedule(HandOff(self.target, args.get("reason", "")))
+        command = StateCommand().schedule(TransferTo(self.target, args.get("reason", "")))
         return ToolOutput.with_command(ToolResult.success(f"{self.target} goes on from here."), command)
 
 

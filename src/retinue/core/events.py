@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
@@ -36,7 +36,9 @@ class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
 
 
 class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
-    kind: ClassVar[str] = "run_started"
+    """The first event of a run."""
+
+    kind: ClassVar[Literal["run_started"]] = "run_started"
 
     thread_id: str
     parent_tool_call_id: str | None = None
@@ -47,7 +49,9 @@ class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
 
 
 class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"):
-    kind: ClassVar[str] = "run_finished"
+    """The last event of a run, whatever its status."""
+
+    kind: ClassVar[Literal["run_finished"]] = "run_finished"
 
     status: RunStatus
     termination: str
@@ -59,7 +63,9 @@ class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"
 
 
 class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"):
-    kind: ClassVar[str] = "step_started"
+    """A step begins: one model call and the tool calls it asks for."""
+
+    kind: ClassVar[Literal["step_started"]] = "step_started"
 
     step: int
     model: str = ""
@@ -67,20 +73,26 @@ class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"
 
 
 class StepFinished(Event, frozen=True, kw_only=True, gc=False, tag="step_finished"):
-    kind: ClassVar[str] = "step_finished"
+    """A step and its tool calls have ended."""
+
+    kind: ClassVar[Literal["step_finished"]] = "step_finished"
 
     step: int
 
 
 class TextDelta(Event, frozen=True, kw_only=True, gc=False, tag="text_delta"):
-    kind: ClassVar[str] = "text_delta"
+    """A piece of the model's text."""
+
+    kind: ClassVar[Literal["text_delta"]] = "text_delta"
 
     delta: str
     message_id: str = ""
 
 
 class ReasoningDelta(Event, frozen=True, kw_only=True, gc=False, tag="reasoning_delta"):
-    kind: ClassVar[str] = "reasoning_delta"
+    """A piece of the model's reasoning."""
+
+    kind: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
 
     delta: str
     message_id: str = ""
@@ -89,7 +101,7 @@ class ReasoningDelta(Event, frozen=True, kw_only=True, gc=False, tag="reasoning_
 class InferenceFinished(Event, frozen=True, kw_only=True, gc=False, tag="inference_finished"):
     """The model has answered: `message` is the whole of it."""
 
-    kind: ClassVar[str] = "inference_finished"
+    kind: ClassVar[Literal["inference_finished"]] = "inference_finished"
 
     step: int
     message: Message
@@ -101,7 +113,7 @@ class InferenceFinished(Event, frozen=True, kw_only=True, gc=False, tag="inferen
 class ToolCallStarted(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_started"):
     """The model began to ask for a call; its arguments are still coming."""
 
-    kind: ClassVar[str] = "tool_call_started"
+    kind: ClassVar[Literal["tool_call_started"]] = "tool_call_started"
 
     call_id: str
     tool_name: str
@@ -109,7 +121,9 @@ class ToolCallStarted(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
 
 
 class ToolCallArgsDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_args_delta"):
-    kind: ClassVar[str] = "tool_call_args_delta"
+    """A piece of the arguments of a call, as JSON text."""
+
+    kind: ClassVar[Literal["tool_call_args_delta"]] = "tool_call_args_delta"
 
     call_id: str
     delta: str
@@ -118,7 +132,7 @@ class ToolCallArgsDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_ca
 class ToolCallReady(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_ready"):
     """The call's arguments are complete and its work begins."""
 
-    kind: ClassVar[str] = "tool_call_ready"
+    kind: ClassVar[Literal["tool_call_ready"]] = "tool_call_ready"
 
     call_id: str
     tool_name: str
@@ -126,7 +140,9 @@ class ToolCallReady(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_r
 
 
 class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_finished"):
-    kind: ClassVar[str] = "tool_call_finished"
+    """A call has ended, or waits for a human."""
+
+    kind: ClassVar[Literal["tool_call_finished"]] = "tool_call_finished"
 
     call_id: str
     tool_name: str
@@ -139,7 +155,7 @@ class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_cal
 class ToolCallStreamDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_stream_delta"):
     """A piece of output of a call that is still running."""
 
-    kind: ClassVar[str] = "tool_call_stream_delta"
+    kind: ClassVar[Literal["tool_call_stream_delta"]] = "tool_call_stream_delta"
 
     call_id: str = ""
     tool_name: str = ""
@@ -147,7 +163,9 @@ class ToolCallStreamDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_
 
 
 class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_resumed"):
-    kind: ClassVar[str] = "tool_call_resumed"
+    """A call that waited continues."""
+
+    kind: ClassVar[Literal["tool_call_resumed"]] = "tool_call_resumed"
 
     call_id: str
     tool_name: str
@@ -158,7 +176,7 @@ class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
 class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snapshot"):
     """The persistent state a run begins with."""
 
-    kind: ClassVar[str] = "state_snapshot"
+    kind: ClassVar[Literal["state_snapshot"]] = "state_snapshot"
 
     revision: int
     state: dict[str, Any]
@@ -167,7 +185,7 @@ class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snaps
 class StateDelta(Event, frozen=True, kw_only=True, gc=False, tag="state_delta"):
     """One commit: the new values of the persistent keys it wrote."""
 
-    kind: ClassVar[str] = "state_delta"
+    kind: ClassVar[Literal["state_delta"]] = "state_delta"
 
     revision: int
     delta: dict[str, Any]
@@ -177,13 +195,15 @@ class StateDelta(Event, frozen=True, kw_only=True, gc=False, tag="state_delta"):
 class MessagesSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="messages_snapshot"):
     """The conversation a run continues, before its input."""
 
-    kind: ClassVar[str] = "messages_snapshot"
+    kind: ClassVar[Literal["messages_snapshot"]] = "messages_snapshot"
 
     messages: tuple[Message, ...]
 
 
 class ActivitySnapshot(Event, frozen=True, kw_only=True, gc=False, tag="activity_snapshot"):
-    kind: ClassVar[str] = "activity_snapshot"
+    """The activity that a call shows; it replaces what was shown under that type."""
+
+    kind: ClassVar[Literal["activity_snapshot"]] = "activity_snapshot"
 
     call_id: str = ""
     activity_type: str
@@ -193,7 +213,7 @@ class ActivitySnapshot(Event, frozen=True, kw_only=True, gc=False, tag="activity
 class ActivityDelta(Event, frozen=True, kw_only=True, gc=False, tag="activity_delta"):
     """A JSON Patch to the activity of that type."""
 
-    kind: ClassVar[str] = "activity_delta"
+    kind: ClassVar[Literal["activity_delta"]] = "activity_delta"
 
     call_id: str = ""
     activity_type: str
@@ -201,7 +221,9 @@ class ActivityDelta(Event, frozen=True, kw_only=True, gc=False, tag="activity_de
 
 
 class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_started"):
-    kind: ClassVar[str] = "child_started"
+    """A call has started a child run."""
+
+    kind: ClassVar[Literal["child_started"]] = "child_started"
 
     call_id: str
     child_run_id: str
@@ -210,7 +232,9 @@ class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_starte
 
 
 class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finished"):
-    kind: ClassVar[str] = "child_finished"
+    """A child run has ended, or waits."""
+
+    kind: ClassVar[Literal["child_finished"]] = "child_finished"
 
     call_id: str
     child_run_id: str
@@ -219,7 +243,9 @@ class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finis
 
 
 class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"):
-    kind: ClassVar[str] = "task_updated"
+    """A background task has a new status."""
+
+    kind: ClassVar[Literal["task_updated"]] = "task_updated"
 
     task_id: str
     status: str
@@ -228,7 +254,9 @@ class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"
 
 
 class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
-    kind: ClassVar[str] = "handoff"
+    """Another agent continues the run."""
+
+    kind: ClassVar[Literal["handoff"]] = "handoff"
 
     to_agent: str
     reason: str = ""
@@ -237,7 +265,7 @@ class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
 class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
     """Whatever a tool or plugin wants its audience to know."""
 
-    kind: ClassVar[str] = "custom"
+    kind: ClassVar[Literal["custom"]] = "custom"
 
     data: Any
     call_id: str | None = None
@@ -246,7 +274,7 @@ class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
 class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
     """Something went wrong; `fatal` where the run ends by it."""
 
-    kind: ClassVar[str] = "error"
+    kind: ClassVar[Literal["error"]] = "error"
 
     message: str
     code: str | None = None
@@ -261,10 +289,39 @@ class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
 class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):
     """A stored event of a kind this version does not know, kept as it was."""
 
-    kind: ClassVar[str] = "unknown"
+    kind: ClassVar[Literal["unknown"]] = "unknown"
 
     original: dict[str, Any]
 
+
+AnyEvent = (
+    RunStarted
+    | RunFinished
+    | StepStarted
+    | StepFinished
+    | TextDelta
+    | ReasoningDelta
+    | InferenceFinished
+    | ToolCallStarted
+    | ToolCallArgsDelta
+    | ToolCallReady
+    | ToolCallFinished
+    | ToolCallStreamDelta
+    | ToolCallResumed
+    | StateSnapshot
+    | StateDelta
+    | MessagesSnapshot
+    | ActivitySnapshot
+    | ActivityDelta
+    | ChildStarted
+    | ChildFinished
+    | TaskUpdated
+    | Handoff
+    | Custom
+    | ErrorRaised
+    | UnknownEvent
+)
+"""Any event. It narrows by class and by `kind`."""
 
 Sink = Callable[[Event], None]
 """Receives events. It returns quickly and does not raise."""

@@ -58,7 +58,13 @@ class FilePart(Struct, frozen=True, kw_only=True, tag="file", tag_field="type"):
     name: str | None = None
 
 
-Part = TextPart | ReasoningPart | ImagePart | FilePart
+class DataPart(Struct, frozen=True, tag="data", tag_field="type"):
+    """A JSON value."""
+
+    data: Any
+
+
+Part = TextPart | ReasoningPart | ImagePart | FilePart | DataPart
 
 
 class ToolCall(Struct, frozen=True, gc=False):

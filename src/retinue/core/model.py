@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from .messages import Message
+from .messages import DataPart, FilePart, ImagePart, Message
 from .runs import Usage
 from .tools import ToolDescriptor
 
@@ -38,6 +38,12 @@ class ReasoningChunk(Struct, frozen=True, gc=False):
     text: str
     signature: str | None = None
     """The provider's proof, with the name of its wire in front; it ends the piece of thought it is on."""
+
+
+class PartChunk(Struct, frozen=True, gc=False):
+    """A file, an image or data that the model produced; it is in the message before the text."""
+
+    part: FilePart | ImagePart | DataPart
 
 
 class CallChunk(Struct, frozen=True, gc=False):
@@ -73,7 +79,7 @@ class Retrying(Struct, frozen=True, gc=False, kw_only=True):
     restarts: bool = False
 
 
-ModelChunk = TextChunk | ReasoningChunk | CallChunk | TurnEnd | Retrying
+ModelChunk = TextChunk | ReasoningChunk | PartChunk | CallChunk | TurnEnd | Retrying
 
 
 @runtime_checkable

@@ -103,31 +103,38 @@ class Hook(Struct, frozen=True):
         return f"hook {getattr(self.function, '__name__', 'hook')!r} of plugin {self.plugin!r}"
 
 
-class AddContextMessage(Struct, frozen=True, tag="add_context_message"):
+class Action(Struct, frozen=True):
+    """The base of what a command can schedule, and of effects: a record with a JSON form.
+
+    Subclass it for an action of your own (`frozen=True`), and register who carries it out with `r.action(Kind, handler)`
+    or `r.effect(Kind, handler)`."""
+
+
+class AddContextMessage(Action, frozen=True, tag="add_context_message"):
     """Action: the model reads this message in the next request only."""
 
     text: str
 
 
-class AddSystemText(Struct, frozen=True, tag="add_system_text"):
+class AddSystemText(Action, frozen=True, tag="add_system_text"):
     """Action: the system message of the next request goes on with this text."""
 
     text: str
 
 
-class ExcludeTools(Struct, frozen=True, tag="exclude_tools"):
+class ExcludeTools(Action, frozen=True, tag="exclude_tools"):
     """Action: the next request does not offer these tools."""
 
     names: tuple[str, ...]
 
 
-class IncludeTools(Struct, frozen=True, tag="include_tools"):
+class IncludeTools(Action, frozen=True, tag="include_tools"):
     """Action: the next request offers only these tools."""
 
     names: tuple[str, ...]
 
 
-class OverrideSettings(Struct, frozen=True, tag="override_settings"):
+class OverrideSettings(Action, frozen=True, tag="override_settings"):
     """Action: model settings for the next request, over the agent's."""
 
     settings: dict[str, Any]
@@ -136,14 +143,14 @@ class OverrideSettings(Struct, frozen=True, tag="override_settings"):
 StepAction = AddContextMessage | AddSystemText | ExcludeTools | IncludeTools | OverrideSettings
 
 
-class HandOff(Struct, frozen=True, tag="hand_off"):
+class TransferTo(Action, frozen=True, tag="hand_off"):
     """Action: after this step another agent goes on with the run."""
 
     to: str
     reason: str = ""
 
 
-class StopRun(Struct, frozen=True, tag="stop_run"):
+class StopRun(Action, frozen=True, tag="stop_run"):
     """Action: the run ends with this step, completed or failed, as `limit:<name>`."""
 
     name: str
@@ -151,7 +158,7 @@ class StopRun(Struct, frozen=True, tag="stop_run"):
     completed: bool = False
 
 
-class Compact(Struct, frozen=True, tag="compact"):
+class UseSummary(Action, frozen=True, tag="compact"):
     """Action: from now on the model reads `summary` in place of the first `count` messages of the conversation.
 
     The conversation itself stays whole."""
@@ -160,13 +167,13 @@ class Compact(Struct, frozen=True, tag="compact"):
     summary: str
 
 
-class AddMessage(Struct, frozen=True, tag="add_message"):
+class AddMessage(Action, frozen=True, tag="add_message"):
     """Action: the conversation goes on with this message, for good. The model reads it as the user's; users need not."""
 
     text: str
 
 
-RunAction = HandOff | StopRun | Compact | AddMessage
+RunAction = TransferTo | StopRun | UseSummary | AddMessage
 
 
 class Plugin:

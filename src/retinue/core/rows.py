@@ -17,13 +17,13 @@ from .plugins import (
     AddContextMessage,
     AddMessage,
     AddSystemText,
-    Compact,
     ExcludeTools,
-    HandOff,
     IncludeTools,
     OverrideSettings,
     Phase,
     StopRun,
+    TransferTo,
+    UseSummary,
 )
 from .runs import Limits, RunIdentity, Usage
 
@@ -33,9 +33,9 @@ LoopAction = (
     | ExcludeTools
     | IncludeTools
     | OverrideSettings
-    | HandOff
+    | TransferTo
     | StopRun
-    | Compact
+    | UseSummary
     | AddMessage
 )
 """Actions that the loop carries out itself."""

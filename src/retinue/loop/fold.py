@@ -35,7 +35,7 @@ from ..core.events import (
 )
 from ..core.lifecycle import ENDED, RunStatus, ToolCallStatus
 from ..core.messages import Message, Visibility
-from ..core.plugins import AddMessage, Compact, HandOff, StopRun
+from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.rows import Ending, LogRow, Private
 from ..core.runs import Usage
 from .state import EMPTY, NO_REQUEST, CallState, ChildRef, LogState, RunState, TaskState, message_id
@@ -123,11 +123,11 @@ def _commit(run: RunState, p: Private) -> None:
 
 def _act(run: RunState, action: Any) -> None:
     """An action of the loop itself; the first handoff and the first stop count."""
-    if isinstance(action, HandOff):
+    if isinstance(action, TransferTo):
         run.next_agent = run.next_agent or action
     elif isinstance(action, StopRun):
         run.stopping = run.stopping or action
-    elif isinstance(action, Compact):
+    elif isinstance(action, UseSummary):
         run.compacted = action
     elif isinstance(action, AddMessage):
         run.message_count += 1

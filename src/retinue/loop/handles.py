@@ -34,7 +34,7 @@ class TextStream:
         return "".join([delta.delta for delta in said])
 
 
-class ChildHandle:
+class ChildRun:
     """One child of a run, while it works and after. It is identified by the call that started it."""
 
     def __init__(self, log: LiveLog, started: ChildStarted) -> None:
@@ -59,7 +59,7 @@ class ChildHandle:
         return TextStream(self._log, self.run_id)
 
     @property
-    def children(self) -> AsyncIterator[ChildHandle]:
+    def children(self) -> AsyncIterator[ChildRun]:
         """The children it starts, as it starts them."""
         return children_of(self._log, self.run_id)
 
@@ -70,8 +70,8 @@ class ChildHandle:
         return self._log.results[self.run_id]
 
 
-async def children_of(log: LiveLog, run_id: str) -> AsyncIterator[ChildHandle]:
+async def children_of(log: LiveLog, run_id: str) -> AsyncIterator[ChildRun]:
     """Yield the children of a run as they start, until it ends."""
     async for event in log.feed(run_id).follow():
         if isinstance(event, ChildStarted):
-            yield ChildHandle(log, event)
+            yield ChildRun(log, event)

@@ -20,7 +20,7 @@ from ..core.events import (
 )
 from ..core.lifecycle import CALL_MOVES, ENDED, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall
-from ..core.plugins import Compact, HandOff, StepAction, StopRun
+from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.runs import NO_USAGE, RunIdentity, Usage
@@ -101,7 +101,7 @@ class RunState(Struct, eq=True):
     message_count: int = 0
     """The number of message ids used so far."""
     used_call_ids: set[str] = field(default_factory=set[str])
-    compacted: Compact | None = None
+    compacted: UseSummary | None = None
     values: dict[str, Any] = EMPTY
     """All state values by key name; as JSON where they were read from a store."""
     foreign: dict[str, Any] = EMPTY
@@ -128,7 +128,7 @@ class RunState(Struct, eq=True):
     offered: tuple[str, ...] | None = None
     step_actions: tuple[StepAction, ...] = ()
     """Actions of hooks for the next request."""
-    next_agent: HandOff | None = None
+    next_agent: TransferTo | None = None
     stopping: StopRun | None = None
     blocked: str | None = None
     limit: str | None = None

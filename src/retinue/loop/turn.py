@@ -19,7 +19,7 @@ from ..core.events import (
 from ..core.failures import ModelRefused, OutputTruncated
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
-from ..core.model import CallChunk, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
+from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
     AddContextMessage,
     AddSystemText,
@@ -61,6 +61,8 @@ class _Draft(Struct, eq=False):
             self.take_call(chunk)
         elif isinstance(chunk, ReasoningChunk):
             self.take_reasoning(chunk)
+        elif isinstance(chunk, PartChunk):
+            self.parts.append(chunk.part)
         elif isinstance(chunk, Retrying):
             self.take_retry(chunk)
         else:

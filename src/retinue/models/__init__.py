@@ -1,1 +1,15 @@
-"""Language models, by name."""
+"""Language models by name, the contract of a model, retries, fallbacks and prices."""
+
+# fmt: off
+from ..core.model import (
+    CallChunk, Model, ModelChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd,
+)
+from .fallback import FallbackModel
+from .prices import prices
+from .registry import bridge_model, open_model
+from .resilience import RetryPolicy
+
+__all__ = [
+    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelRequest", "PartChunk", "ReasoningChunk", "RetryPolicy",
+    "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices",
+]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..core.codec import to_json_text
 from ..core.errors import ConfigurationError, ModelError
 from ..core.failures import (
     ContextOverflow,
@@ -23,7 +24,7 @@ from ..core.failures import (
     ModelTimeout,
     ModelUnavailable,
 )
-from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role, TextPart
+from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPart, Role, TextPart
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from .content import chosen_tool, take_settings
@@ -246,14 +247,16 @@ def _request_parts(message: Message, names: dict[str, str]) -> list[theirs.Model
 
 def _contents(message: Message) -> Any:
     made = [_content(part) for part in message.parts if not isinstance(part, ReasoningPart)]
-    return message.text if all(isinstance(each, str) for each in made) else made
+    return "".join(made) if all(isinstance(each, str) for each in made) else made
 
 
-def _content(part: TextPart | ImagePart | FilePart) -> Any:
+def _content(part: TextPart | ImagePart | FilePart | DataPart) -> Any:
     from pydantic_ai import messages as theirs
 
     if isinstance(part, TextPart):
         return part.text
+    if isinstance(part, DataPart):
+        return to_json_text(part.data)
     if part.url is not None:
         return theirs.ImageUrl(part.url) if isinstance(part, ImagePart) else theirs.DocumentUrl(part.url)
     try:

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import msgspec
 
+from ..core.codec import to_json_text
 from ..core.failures import ModelRequestInvalid
-from ..core.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from ..core.messages import DataPart, FilePart, ImagePart, Message, TextPart, ToolCall
 
 Block = dict[str, Any]
 
@@ -33,6 +34,8 @@ def blocks_of(
                 made.append(text(part.text))
         elif isinstance(part, ImagePart | FilePart):
             made.append(other(part))
+        elif isinstance(part, DataPart):
+            made.append(text(to_json_text(part.data)))
     return made
 
 

@@ -1,17 +1,19 @@
-"""Plugins that come with Retinue: when to stop, what is allowed, and what the model reads of a long conversation."""
+"""Plugins extend an agent with hooks, state keys and tools; some come with Retinue."""
 
+# fmt: off
+from ..core.plugins import (
+    Action, AddContextMessage, AddMessage, AddSystemText, Block, ExcludeTools, HookContext, HookFunction,
+    IncludeTools, OverrideSettings, PHASES, Phase, Plugin, Registrar, SetResult, StopRun, Suspend, TransferTo,
+    UseSummary,
+)
 from .compaction import Compaction
 from .permissions import Permissions
 from .results import ResultFiles
-from .stopping import StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool
+from .stopping import StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool, StopPolicy
 
 __all__ = [
-    "Compaction",
-    "Permissions",
-    "ResultFiles",
-    "StopAfterSeconds",
-    "StopAfterSteps",
-    "StopAfterTokens",
-    "StopOnRepeat",
-    "StopOnTool",
+    "Action", "AddContextMessage", "AddMessage", "AddSystemText", "Block", "Compaction", "ExcludeTools",
+    "HookContext", "HookFunction", "IncludeTools", "OverrideSettings", "PHASES", "Permissions", "Phase", "Plugin",
+    "Registrar", "ResultFiles", "SetResult", "StopAfterSeconds", "StopAfterSteps", "StopAfterTokens", "StopOnRepeat",
+    "StopOnTool", "StopPolicy", "StopRun", "Suspend", "TransferTo", "UseSummary",
 ]

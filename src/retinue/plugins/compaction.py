@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.errors import ConfigurationError
 from ..core.messages import Message, Role
 from ..core.model import CHARACTERS_PER_TOKEN
-from ..core.plugins import Compact, HookContext, Plugin, Registrar
+from ..core.plugins import HookContext, Plugin, Registrar, UseSummary
 from ..core.state import StateCommand
 
 Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
@@ -46,7 +46,7 @@ class Compaction(Plugin):
             "kept": [message.id for message in ctx.messages[end:]],
             "summary": summary,
         }
-        return StateCommand().schedule(Compact(end, summary)).event(told)
+        return StateCommand().schedule(UseSummary(end, summary)).event(told)
 
     def _boundary(self, messages: Sequence[Message]) -> int:
         """Where the kept part begins: never between a call and its result."""

@@ -13,7 +13,7 @@ from ..core.state import StateCommand
 Number = TypeVar("Number", int, float)
 
 
-class _StopPolicy(Plugin, ABC):
+class StopPolicy(Plugin, ABC):
     """Asks after every answer of the model whether the run should end before its calls are made."""
 
     def register(self, r: Registrar) -> None:
@@ -31,7 +31,7 @@ class _StopPolicy(Plugin, ABC):
         """Why the run should end now, or None."""
 
 
-class StopAfterSteps(_StopPolicy):
+class StopAfterSteps(StopPolicy):
     """Fails a run whose model still asks for calls in step `steps`; those calls are not made."""
 
     name = "stop_after_steps"
@@ -43,7 +43,7 @@ class StopAfterSteps(_StopPolicy):
         return f"the run was to answer within {self.steps} steps" if ctx.step >= self.steps else None
 
 
-class StopAfterSeconds(_StopPolicy):
+class StopAfterSeconds(StopPolicy):
     """Fails a run whose model still asks for calls after `seconds`."""
 
     name = "stop_after_seconds"
@@ -55,7 +55,7 @@ class StopAfterSeconds(_StopPolicy):
         return f"the run was to answer within {self.seconds:g} s" if ctx.elapsed() >= self.seconds else None
 
 
-class StopAfterTokens(_StopPolicy):
+class StopAfterTokens(StopPolicy):
     """Fails a run whose model still asks for calls after it has used `tokens`."""
 
     name = "stop_after_tokens"
@@ -68,7 +68,7 @@ class StopAfterTokens(_StopPolicy):
         return f"the run has used {used} of {self.tokens} tokens" if used >= self.tokens else None
 
 
-class StopOnRepeat(_StopPolicy):
+class StopOnRepeat(StopPolicy):
     """Fails a run whose model says the same, with the same calls, `times` times in a row."""
 
     name = "stop_on_repeat"

@@ -10,7 +10,7 @@ from ..core.context import GRACE
 from ..core.errors import OwnershipLost
 from ..core.events import Event
 from ..core.runs import RunResult
-from ..loop.handles import ChildHandle, children_of
+from ..loop.handles import ChildRun, children_of
 from ..loop.log import LiveLog
 from ..wire.parts import Mode, PartsProjection, StreamPart
 
@@ -63,11 +63,11 @@ class Run:
                 yield part
 
     @property
-    def children(self) -> AsyncIterator[ChildHandle]:
+    def children(self) -> AsyncIterator[ChildRun]:
         """The children of this run, as they start."""
         return self._children()
 
-    async def _children(self) -> AsyncIterator[ChildHandle]:
+    async def _children(self) -> AsyncIterator[ChildRun]:
         log, _ = await self._open()
         async for child in children_of(log, self.run_id):
             yield child

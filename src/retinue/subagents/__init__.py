@@ -1,1 +1,15 @@
-"""Delegation: how a tool starts another agent and what comes back."""
+"""Sub-agents: how they are declared, how a tool starts one, and what comes back."""
+
+# fmt: off
+from ..core.children import Child, ChildErrorForwarding, ParentContext
+from .child import run_child_agent, run_child_agent_checked
+from .declarations import SubagentDeclaration, WorkspaceMode
+from .harness import HarnessAgent
+from .passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
+from .remote import RemoteSubagentStub
+
+__all__ = [
+    "Child", "ChildErrorForwarding", "HarnessAgent", "ParentContext", "RemoteSubagentStub", "StreamedChild",
+    "StreamingPassthroughSink", "SubagentDeclaration", "WorkspaceMode", "run_child_agent", "run_child_agent_checked",
+    "run_streaming_subagent",
+]

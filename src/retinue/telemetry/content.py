@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.codec import to_json_text
-from ..core.messages import FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart
 
 json_text = to_json_text
 
@@ -47,3 +47,5 @@ def _part(part: Part) -> dict[str, Any]:
             modality = "image" if isinstance(part, ImagePart) else "file"
             kind = {"type": "uri", "uri": part.url} if part.url is not None else {"type": "blob"}
             return {**kind, "modality": modality, "mime_type": part.media_type}
+        case DataPart():
+            return {"type": "data", "content": part.data}

@@ -1,0 +1,20 @@
+"""Messages of a conversation, their parts, and the tool calls they ask for."""
+
+# fmt: off
+from .core.messages import (
+    DataPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCall,
+    Visibility,
+)
+
+__all__ = [
+    "DataPart", "FilePart", "ImagePart", "Message", "Part", "ReasoningPart", "Role", "TextPart", "ToolCall",
+    "Visibility",
+]

@@ -1,0 +1,14 @@
+"""Runs: their handles, results, limits and states, and the decisions that humans take."""
+
+# fmt: off
+from .core.decisions import Decision
+from .core.lifecycle import RunStatus, ToolCallStatus
+from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
+from .loop.handles import ChildRun, TextStream
+from .loop.state import CallState, LogState, RunState
+from .runtime import Run, Runtime
+
+__all__ = [
+    "CallState", "ChildRun", "Decision", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Run", "RunIdentity", "RunResult",
+    "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
+]

@@ -1,0 +1,14 @@
+"""Tools: what a model may call, what a call is given, and what it returns."""
+
+# fmt: off
+from .core.context import CancellationToken, ProgressStatus, ToolContext
+from .core.frontend import FrontEndTool
+from .core.functions import FunctionTool, tool
+from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
+from .core.tools import Tool, ToolDescriptor
+from .workspace import file_tools, shell_tool
+
+__all__ = [
+    "CancellationToken", "FrontEndTool", "FunctionTool", "ProgressStatus", "ResumeMode", "SuspendTicket", "Tool",
+    "ToolContext", "ToolDescriptor", "ToolOutput", "ToolResult", "ToolStatus", "file_tools", "shell_tool", "tool",
+]
