@@ -64,7 +64,7 @@ class ForeignRun:
             self._has_text = True
         if isinstance(event, TextDelta | ReasoningDelta):
             event = replace(event, message_id=message_id(run, run.message_count + 1))
-        self.parent.log.append_delta(run, event)
+        self.parent.log.append(run, event)
 
     def finish(self, result: RunResult) -> RunResult:
         """Tell how it ended, once."""
@@ -77,9 +77,7 @@ class ForeignRun:
         if result.response:
             said = (Message.assistant(result.response, id=message_id(run, run.message_count + 1)),)
             if not self._has_text:
-                log.append_delta(
-                    run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1))
-                )
+                log.append(run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1)))
         if result.status is RunStatus.FAILED:
             log.append(run, ErrorRaised(message=result.error or "", code=result.termination, fatal=True))
         log.append(

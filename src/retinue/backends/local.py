@@ -21,13 +21,12 @@ from ..core.messages import Role
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
+from ..loop.calls import context_for
 from ..loop.endings import close_run, start_leg
-from ..loop.execute import context_for
 from ..loop.execution import Execution
-from ..loop.limits import child_refusal, refuse_child
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
-from ..loop.state import ChildRef, RunState
+from ..loop.state import ChildRef, RunState, child_refusal, refuse_child
 from .setup import Blueprint, begin, continue_run, result_again, set_up, thread_after
 
 LAST_MOMENT = 1.0

@@ -19,11 +19,9 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
-from ..loop.execution import Equipment, Execution, result_of
-from ..loop.jobs import shown
-from ..loop.limits import Slots
+from ..loop.execution import Equipment, Execution, Slots, result_of
 from ..loop.log import LiveLog
-from ..loop.phases import HookTable
+from ..loop.phases import HookTable, shown
 from ..loop.run import SUSPENDED, begin_run
 from ..loop.state import RunState
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,20 @@ from msgspec import Struct
 from ..core.agents import Agent, Toolbox
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
-from ..core.events import ErrorRaised, Event, RunFinished, StepFinished, StepStarted
+from ..core.events import ErrorRaised, Event, RunFinished, StepFinished
 from ..core.lifecycle import ENDED, RUN_MOVES, RunStatus
 from ..core.messages import Message, ToolCall, Visibility
 from ..core.model import Model, ModelRequest
 from ..core.plugins import HookContext, Phase
 from ..core.results import ToolResult
 from ..core.rows import Ending, Private
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor
-from .limits import Slots, is_limited
 from .log import LiveLog
 from .phases import HookTable
-from .state import RunState, message_id
+from .state import RUNNING, RunState, is_limited, message_id
 from .tickets import tickets_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,69 @@ class Equipment(Struct, frozen=True, gc=False):
     toolbox: Toolbox
     descriptors: tuple[ToolDescriptor, ...]
     hooks: HookTable
+
+
+class Slots:
+    """Slots for the tool calls of a tree that run at once. A run with a limit of its own takes a slot here and one above.
+
+    A call that starts a child gives its slot back for good, so a tree cannot wait for itself.
+    """
+
+    __slots__ = ("_above", "_free", "_waiting", "limit")
+
+    def __init__(self, limit: int, above: Slots | None = None) -> None:
+        self.limit, self._free, self._above = limit, limit, above
+        self._waiting: deque[asyncio.Future[None]] | None = None
+        """Calls that wait for a slot; most trees never have any."""
+
+    def below(self, limits: Limits | None) -> Slots:
+        """The slots of a child with these limits: the same ones unless the limits are narrower."""
+        return self if limits is None or limits.parallel >= self.limit else Slots(limits.parallel, self)
+
+    def take_now(self) -> bool:
+        """Take a slot if one is free."""
+        if self._free > 0 and (self._above is None or self._above.take_now()):
+            self._free -= 1
+            return True
+        return False
+
+    async def take(self) -> None:
+        """Wait for a free slot and take it; first come, first served."""
+        if self._free > 0:
+            self._free -= 1
+        else:
+            await self._turn()
+        if self._above is not None:
+            try:
+                await self._above.take()
+            except asyncio.CancelledError:
+                self._give_own_back()
+                raise
+
+    async def _turn(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_own_back()  # it got a slot and never used it
+            raise
+
+    def give_back(self) -> None:
+        self._give_own_back()
+        if self._above is not None:
+            self._above.give_back()
+
+    def _give_own_back(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 Equip = Callable[["Execution", str], Equipment]
@@ -91,6 +154,8 @@ class Execution:
         "toolbox",
         "was_interrupted",
     )
+    snapshot: Snapshot
+    """The state that the calls of this step see."""
 
     def __init__(
         self,
@@ -111,10 +176,8 @@ class Execution:
         self.use(equipment)
         self.is_stored = log.writer is not None
         self.is_limited = is_limited(log.tree, state)
-        self.was_interrupted = state.leg > 0 and state.status is RunStatus.RUNNING
+        self.was_interrupted = state.leg > 0 and state.status is RUNNING
         """True if its process ended while it ran, until the loop has dealt with that."""
-        self.snapshot: Snapshot | None = None
-        """The state that the calls of this step see."""
         self.holding: set[str] = set()
         """The calls that have a slot."""
         self.asked_again: dict[str, set[int]] = {}
@@ -149,29 +212,22 @@ class Execution:
     @property
     def is_over(self) -> bool:
         """True if its leg has ended: nothing is emitted any more."""
-        return self.state.status is not RunStatus.RUNNING
+        return self.state.status is not RUNNING
 
     def emit(self, event: Event, private: Private | None = None) -> None:
-        """Append an event as this run's, and so change its state. After `run_finished` nothing is appended."""
-        state = self.state
-        if state.status is RunStatus.RUNNING:
-            self.log.append(state, event, private)
-
-    def emit_delta(self, event: Event) -> None:
-        """As `emit`, for an event that is only for watching."""
-        if self.state.status is RunStatus.RUNNING:
-            self.log.append_delta(self.state, event)
+        """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
+        self.log.append(self.state, event, private)
 
     def report(self, event: Event) -> None:
-        """As `emit_delta`, from any thread."""
+        """Append an event of this run, from any thread."""
         if threading.get_ident() == self._thread:
-            self.emit_delta(event)
+            self.log.append(self.state, event)
         else:
-            self._event_loop.call_soon_threadsafe(self.emit_delta, event)
+            self._event_loop.call_soon_threadsafe(self.log.append, self.state, event)
 
-    def tell(self, message: str, code: str, private: Private | None = None) -> None:
+    def emit_error(self, message: str, code: str, private: Private | None = None) -> None:
         """Emit an error event for something that does not end the run."""
-        self.emit(ErrorRaised(message=message, code=code), private)
+        self.log.append(self.state, ErrorRaised(message=message, code=code), private)
 
     def stop_if_cancelled(self) -> None:
         """A tool may have swallowed the cancellation; the loop does not."""
@@ -224,9 +280,9 @@ class Execution:
         return message_id(self.state, self.state.message_count + 1)
 
     def answer_id(self) -> str:
-        """The id of the answer of this step: a new one each time it was begun anew."""
-        dropped = self.state.dropped
-        return f"{self.next_message_id()}r{dropped}" if dropped else self.next_message_id()
+        """The id of the answer of this step: a new one each time the answer starts again."""
+        made, dropped = message_id(self.state, self.state.message_count + 1), self.state.dropped
+        return f"{made}r{dropped}" if dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
@@ -242,12 +298,6 @@ class Execution:
         if len(self._own_messages) != len(state.messages) - state.own_from:
             self._own_messages = tuple(state.messages[state.own_from :])
         return self._own_messages
-
-    def open_step(self, number: int) -> None:
-        self.emit(StepStarted(step=number, model=self.model.name))
-
-    def close_step(self) -> None:
-        self.emit(StepFinished(step=self.state.step))
 
     def give_slot_back(self, call_id: str) -> None:
         """A call that has started a child leaves its slot to others, for good."""

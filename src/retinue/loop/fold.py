@@ -33,12 +33,25 @@ from ..core.events import (
     ToolCallStarted,
     UnknownEvent,
 )
-from ..core.lifecycle import ENDED, RunStatus, ToolCallStatus
+from ..core.lifecycle import ENDED, ToolCallStatus
 from ..core.messages import Message, Visibility
 from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.rows import Ending, LogRow, Private
 from ..core.runs import Usage
-from .state import EMPTY, NO_REQUEST, CallState, ChildRef, LogState, RunState, TaskState, message_id
+from .state import (
+    CALL_NEW,
+    CALL_RUNNING,
+    CALL_SUSPENDED,
+    EMPTY,
+    NO_REQUEST,
+    RUNNING,
+    CallState,
+    ChildRef,
+    LogState,
+    RunState,
+    TaskState,
+    message_id,
+)
 
 
 def fold(tree: LogState, row: LogRow, place: str = "", log_id: str = "") -> None:
@@ -72,7 +85,7 @@ def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogSt
 def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
     """Change the state as an event says. Events that are only for watching change nothing."""
     tree.last_at = event.at
-    change = _CHANGES.get(event.__class__)
+    change = CHANGES.get(event.__class__)
     if change is not None:
         change(tree, run, event, private)
 
@@ -94,7 +107,7 @@ def fold_private(tree: LogState, private: Private) -> None:
 def _resume_clocks(tree: LogState, private: Private) -> None:
     """A new owner begins: nobody worked since the last event."""
     for run in tree.runs.values():
-        if run.status is RunStatus.RUNNING:
+        if run.status is RUNNING:
             run.worked += max(0.0, tree.last_at - run.since)
             run.since = private.at
     tree.last_at = private.at
@@ -164,7 +177,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         for message in event.messages:  # a fork goes on with something else than the run it was made of
             _join(run, message)
     run.leg += 1
-    run.status, run.ending, run.error_told, run.since = RunStatus.RUNNING, None, False, event.at
+    run.status, run.ending, run.error_told, run.since = RUNNING, None, False, event.at
     for answer in p.answers:
         known = run.decided.get(answer.decision.id, ())
         run.decided = {**run.decided, answer.decision.id: (*known, *answer.names)}
@@ -184,8 +197,7 @@ def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: D
         _hand_down(tree, below, path[1:], decision)
 
 
-def _messages_snapshot(tree: LogState, run: RunState | None, event: MessagesSnapshot, p: Private | None) -> None:
-    assert run is not None
+def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p: Private | None) -> None:
     if not run.awaits_history:  # of a later leg
         return
     run.messages[:0] = event.messages
@@ -194,18 +206,14 @@ def _messages_snapshot(tree: LogState, run: RunState | None, event: MessagesSnap
         run.used_call_ids.update([call.id for call in message.tool_calls])
 
 
-def _step_started(tree: LogState, run: RunState | None, event: StepStarted, p: Private | None) -> None:
-    assert run is not None
+def _step_started(tree: LogState, run: RunState, event: StepStarted, p: Private | None) -> None:
     run.step, run.step_open = event.step, True
     if not run.calls:
         run.answered = run.judged = run.asked_calls = False
-        run.dropped = 0
-        if run.marks:
-            run.marks = frozenset()
+        run.dropped, run.marks = 0, frozenset()
 
 
-def _step_finished(tree: LogState, run: RunState | None, event: StepFinished, p: Private | None) -> None:
-    assert run is not None
+def _step_finished(tree: LogState, run: RunState, event: StepFinished, p: Private | None) -> None:
     run.step_open = False
     if p is not None:
         run.ending = p.ending
@@ -213,8 +221,7 @@ def _step_finished(tree: LogState, run: RunState | None, event: StepFinished, p:
             _join(run, message)
 
 
-def _tool_call_started(tree: LogState, run: RunState | None, event: ToolCallStarted, p: Private | None) -> None:
-    assert run is not None
+def _tool_call_started(tree: LogState, run: RunState, event: ToolCallStarted, p: Private | None) -> None:
     run.used_call_ids.add(event.call_id)
     run.drafts = {**run.drafts, event.call_id: event.tool_name}
 
@@ -249,36 +256,30 @@ def _reach_limit(run: RunState, limit: str) -> None:
     run.limit, run.limit_step = limit, run.step
 
 
-def _inference_finished(tree: LogState, run: RunState | None, event: InferenceFinished, p: Private | None) -> None:
-    assert run is not None
-    message, usage = event.message, event.usage
+def _inference_finished(tree: LogState, run: RunState, event: InferenceFinished, p: Private | None) -> None:
+    message = event.message
     run.messages.append(message)
     run.answered, run.stop_reason = True, event.stop_reason
     number = run.message_count + 1
-    run.offered = None
+    run.offered, run.step_actions, run.drafts = None, (), EMPTY
     if message.tool_calls:
         run.asked_calls, run.step_values, run.writers = True, None, EMPTY
-        run.calls = {}
+        run.calls = calls = {}
         for call in message.tool_calls:
             number += 1
-            run.calls[call.id] = CallState(call, message_id(run, number))
+            calls[call.id] = CallState(call, message_id(run, number))
             run.used_call_ids.add(call.id)
         run.open_calls = len(message.tool_calls)
     run.message_count = number
-    if run.step_actions:
-        run.step_actions = ()
-    if run.drafts:
-        run.drafts = EMPTY
     if p is not None:
         run.offered = p.offered
         _commit(run, p)
-    _count(tree, run, usage, 1)
+    _count(tree, run, event.usage, 1)
 
 
-def _tool_call_ready(tree: LogState, run: RunState | None, event: ToolCallReady, p: Private | None) -> None:
-    assert run is not None
+def _tool_call_ready(tree: LogState, run: RunState, event: ToolCallReady, p: Private | None) -> None:
     call = run.calls[event.call_id]
-    call.move(ToolCallStatus.RUNNING)
+    call.move(CALL_RUNNING)
     call.entered = p is None or not p.hooked
     if p is not None and p.limit is not None:
         return  # it is refused: no call of this step has begun
@@ -286,27 +287,25 @@ def _tool_call_ready(tree: LogState, run: RunState | None, event: ToolCallReady,
         run.step_values, run.step_revision = run.values, run.revision
 
 
-def _tool_call_resumed(tree: LogState, run: RunState | None, event: ToolCallResumed, p: Private | None) -> None:
-    assert run is not None
+def _tool_call_resumed(tree: LogState, run: RunState, event: ToolCallResumed, p: Private | None) -> None:
     call, decision = run.calls[event.call_id], event.decision
     _forget(run, event.call_id)
     call.move(ToolCallStatus.RESUMING)
     if decision is None or decision.action == "resume":
-        call.move(ToolCallStatus.RUNNING)
+        call.move(CALL_RUNNING)
     call.resumes += 1
     call.decision, call.entered = decision, p is None or not p.hooked
     if call.asked_by is not None:
         call.answered, call.asked_by = call.answered | {call.asked_by}, None
 
 
-def _tool_call_finished(tree: LogState, run: RunState | None, event: ToolCallFinished, p: Private | None) -> None:
-    assert run is not None
+def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, p: Private | None) -> None:
     call = run.calls.get(event.call_id)
     if call is None:
         run.drafts = {call_id: name for call_id, name in run.drafts.items() if call_id != event.call_id}
         return
-    if call.status is ToolCallStatus.NEW:  # it ends before its turn came
-        call.move(ToolCallStatus.RUNNING)
+    if call.status is CALL_NEW:  # it ends before its turn came
+        call.move(CALL_RUNNING)
     call.move(event.status)
     call.entered = False
     if p is not None:
@@ -318,19 +317,18 @@ def _tool_call_finished(tree: LogState, run: RunState | None, event: ToolCallFin
         if p.blocked is not None:
             run.blocked = p.blocked
         call.admitted, call.asked_by = p.admitted, p.asked_by
-    if event.status is ToolCallStatus.SUSPENDED:
+    if event.status is CALL_SUSPENDED:
         call.ticket = event.result.suspension
         return
     call.message = event.message
     run.open_calls -= 1
     _forget(run, event.call_id)
     if not run.open_calls:
-        run.messages.extend([one.message for one in run.calls.values() if one.message is not None])
+        run.messages += [one.message for one in run.calls.values() if one.message is not None]
         run.calls = EMPTY
 
 
-def _child_started(tree: LogState, run: RunState | None, event: ChildStarted, p: Private | None) -> None:
-    assert run is not None
+def _child_started(tree: LogState, run: RunState, event: ChildStarted, p: Private | None) -> None:
     ref = run.children.get(event.child_run_id)
     if ref is None:
         ref = _add_child(run, event, None if p is None else p.asked)
@@ -359,8 +357,7 @@ def _add_child(run: RunState, event: ChildStarted, asked: Any) -> ChildRef:
     return ref
 
 
-def _child_finished(tree: LogState, run: RunState | None, event: ChildFinished, p: Private | None) -> None:
-    assert run is not None
+def _child_finished(tree: LogState, run: RunState, event: ChildFinished, p: Private | None) -> None:
     ref = run.children.get(event.child_run_id)
     if ref is not None:
         ref.ended = event.status in ENDED
@@ -371,20 +368,18 @@ def _state_delta(tree: LogState, run: RunState | None, event: StateDelta, p: Pri
         _commit(run, p)
 
 
-def _handoff(tree: LogState, run: RunState | None, event: Handoff, p: Private | None) -> None:
-    assert run is not None
+def _handoff(tree: LogState, run: RunState, event: Handoff, p: Private | None) -> None:
     run.handoffs = (*run.handoffs, event.to_agent)
     run.identity = replace(run.identity, agent=event.to_agent)
     run.next_agent, run.judged = None, True
 
 
-def _task_updated(tree: LogState, run: RunState | None, event: TaskUpdated, p: Private | None) -> None:
+def _task_updated(tree: LogState, run: RunState, event: TaskUpdated, p: Private | None) -> None:
     task = TaskState(event.parent_run_id or "", event.call_id, event.status)
     tree.tasks = {**tree.tasks, event.task_id: task}
 
 
-def _run_finished(tree: LogState, run: RunState | None, event: RunFinished, p: Private | None) -> None:
-    assert run is not None
+def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private | None) -> None:
     run.worked += max(0.0, event.at - run.since)
     run.status, run.output, run.step_open = event.status, event.output, False
     run.ending = Ending(event.status, event.termination, event.error)
@@ -410,7 +405,7 @@ def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
         above = tree.parent_of(above)
 
 
-_CHANGES: Mapping[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {
+CHANGES: Mapping[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {
     RunStarted: _run_started,
     MessagesSnapshot: _messages_snapshot,
     StepStarted: _step_started,

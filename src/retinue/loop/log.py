@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from ..core.events import Event, RunFinished, Sink
+from ..core.events import Event, RunFinished, RunStarted, Sink
 from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
 from ..core.sinks import deliver
 from ..core.stores import RunRecord, ThreadUpdate
-from .fold import fold_event, fold_private
-from .state import EMPTY, LogState, RunState
+from .fold import CHANGES, fold_event, fold_private
+from .state import EMPTY, RUNNING, LogState, RunState
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -120,46 +120,32 @@ class LiveLog:
         """True if a sink or follower must hear of the next event at once."""
 
     def append(self, run: RunState, event: Event, private: Private | None = None) -> Event | None:
-        """Append an event as that run's and fold it. Nothing happens where another process owns the log."""
-        if self.lost:
+        """Append an event of a run and fold it; return it with its number and time.
+
+        Return None, and append nothing, if the run has ended or another process owns the log.
+        """
+        if self.lost or (run.status is not RUNNING and event.__class__ is not RunStarted):
             return None
         tree, identity = self.tree, run.identity
         tree.seq = seq = tree.seq + 1
-        tree.sub = 0
+        tree.sub, tree.last_at = 0, self.clock()
         stamped = replace(
             event,
             seq=seq,
-            at=self.clock(),
+            at=tree.last_at,
             run_id=identity.run_id,
             parent_run_id=identity.parent_run_id,
             agent=identity.agent,
             ns=run.ns,
         )
-        fold_event(tree, run, stamped, private)
+        change = CHANGES.get(event.__class__)
+        if change is not None:
+            change(tree, run, stamped, private)
         self._add(stamped, private)
         return stamped
 
-    def append_delta(self, run: RunState, event: Event) -> Event | None:
-        """As `append`, for an event that is only for watching."""
-        if self.lost:
-            return None
-        tree, identity = self.tree, run.identity
-        tree.seq = seq = tree.seq + 1
-        tree.sub = 0
-        stamped = replace(
-            event,
-            seq=seq,
-            at=self.clock(),
-            run_id=identity.run_id,
-            parent_run_id=identity.parent_run_id,
-            agent=identity.agent,
-            ns=run.ns,
-        )
-        self._add(stamped, None)
-        return stamped
-
     def append_stamped(self, event: Event) -> None:
-        """Append an event that says whose it is; its number and time are filled in."""
+        """Append an event that names its run; fill in its number and time."""
         if self.lost:
             return
         tree = self.tree
@@ -179,12 +165,10 @@ class LiveLog:
 
     def _add(self, event: Event, private: Private | None) -> None:
         self.events.append(event)
-        if self.writer is not None:
+        if self.writer is not None or private is not None:
             self._keep(LogRow(event.seq, 0, event, private))
-        elif private is not None:
-            self.privates.append(LogRow(event.seq, 0, event, private))
         if self.watched:
-            self._tell(event)
+            self._notify(event)
 
     def _keep(self, row: LogRow) -> None:
         if self.writer is None:
@@ -200,7 +184,7 @@ class LiveLog:
         rows = [private.pop((event.seq, 0), None) or LogRow(event.seq, 0, event) for event in self.events]
         return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         if self._sinks:
             deliver(event, self._sinks)
         if self._run_sinks and event.run_id in self._run_sinks:

@@ -10,11 +10,22 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import msgspec
 from msgspec.structs import replace
 
-from ..core.errors import Escape, HookFailed, OwnershipLost, RecordUnwritable, RunawayActions, UnknownAction
+from ..core.codec import AnyCodec, Codec, ScalarCodec, codec_for, to_json_bytes
+from ..core.errors import (
+    Escape,
+    HookFailed,
+    OwnershipLost,
+    RecordUnreadable,
+    RecordUnwritable,
+    RunawayActions,
+    UnknownAction,
+)
 from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.plugins import (
     Block,
@@ -27,9 +38,8 @@ from ..core.plugins import (
     SetResult,
     Suspend,
 )
-from ..core.rows import Job, Private
+from ..core.rows import Job, LoopAction, Private
 from ..core.state import StateCommand
-from .jobs import LOOP_ACTIONS, decode_job, encode_job, name_of
 
 if TYPE_CHECKING:
     from ..core.messages import Message
@@ -40,6 +50,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_ACTION_ROUNDS = 16
+LOOP_ACTIONS: tuple[type, ...] = get_args(LoopAction)
+
+_json = msgspec.json.Decoder().decode
 
 WorkItem = tuple[Job, Any]
 """A job, and the action or effect itself."""
@@ -192,7 +205,7 @@ class HookRound:
         if not hook.optional:
             raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc
         _log.warning("optional %s failed in %s", hook.label, self.phase, exc_info=exc)
-        self.x.tell(f"optional {hook.label} failed: {exc}", "hook_failed")
+        self.x.emit_error(f"optional {hook.label} failed: {exc}", "hook_failed")
 
 
 async def run_phase(
@@ -301,3 +314,61 @@ def _finish_job(x: Execution, job: Job, command: StateCommand) -> list[WorkItem]
 
 def _exclusive(command: StateCommand) -> set[str]:
     return {key.name for key, _ in command.patch.updates if key.merge == "exclusive"}
+
+
+# --- jobs as JSON, so that another process can carry them out
+
+
+@cache
+def name_of(kind: type) -> str:
+    """The name by which a type is stored."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+@cache
+def _codec_of(kind: type) -> Codec:
+    return codec_for(kind)
+
+
+def encode_job(given: Any, what: str) -> Any:
+    """The JSON of an action or effect, once it is known to be read back as what it is."""
+    kind: type = given.__class__
+    codec = _codec_of(kind)
+    try:
+        encoded = _json(to_json_bytes(codec.encode(given)))
+        back = codec.decode(encoded)
+        # Not every class can be compared: the same class counts as the same, except for mere JSON.
+        loose = isinstance(codec, ScalarCodec | AnyCodec)
+        if (loose or back.__class__ is not kind) and back != given:
+            raise TypeError(f"{shown(given)} would be read back as {shown(back)}")
+    except Exception as exc:
+        raise RecordUnwritable(f"{what} {name_of(kind)!r}", reason_of(exc)) from exc
+    return encoded
+
+
+def decode_job(name: str, given: Any, what: str, known: Iterable[type]) -> Any:
+    """The action or effect of that name, if exactly one registered type has it."""
+    found = [kind for kind in dict.fromkeys(known) if name_of(kind) == name]
+    if len(found) != 1:
+        problem = "several types have that name" if found else f"no plugin of this agent registers that {what} now"
+        raise RecordUnreadable(f"{what} {name!r}", problem)
+    if isinstance(given, found[0]):
+        return given
+    try:
+        return _codec_of(found[0]).decode(given)
+    except Exception as exc:
+        raise RecordUnreadable(f"{what} {name!r}", reason_of(exc)) from exc
+
+
+def shown(value: Any) -> str:
+    """A value as it can stand in a message."""
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) <= 80 else f"{type(value).__name__} {text[:80]}…"
+
+
+def reason_of(exc: Exception) -> str:
+    """The reason of an error, in one line."""
+    if isinstance(exc, RecordUnreadable):
+        return exc.reason
+    text = " ".join(str(exc).split())
+    return text if isinstance(exc, ValueError | TypeError) and text else f"{type(exc).__name__}: {text}"

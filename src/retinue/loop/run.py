@@ -13,51 +13,63 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..core.context import TIMED_OUT
-from ..core.errors import Escape, HookFailed, ModelError, OwnershipLost
-from ..core.events import MessagesSnapshot, RunStarted, StateSnapshot
+from ..core.errors import Escape, HookFailed, ModelError, OwnershipLost, RetinueError, ToolError
+from ..core.events import (
+    Handoff,
+    MessagesSnapshot,
+    RunStarted,
+    StateSnapshot,
+    StepFinished,
+    StepStarted,
+    ToolCallReady,
+)
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
 from ..core.output import OUTPUT_TRIES
+from ..core.results import ToolResult
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult
-from .calls import close_calls, refuse_calls, run_calls
+from ..core.state import Snapshot
+from ..core.together import run_together
+from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
+from .endings import close_call, drop_drafts
 from .execution import Execution
-from .handoff import hand_over
-from .limits import exhausted
+from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
-from .state import Move, message_id, next_move
-from .turn import ask_model, continue_turn, drop_drafts
+from .state import CALL_NEW, CallState, exhausted, is_runnable, message_id, next_move
+from .turn import ask_model, continue_turn
 
 _log = logging.getLogger(__name__)
 
 SUSPENDED = Ending(RunStatus.SUSPENDED, "suspended")
+MAX_HANDOFFS = 8
+MAX_SAME_HANDOFFS = 2
 
 
 async def run_loop(x: Execution) -> Ending:
-    """One run, from where it stands to its end or to where it waits."""
+    """Run a run from where it stands to its end, or until it waits."""
     run = x.state
     if x.was_interrupted:
         await continue_turn(x)
-    # Each turn is one move; a step is OPEN_STEP, ASK, RUN_CALLS (if the model asked for any), CLOSE_STEP.
+    # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
-        move = next_move(run)
-        if move is Move.ASK:
-            await ask_model(x)
-        elif move is Move.RUN_CALLS:
-            if not _refuse_calls(x):
-                await run_calls(x)
-        elif move is Move.CLOSE_STEP:
-            if (ending := await _close_step(x)) is not None:
-                return ending
-        elif move is Move.OPEN_STEP:
-            if (ending := await _open_step(x)) is not None:
-                return ending
-        elif move is Move.SUSPEND:
-            return SUSPENDED
-        elif move is Move.RUN_JOBS:  # those that a process before has left
-            await carry_out(x, jobs_left(x))
-        else:
-            return _decided_ending(x)
+        match next_move(run):
+            case "ask_model":
+                await ask_model(x)
+            case "run_calls":
+                await _run_calls(x)
+            case "close_step":
+                if (ending := await _close_step(x)) is not None:
+                    return ending
+            case "open_step":
+                if (ending := await _open_step(x)) is not None:
+                    return ending
+            case "suspend":
+                return SUSPENDED
+            case "run_jobs":  # those that an earlier process has left
+                await carry_out(x, jobs_left(x))
+            case "finish":
+                return _decided_ending(x)
 
 
 async def _open_step(x: Execution) -> Ending | None:
@@ -65,7 +77,7 @@ async def _open_step(x: Execution) -> Ending | None:
     run = x.state
     x.stop_if_cancelled()
     if run.open_calls:
-        x.open_step(run.step)
+        x.emit(StepStarted(step=run.step, model=x.model.name))
         return None
     if run.step == 0 and x.has_hooks:
         await run_phase(x, "run_start", x.own_messages())
@@ -74,7 +86,7 @@ async def _open_step(x: Execution) -> Ending | None:
         return Ending(RunStatus.FAILED, "max_steps", error)
     if x.is_limited and (ending := _check_budget(x)) is not None:
         return ending
-    x.open_step(run.step + 1)
+    x.emit(StepStarted(step=run.step + 1, model=x.model.name))
     return None
 
 
@@ -89,23 +101,29 @@ def _check_budget(x: Execution) -> Ending | None:
     # The calls of the last step have spent it: children, or the time they took.
     said = f"[limit:{limit}] {_last_turn(limit)}"
     message = Message.user(said, id=x.next_message_id(), visibility=Visibility.INTERNAL)
-    x.tell(said, f"limit:{limit}", Private(message=message, limit=limit))
+    x.emit_error(said, f"limit:{limit}", Private(message=message, limit=limit))
     return None
 
 
 def _refuse_calls(x: Execution) -> bool:
-    """Refuse the calls of a step where a limit or a plugin stands in their way, before any of them began."""
+    """Refuse the calls of a step if a limit or a plugin forbids them, before any of them began."""
     run = x.state
     if run.step_values is not None and (run.limit is None or run.limit_step != run.step):
         return False  # they have begun
+    fields: dict[str, Any] = {}
     if run.stopping is not None:
-        refuse_calls(x, f"limit:{run.stopping.name}", run.stopping.reason)
-        return True
-    limit = exhausted(x.log.tree, run, x.now()) if x.is_limited else None
-    if limit is None:
+        code, reason = f"limit:{run.stopping.name}", run.stopping.reason
+    elif x.is_limited and (limit := exhausted(x.log.tree, run, x.now())) is not None:
+        # The model gets one more turn to answer with what it has; asking again ends the run.
+        code, reason, fields = f"limit:{limit}", _last_turn(limit), {"limit": limit}
+    else:
         return False
-    # The model gets one more turn to answer with what it has; asking again ends the run.
-    refuse_calls(x, f"limit:{limit}", _last_turn(limit), limit)
+    for call in run.open():
+        made = call.call
+        if call.status is CALL_NEW:
+            ready = ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args)
+            x.emit(ready, Private(hooked=True, limit=code))
+        end_call(x, call, outcome_of(made, ToolResult.error(reason, code=code)), fields)
     return True
 
 
@@ -113,11 +131,68 @@ def _last_turn(limit: str) -> str:
     return f"the limit on {limit} is reached: no further calls are made, answer with what you have"
 
 
+async def _run_calls(x: Execution) -> None:
+    """Run the calls of the step that have work to do. Those that wait for a human are still open afterwards."""
+    if _refuse_calls(x):
+        return
+    run = x.state
+    x.snapshot = _step_snapshot(x)
+    todo = [call for call in run.calls.values() if is_runnable(run, call)]
+    try:
+        if len(todo) == 1:
+            await _run_call(x, todo[0])
+        else:
+            await run_together([_run_call(x, call) for call in todo])
+    except BaseException:
+        # Also when cancelled: the conversation must hold a result for every call it holds.
+        _close_calls(x)
+        raise
+
+
+def _step_snapshot(x: Execution) -> Snapshot:
+    """The state that the calls of this step see: that of the first call's beginning, or of the leg's."""
+    run, store = x.state, x.store
+    if run.step_values is None or run.step_revision == store.revision:
+        return store.snapshot()
+    return store.snapshot_of(run.step_values, run.step_revision, as_json=x.is_stored)
+
+
+async def _run_call(x: Execution, call: CallState) -> None:
+    """Run a call when there is a slot for it."""
+    slots, made = x.slots, call.call
+    if not slots.take_now():
+        await slots.take()
+    x.holding.add(made.id)
+    try:
+        if x.has_hooks or call.status is not CALL_NEW:
+            await run_hooked_call(x, call)
+            return
+        # The common case: no hooks and no decision.
+        x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args))
+        try:
+            bound = prepare(x, made)
+        except ToolError as exc:
+            outcome = failed(made, exc)
+        else:
+            outcome = await execute(x, bound, call, made)
+            stop_if_given_up(x)
+        if work := finalize(x, call, outcome):
+            await carry_out(x, work)
+    finally:
+        x.give_slot_back(made.id)
+
+
+def _close_calls(x: Execution) -> None:
+    """End the open calls as cancelled, with the children they started."""
+    for call in x.state.open():
+        close_call(x.log, x.state, call)
+
+
 async def _close_step(x: Execution) -> Ending | None:
     """End a step whose answer is there and whose calls have ended; the end of the run, or None for the next step."""
     run = x.state
     if run.blocked is not None:
-        close_calls(x)  # nobody need answer any more
+        _close_calls(x)  # nobody needs to answer any more
     if run.limit_over:
         return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"the limit on {run.limit} was reached")
     if x.has_hooks:
@@ -127,10 +202,41 @@ async def _close_step(x: Execution) -> Ending | None:
     if (stop := run.stopping) is not None:
         return Ending(RunStatus.COMPLETED if stop.completed else RunStatus.FAILED, f"limit:{stop.name}", stop.reason)
     if run.next_agent is not None:
-        hand_over(x)
+        _hand_over(x, run.next_agent.to)
     if not run.asked_calls and not run.judged and (ending := _take_answer(x)) is not None:
         return ending
-    x.close_step()
+    x.emit(StepFinished(step=run.step))
+    return None
+
+
+def _hand_over(x: Execution, target: str) -> None:
+    """Let another agent continue the run, or tell the present one why not."""
+    assert x.state.next_agent is not None
+    try:
+        problem = _handoff_problem(x, target)
+        equipment = None if problem else x.equip(x, target)
+    except RetinueError as exc:
+        problem, equipment = str(exc), None
+    if equipment is None:
+        text = f"The handoff to {target} was refused: {problem}. Go on yourself."
+        message = Message.user(text, id=x.next_message_id(), visibility=Visibility.INTERNAL)
+        private = Private(message=message, refused_handoff=True)
+        x.emit_error(f"handoff to {target!r} refused: {problem}", "handoff_refused", private)
+        return
+    x.emit(Handoff(to_agent=target, reason=x.state.next_agent.reason))
+    x.use(equipment)
+
+
+def _handoff_problem(x: Execution, target: str) -> str | None:
+    """Return why one more handoff would go round in circles, or None."""
+    handoffs, present = x.state.handoffs, x.agent.name
+    if target == present:
+        return "you are that agent"
+    if len(handoffs) >= MAX_HANDOFFS:
+        return f"there were {MAX_HANDOFFS} handoffs in this run already"
+    pairs = list(zip((x.state.first_agent, *handoffs), handoffs, strict=False))
+    if pairs.count((present, target)) >= MAX_SAME_HANDOFFS:
+        return f"you handed over to {target} {MAX_SAME_HANDOFFS} times in this run already"
     return None
 
 
@@ -150,7 +256,7 @@ def _take_answer(x: Execution) -> Ending | None:
             feedback = f"Your answer does not fit the required JSON: {exc}\nAnswer again, with JSON only."
             message = Message.user(feedback, id=x.next_message_id(), visibility=Visibility.INTERNAL)
             private = Private(message=message, output_tried=True)
-            x.tell(f"the answer does not fit the output type: {exc}", "output_invalid", private)
+            x.emit_error(f"the answer does not fit the output type: {exc}", "output_invalid", private)
             return None
     return Ending(RunStatus.COMPLETED, "natural")
 
@@ -240,8 +346,8 @@ def stopped(x: Execution) -> Ending:
 
 
 def _give_up(x: Execution) -> None:
-    drop_drafts(x)
-    close_calls(x)
+    drop_drafts(x.log, x.state)
+    _close_calls(x)
 
 
 async def _fail(x: Execution, exc: Exception) -> RunResult:

@@ -6,32 +6,33 @@ read back from a store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from msgspec import Struct, field
 
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
-from ..core.events import (
-    Namespace,
-)
+from ..core.events import Namespace
 from ..core.lifecycle import CALL_MOVES, ENDED, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
-from ..core.runs import NO_USAGE, RunIdentity, Usage
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, RunIdentity, Usage
 
 EMPTY = cast("Any", MappingProxyType({}))
 """Shared by all that have none of a thing. Whoever adds to it makes a dict first: most runs need few of them."""
 NO_REQUEST = StoredRequest()
+RUNNING, SUSPENDED = RunStatus.RUNNING, RunStatus.SUSPENDED
+CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
+"""Names of their own, because reading a member of an enum is slow and the loop does it often."""
+_NO_BUDGET = (None, None, None, None)
 _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
-class ChildRef(Struct, eq=True):
+class ChildRef(Struct, gc=False):
     """A child as the call that started it knows it."""
 
     number: int
@@ -47,12 +48,12 @@ class ChildRef(Struct, eq=True):
     """The parent has emitted its `child_finished`."""
 
 
-class CallState(Struct, eq=True):
+class CallState(Struct, gc=False):
     """One call of the step in progress. Its message has an id from the start, so ids do not depend on who is first."""
 
     call: ToolCall
     message_id: str
-    status: ToolCallStatus = ToolCallStatus.NEW
+    status: ToolCallStatus = CALL_NEW
     entered: bool = False
     """The tool itself has started: its outcome is unknown if the process ends now."""
     resumes: int = 0
@@ -77,7 +78,7 @@ class CallState(Struct, eq=True):
         self.status = wanted
 
 
-class RunState(Struct, eq=True):
+class RunState(Struct):
     """Everything there is to know of one run. Plain data: only `fold` changes it."""
 
     identity: RunIdentity
@@ -197,7 +198,7 @@ class RunState(Struct, eq=True):
         return (call for call in list(self.calls.values()) if call.message is None)
 
 
-class TaskState(Struct, eq=True):
+class TaskState(Struct, gc=False):
     """A background task under a log."""
 
     run_id: str
@@ -210,7 +211,7 @@ class TaskState(Struct, eq=True):
         return self.status.upper() not in _ENDED_TASKS
 
 
-class LogState(Struct, eq=True):
+class LogState(Struct):
     """The fold of a log: its runs and tasks."""
 
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
@@ -231,40 +232,102 @@ class LogState(Struct, eq=True):
         return any(task.is_open for task in self.tasks.values())
 
 
-class Move(Enum):
-    """The next thing that a run does."""
-
-    RUN_JOBS = "jobs"
-    OPEN_STEP = "open a step"
-    ASK = "ask the model"
-    RUN_CALLS = "run calls"
-    SUSPEND = "wait for a human"
-    CLOSE_STEP = "close the step"
-    FINISH = "finish"
+Move = Literal["finish", "run_jobs", "open_step", "ask_model", "run_calls", "suspend", "close_step"]
 
 
 def next_move(run: RunState) -> Move:
     """Return what the loop does next."""
     if run.ending is not None:
-        return Move.FINISH
+        return "finish"
     if run.jobs:
-        return Move.RUN_JOBS
+        return "run_jobs"
     if run.open_calls:
-        if any(can_go(run, call) for call in run.calls.values()):
-            return Move.RUN_CALLS if run.step_open else Move.OPEN_STEP
+        for call in run.calls.values():
+            if is_runnable(run, call):
+                return "run_calls" if run.step_open else "open_step"
         if run.blocked is None:
-            return Move.SUSPEND
+            return "suspend"
     if not run.step_open:
-        return Move.OPEN_STEP
-    return Move.CLOSE_STEP if run.answered else Move.ASK
+        return "open_step"
+    return "close_step" if run.answered else "ask_model"
 
 
-def can_go(run: RunState, call: CallState) -> bool:
-    """Return whether a call has something to do: it is new, was in progress, or has its answer."""
-    if call.message is not None:
-        return False
-    return call.status is not ToolCallStatus.SUSPENDED or call.call.id in run.pending
+def is_runnable(run: RunState, call: CallState) -> bool:
+    """Return whether a call has work to do: it is new, was in progress, or has its decision."""
+    return call.message is None and (call.status is not CALL_SUSPENDED or call.call.id in run.pending)
 
 
 def message_id(run: RunState, number: int) -> str:
     return f"{run.identity.run_id}-m{number}"
+
+
+def _limits(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
+    """Yield this run and those above it that have limits."""
+    above: RunState | None = run
+    while above is not None:
+        if above.request.limits is not None:
+            yield above, above.request.limits
+        above = tree.parent_of(above)
+
+
+def is_limited(tree: LogState, run: RunState) -> bool:
+    """Return whether this run or one above it has a budget."""
+    for _, limits in _limits(tree, run):
+        if limits is not DEFAULT_LIMITS and (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
+            return True
+    return False
+
+
+def limits_cost(tree: LogState, run: RunState) -> bool:
+    return any(limits.cost is not None for _, limits in _limits(tree, run))
+
+
+def exhausted(tree: LogState, run: RunState, now: float) -> str | None:
+    """Return the name of the first limit that this run or one above it has reached."""
+    for above, limits in _limits(tree, run):
+        if limits.steps is not None and above.total_steps >= limits.steps:
+            return "steps"
+        if limits.tokens is not None and above.total.tokens >= limits.tokens:
+            return "tokens"
+        if limits.cost is not None and above.total.cost >= limits.cost:
+            return "cost"
+        if limits.seconds is not None and above.elapsed(now) >= limits.seconds:
+            return "seconds"
+    return None
+
+
+def deadline(tree: LogState, run: RunState, now: float) -> float | None:
+    """Return when the first limit on time is reached, if no run waits before that."""
+    ends = [
+        now + limits.seconds - above.elapsed(now) for above, limits in _limits(tree, run) if limits.seconds is not None
+    ]
+    return min(ends, default=None)
+
+
+def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] = ()) -> tuple[str, int] | None:
+    """Return the name and value of the limit that forbids another child of this run.
+
+    `dispatching` holds the runs that are starting a child now, once for each child.
+    """
+    depth = run.identity.depth + 1
+    for above, limits in _limits(tree, run):
+        if depth - above.identity.depth > limits.depth:
+            return "depth", limits.depth
+        starting = sum([_is_within(tree, one, above) for one in dispatching]) if dispatching else 0
+        if above.total_children + starting >= limits.children:
+            return "children", limits.children
+    return None
+
+
+def _is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
+    """Return whether `run` is `above` or a descendant of it."""
+    while run is not None and run is not above:
+        run = tree.parent_of(run)
+    return run is not None
+
+
+def child_refusal(limit: str, value: int) -> str:
+    """The reason for which a child is refused, as the model reads it."""
+    if limit == "depth":
+        return f"agents may be nested {value} deep: do this yourself"
+    return f"this tree may start {value} children: go on with what you have"

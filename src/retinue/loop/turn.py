@@ -31,10 +31,10 @@ from ..core.plugins import (
 )
 from ..core.rows import Private
 from ..core.runs import Usage
-from .endings import finish_cancelled
+from .endings import drop_drafts
 from .execution import Execution
-from .limits import limits_cost
 from .phases import run_phase
+from .state import limits_cost
 
 _decode = msgspec.json.decode
 
@@ -75,7 +75,7 @@ class _Draft(Struct, eq=False):
         else:
             self.parts.append(ReasoningPart(chunk.text, chunk.signature))
         if chunk.text:
-            self.run.emit_delta(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
+            self.run.emit(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
 
     def take_call(self, chunk: CallChunk) -> None:
         run, call = self.run, self.calls.get(chunk.index)
@@ -86,7 +86,7 @@ class _Draft(Struct, eq=False):
             call.name = chunk.name
         if chunk.arguments:
             call.arguments += chunk.arguments
-            run.emit_delta(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
+            run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
 
     def take_retry(self, chunk: Retrying) -> None:
         """Tell that the model is asked again; where it had begun to answer, begin anew under another message id."""
@@ -108,7 +108,7 @@ class _Draft(Struct, eq=False):
 
     def drop_calls(self) -> None:
         """End the calls that had begun to come in: what is there of them cannot be made."""
-        drop_drafts(self.run)
+        drop_drafts(self.run.log, self.run.state)
 
     def finished(self) -> Turn:
         calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
@@ -141,16 +141,9 @@ class _CallDraft(Struct, gc=False):
         return ToolCall(self.id, self.name, {}, text)
 
 
-def drop_drafts(x: Execution) -> None:
-    """End the calls that the model has not finished asking for."""
-    if not x.is_over:
-        for call_id, name in list(x.state.drafts.items()):
-            finish_cancelled(x.log, x.state, ToolCall(call_id, name, {}), "the model did not finish asking for it")
-
-
 def drop_answer(x: Execution) -> None:
     """Drop an answer whose process ended before it was complete; the model is called again."""
-    drop_drafts(x)
+    drop_drafts(x.log, x.state)
     reason = "the process ended while the model answered: it is asked again"
     x.emit(ErrorRaised(message=reason, code="interrupted", retry_model=x.model.name, dropped_message_id=x.answer_id()))
 
@@ -229,7 +222,7 @@ def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) 
         said = f": {message.text[:500]}" if message.text else ""
         raise ModelRefused(f"the model declined to answer{said}", model)
     if message.tool_calls:
-        x.tell(f"{model}: the answer was cut at its limit, within or after a tool call", OutputTruncated.code)
+        x.emit_error(f"{model}: the answer was cut at its limit, within or after a tool call", OutputTruncated.code)
     else:
         raise OutputTruncated("the answer was cut at its limit: raise max_tokens in the agent's settings", model)
 
@@ -268,7 +261,7 @@ async def _stream(x: Execution, request: ModelRequest) -> Turn:
             if type(chunk) is TextChunk:
                 if chunk.text:
                     said.append(chunk.text)
-                    x.emit_delta(TextDelta(delta=chunk.text, message_id=message_id))
+                    x.emit(TextDelta(delta=chunk.text, message_id=message_id))
             elif type(chunk) is TurnEnd:
                 draft.end = chunk
             else:

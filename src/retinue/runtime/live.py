@@ -27,8 +27,8 @@ from ..core.messages import Message
 from ..core.rows import Ending
 from ..core.runs import RunResult
 from ..core.stores import DurableStore, Reply, RunRecord, Store, ThreadUpdate, WhenBusy, Wish
+from ..loop.calls import context_for
 from ..loop.endings import close_run, start_leg
-from ..loop.execute import context_for
 from ..loop.execution import Execution, result_of
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stop_run, stopped

@@ -1,0 +1,210 @@
+"""Calls with hooks around them, with a decision on them, or found in progress when a process took the run over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from ..core.agents import BoundTool
+from ..core.decisions import Decision
+from ..core.errors import ToolError
+from ..core.events import ToolCallReady, ToolCallResumed
+from ..core.functions import in_thread
+from ..core.lifecycle import ToolCallStatus
+from ..core.messages import ToolCall
+from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
+from ..core.results import ResumeMode, ToolResult, ToolStatus
+from ..core.rows import Private
+from ..core.state import StateCommand
+from .calls import CallOutcome, end_call, execute, failed, finalize, outcome_of, prepare, result_limit, stop_if_given_up
+from .endings import cancelled_result, close_children
+from .execution import Execution
+from .phases import HookRound, carry_out
+from .state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
+
+_log = logging.getLogger(__name__)
+
+_STRENGTH: dict[type[Any], int] = {Block: 3, Suspend: 2, SetResult: 1}
+_HOOKED = Private(hooked=True)
+
+
+async def run_hooked_call(x: Execution, call: CallState) -> None:
+    """Run one call from where it stands to its end, or until it waits."""
+    was_running = call.status is CALL_RUNNING  # its process ended
+    if not was_running and call.status is not ToolCallStatus.RESUMING:
+        _start(x, call)
+    decision = call.decision
+    if call.status is ToolCallStatus.RESUMING:
+        reason = (decision.reason if decision is not None else None) or "the human said no"
+        end_call(x, call, CallOutcome(ToolCallStatus.CANCELLED, cancelled_result(call.call, reason)))
+        return
+    made = _decided(call, decision)
+    try:
+        bound = prepare(x, made)
+    except ToolError as exc:
+        finalize(x, call, failed(made, exc))
+        return
+    if was_running and call.entered and not _may_run_again(bound, call):
+        close_children(x.log, x.state, call, "the call that started it was interrupted")
+        await _finalize_after_hooks(x, call, made, _interrupted(made), {})
+    elif call.entered and not (was_running and _has_hooks_before(x, call, decision)):
+        # No hook runs before it, or those that do have let it pass.
+        outcome = await _perform(x, bound, call, made, decision)
+        await _finalize_after_hooks(x, call, made, outcome, {"admitted": True} if x.has_hooks else {})
+    else:
+        await _run_after_hooks(x, bound, call, made, decision)
+
+
+def _may_run_again(bound: BoundTool, call: CallState) -> bool:
+    """Return whether a call that was in progress when its process ended may run again.
+
+    A call that was resumed for a child runs again anyway, each time a child is answered.
+    """
+    return bound.tool.idempotent or (call.resumes > 0 and call.decision is None)
+
+
+def _interrupted(call: ToolCall) -> CallOutcome:
+    """The outcome of a call whose process ended while it ran, and which may not run twice."""
+    message = (
+        "interrupted, outcome unknown: the process ended while this call ran. It may have done its work, a part of it "
+        "or nothing: find out before you make it again"
+    )
+    data = {"error": {"kind": "interrupted", "message": message}}
+    return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, message))
+
+
+def _has_hooks_before(x: Execution, call: CallState, decision: Decision | None = None) -> bool:
+    """Return whether hooks run before the tool: not if they admitted it before, or a human has decided the result.
+
+    Hooks of a call that was in progress when its process ended run again: their changes were not committed.
+    """
+    return "before_tool" in x.hooks.by_phase and not call.admitted and not _decides_result(call, decision)
+
+
+def _start(x: Execution, call: CallState) -> None:
+    """Emit that a call begins or is resumed. If hooks run before it, its tool has not started yet."""
+    made, decision = call.call, x.state.pending.get(call.call.id)
+    hooked = _HOOKED if _has_hooks_before(x, call, decision) else None
+    if call.status is CALL_NEW:
+        x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args), hooked)
+        return
+    x.asked_again.pop(made.id, None)
+    x.emit(ToolCallResumed(call_id=made.id, tool_name=made.name, decision=decision), hooked)
+
+
+async def _run_after_hooks(
+    x: Execution, bound: BoundTool, call: CallState, made: ToolCall, decision: Decision | None
+) -> None:
+    """Run a call that hooks may block, suspend or answer before it is made."""
+    intercept, asked_by, command = await _before_tool(x, call, made, decision)
+    stop_if_given_up(x)
+    fields: dict[str, Any] = {}
+    match intercept:
+        case Block():
+            outcome = failed(made, intercept)
+            if intercept.end_run:
+                fields["blocked"] = intercept.reason
+        case Suspend():
+            outcome = _checked_outcome(made, ToolResult.suspended(intercept.ticket.message, intercept.ticket))
+            fields["asked_by"] = asked_by
+        case SetResult():
+            outcome = _checked_outcome(made, intercept.result)
+        case None:
+            x.log.append_private(Private(kind="entered", run_id=x.run_id, call_id=made.id))
+            outcome = await _perform(x, bound, call, made, decision)
+            fields["admitted"] = True
+    if command is not None:
+        outcome = outcome.with_command_before(command)
+    if isinstance(intercept, Block | Suspend):
+        await carry_out(x, finalize(x, call, outcome, fields))
+    else:
+        await _finalize_after_hooks(x, call, made, outcome, fields)
+
+
+def _checked_outcome(call: ToolCall, result: ToolResult) -> CallOutcome:
+    """Make an outcome of a result that did not come from the tool; one that has no JSON form fails the call."""
+    try:
+        return outcome_of(call, result)
+    except ToolError as exc:
+        return failed(call, exc)
+
+
+def _decides_result(call: CallState, decision: Decision | None) -> bool:
+    """Return whether the human's answer is the result, so that nothing needs to run."""
+    return decision is not None and call.ticket is not None and call.ticket.resume_mode is ResumeMode.USE_DECISION
+
+
+async def _perform(
+    x: Execution, bound: BoundTool, call: CallState, made: ToolCall, decision: Decision | None
+) -> CallOutcome:
+    """Return the outcome of a call: the human's answer where that is the result, else that of the tool."""
+    if decision is not None and _decides_result(call, decision):
+        return _checked_outcome(made, ToolResult.success(decision.payload))
+    outcome = await execute(x, bound, call, made, None if decision is None else decision.payload)
+    stop_if_given_up(x)
+    return outcome
+
+
+def _decided(call: CallState, decision: Decision | None) -> ToolCall:
+    """Return the call to run: with the decision as its arguments where the ticket says so."""
+    made, ticket = call.call, call.ticket
+    if decision is None or ticket is None or ticket.resume_mode is not ResumeMode.PASS_DECISION:
+        return made
+    payload: Any = decision.payload
+    if isinstance(payload, dict):
+        return ToolCall(made.id, made.name, cast("dict[str, Any]", payload))
+    return ToolCall(made.id, made.name, {}, repr(payload))
+
+
+async def _before_tool(
+    x: Execution, call: CallState, made: ToolCall, decision: Decision | None
+) -> tuple[Intercept | None, str | None, StateCommand | None]:
+    """Run the hooks before a call; return the strongest intercept, the hook that asked for it, and the state change."""
+    context = x.hook_context("before_tool", x.snapshot, call=made, decision=decision)
+    at_work = HookRound(x, "before_tool", context)
+    chosen: Intercept | None = None
+    asked_by: str | None = None
+    for hook, intercept in await at_work.run_hooks():
+        if isinstance(intercept, Suspend) and x.hooks.ids[hook] in call.answered:
+            continue  # it has its answer
+        strength = _STRENGTH[type(intercept)]
+        if chosen is None or strength > _STRENGTH[type(chosen)]:
+            chosen, asked_by = intercept, x.hooks.ids[hook] if isinstance(intercept, Suspend) else None
+        elif strength == _STRENGTH[type(chosen)]:
+            _log.warning("%s also returned %s for call %s; the first is kept", hook.label, intercept, made.id)
+            x.emit_error(f"{hook.label} also asked for {type(intercept).__name__}; the first is kept", "intercept_tie")
+    return chosen, asked_by, at_work.whole()
+
+
+async def _finalize_after_hooks(
+    x: Execution, call: CallState, made: ToolCall, outcome: CallOutcome, fields: Mapping[str, Any]
+) -> None:
+    """Run the hooks that see the result, then finalize; the hooks' changes are part of the one commit."""
+    if x.hooks.keeper is not None and len(text := outcome.result.text) > result_limit(x, made):
+        x.kept[made.id] = await _keep(x, x.hooks.keeper, made, text)
+    late = None
+    if outcome.status is not CALL_SUSPENDED and "after_tool" in x.hooks.by_phase:
+        context = x.hook_context("after_tool", x.snapshot, call=made, result=outcome.result)
+        at_work = HookRound(x, "after_tool", context)
+        if outcome.command is not None:
+            at_work.merge(outcome.command)
+        if writers := x.state.writers:
+            at_work.keep_off([name for name, writer in writers.items() if writer != made.id])
+        at_work.refuse(await at_work.run_hooks())
+        stop_if_given_up(x)
+        late = at_work.late
+        outcome = outcome.with_command(at_work.command) if at_work.command is not None else outcome
+    if work := finalize(x, call, outcome, fields, late):
+        await carry_out(x, work)
+
+
+async def _keep(x: Execution, keeper: ResultKeeper, call: ToolCall, text: str) -> str:
+    """Keep the whole result; return a sentence that says where it is."""
+    try:
+        return await in_thread(partial(keeper, call, text, x.identity), {})
+    except Exception as exc:
+        _log.warning("the result of call %s could not be kept", call.id, exc_info=exc)
+        x.emit_error(f"the result of call {call.id!r} could not be kept: {exc}", "result_not_kept")
+        return "the whole could not be kept"
