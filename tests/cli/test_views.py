@@ -10,7 +10,7 @@ import pytest
 from retinue import Event, Message, RunStatus, ToolCall, ToolCallStatus, ToolResult
 from retinue.cli.outline import tree_lines
 from retinue.cli.text import arguments, clean, duration, headline, one_line, reply_of
-from retinue.cli.tree import RunTree
+from retinue.cli.tree import ShownTree
 from retinue.cli.view import JsonView, PlainView
 from retinue.core.events import (
     ErrorRaised,
@@ -39,7 +39,8 @@ AGENTS: dict[Namespace, str] = {BOSS: "boss", FIRST: "helper", SECOND: "helper",
 
 
 def event(kind: type[Event], ns: Namespace = BOSS, **fields: Any) -> Event:
-    return kind(run_id=f"run{ns}", agent=AGENTS[ns], ns=ns, at=fields.pop("at", 1.0), **fields)
+    above = f"run{ns[:-1]}" if ns else None
+    return kind(run_id=f"run{ns}", parent_run_id=above, agent=AGENTS[ns], ns=ns, at=fields.pop("at", 1.0), **fields)
 
 
 def call(ns: Namespace, call_id: str, name: str, **args: Any) -> list[Event]:
@@ -109,15 +110,15 @@ completed: 1 step, 2 calls, 0 tokens, 2.0 s
 
 
 def test_children_are_nested_by_ns() -> None:
-    tree = RunTree()
+    tree = ShownTree()
     for one in FAMILY:
-        tree.take(one)
+        tree(one)
     assert tree.root is not None
     (task,) = tree.root.step.calls.values()
-    assert [child.label for child in task.children] == ["helper", "helper#2"]
-    (grep,) = task.children[0].step.calls.values()
-    assert [child.label for child in grep.children] == ["clerk"]
-    assert [one.tool for one in tree.root.calls()] == ["task", "grep_files"]
+    assert [child.label for child in task.children.values()] == ["helper", "helper#2"]
+    (grep,) = task.children["run('tools:c1',)"].step.calls.values()
+    assert [child.label for child in grep.children.values()] == ["clerk"]
+    assert [one.tool for one in tree.root.walk_calls()] == ["task", "grep_files"]
 
 
 def test_the_plain_view_shows_the_whole_tree() -> None:
@@ -175,9 +176,9 @@ GOES_ON = [
 
 def test_a_run_that_goes_on_has_its_steps_and_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 8.0)
-    tree = RunTree()
+    tree = ShownTree()
     for one in [*WAITS, *GOES_ON]:
-        tree.take(one)
+        tree(one)
     assert tree.root is not None
     assert list(tree_lines(tree.root)) == [
         "boss: Write it.",
@@ -186,7 +187,7 @@ def test_a_run_that_goes_on_has_its_steps_and_calls_once(monkeypatch: pytest.Mon
         "running: 1 step, 1 call, 7.0 s so far",
     ]
     for one in [result(BOSS, "c1", "write_file", "written"), event(StepStarted, step=2), *end(BOSS)]:
-        tree.take(one)
+        tree(one)
     assert list(tree_lines(tree.root))[2:] == [
         '    ok     write_file(path="a.md")  500 ms  written',
         "  step 2",

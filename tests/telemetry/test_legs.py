@@ -12,8 +12,8 @@ from inline_snapshot import snapshot
 from opentelemetry.sdk.trace import SpanProcessor
 
 from retinue import Agent, Decision, RunStatus, Runtime, ToolContext, ToolResult, tool
-from retinue.telemetry.operations import RunOperation
 from retinue.testing import ScriptedModel, call, say
+from retinue.wire.tree import RunNode
 from tests.telemetry.agents import look
 from tests.telemetry.collector import Collector, every, span_id, trace_id
 
@@ -97,7 +97,7 @@ async def test_a_run_that_waits_again_and_again_remembers_its_last_leg_only() ->
     for _ in range(5):
         assert (await runtime.resume(run_id, {"c1": Decision.resume({})})).status is RunStatus.SUSPENDED
     gc.collect()
-    assert sum(isinstance(it, RunOperation) and it.run_id == run_id for it in gc.get_objects()) == 1
+    assert sum(isinstance(it, RunNode) and it.run_id == run_id for it in gc.get_objects()) == 1
     assert len([span for span in got.spans if span.name == "execute_tool ask" and span.links]) == 5
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..core.events import Event
     from .interrupt import Interrupt
-    from .tree import RunTree
+    from .tree import ShownTree
 
 INTRODUCTION = "A demonstration on the papers of a lighthouse, with offline:rules: rules, not a language model."
 QUESTIONS = (
@@ -71,20 +71,20 @@ async def _demonstrate(folder: Path, args: argparse.Namespace, interrupt: Interr
     from .exits import COMPLETED, FAILED
     from .interrupt import watch
     from .text import complain
-    from .tree import RunTree
+    from .tree import ShownTree
     from .view import is_interactive, make_view
 
     out = sys.stderr if args.json else sys.stdout
     pace = _pace if not args.json and is_interactive(sys.stdout) else None
     print(INTRODUCTION, file=out, flush=True)
     agent = make_assistant(str(folder), choose_model(DEFAULT_MODEL))
-    trees: list[RunTree] = []
+    trees: list[ShownTree] = []
     with make_view(as_json=args.json) as view:
         async with Runtime([agent]) as runtime:
             for question in QUESTIONS:
                 print(file=out, flush=True)
-                trees.append(RunTree())
-                run = runtime.stream(agent, question, thread_id="demo", sinks=[trees[-1].take])
+                trees.append(ShownTree())
+                run = runtime.stream(agent, question, thread_id="demo", sinks=[trees[-1]])
                 result = await watch(run, view, interrupt, pace)
                 if interrupt.happened:
                     return interrupt.code
@@ -116,16 +116,20 @@ def _pace(event: Event) -> float:
     return seconds if not event.ns else 0.0 if event.kind == "text_delta" else seconds / 2
 
 
-def _closing(trees: list[RunTree], folder: Path, kept: bool) -> str:
+def _closing(trees: list[ShownTree], folder: Path, kept: bool) -> str:
     """What was done, in one line, and what to type next, in another."""
     from ..core.lifecycle import ToolCallStatus
     from .text import count, duration
 
     roots = [tree.root for tree in trees if tree.root is not None]
     runs = [run for tree in trees for run in tree.runs.values()]
-    calls = [call for root in roots for call in root.calls()]
+    calls = [call for root in roots for call in root.walk_calls()]
     failed = sum(call.status is ToolCallStatus.FAILED for call in calls)
-    read = {call.path for call in calls if call.tool == "read_file" and call.status is ToolCallStatus.SUCCEEDED}
+    read = {
+        (call.args or {}).get("path")
+        for call in calls
+        if call.tool == "read_file" and call.status is ToolCallStatus.SUCCEEDED
+    }
     took = sum((root.ended or root.started) - root.started for root in roots)
     steps = sum(len(run.steps) for run in runs)
     asked = f"{count(len(roots), 'question')}, {count(len(runs) - len(roots), 'sub-agent')}"

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from ..core.events import ErrorRaised, Event, RunFinished, RunStarted, StepFinished, TextDelta
 from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..wire.tree import CallNode, RunNode, StepNode
 from .tasklines import TaskLines
-from .text import clean, count, duration, one_line
-from .tree import CallNode, RunNode, RunTree, StepNode, summary
+from .text import arguments, clean, count, duration, one_line
+from .tree import ShownTree, summary
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _MARKS = {
@@ -42,7 +43,7 @@ class LiveView:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
         self._live: Live | None = None
-        self._tree = RunTree()
+        self._tree = ShownTree()
         self._line = ""
         """The line of text in progress."""
         self._told: StepNode | None = None
@@ -61,7 +62,7 @@ class LiveView:
         self.close()
 
     def recall(self, event: Event) -> None:
-        self._tree.take(event)
+        self._tree(event)
 
     def show_task(self, event: Event) -> None:
         if line := self._tasks.take(event):
@@ -73,7 +74,7 @@ class LiveView:
     def show(self, event: Event) -> None:
         if type(event) is RunStarted and not event.ns:
             self._begin()
-        self._tree.take(event)
+        self._tree(event)
         self._behind = time.time() - event.at
         if event.ns:
             return
@@ -126,7 +127,7 @@ class LiveView:
 
     def _begin(self) -> None:
         self.close()
-        self._tree, self._line, self._told, self._ended, self._in_text = RunTree(), "", None, None, False
+        self._tree, self._line, self._told, self._ended, self._in_text = ShownTree(), "", None, None, False
         self._live = Live(
             self,
             console=self._console,
@@ -199,7 +200,7 @@ def _step_lines(
         calls = calls[-most:]
     for call in calls:
         yield _call_line(call, drawing.now, gutter + _GUTTER)
-        for child in call.children:
+        for child in call.children.values():
             yield from _child_lines(child, drawing, gutter + 2 * _GUTTER)
 
 
@@ -234,7 +235,7 @@ def _call_line(call: CallNode, now: float, gutter: str) -> Text:
     return Text.assemble(
         gutter,
         (mark, style),
-        f" {one_line(call.tool)}({'...' if call.status is ToolCallStatus.NEW else call.args})",
+        f" {one_line(call.tool)}({'...' if call.status is ToolCallStatus.NEW else arguments(call.args or {})})",
         (f"  {took}  ", "dim"),
         (result, "red" if call.status is ToolCallStatus.FAILED else "dim"),
         no_wrap=True,

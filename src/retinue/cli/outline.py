@@ -11,8 +11,9 @@ from ..core.events import Event, event_to_json
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
-from .text import headline, one_line
-from .tree import CallNode, RunNode, call_line, summary
+from ..wire.tree import CallNode, RunNode
+from .text import arguments, headline, one_line
+from .tree import call_line, summary
 
 _STAMP = ("kind", *Event.__struct_fields__)
 _WIDTH = 48
@@ -28,7 +29,7 @@ def tree_lines(run: RunNode, indent: str = "") -> Iterator[str]:
             yield f"{indent}{_IN * 2}{one_line(step.thought, 300)}"
         for call in step.calls.values():
             yield f"{indent}{_IN * 2}{call_line(call)}"
-            for child in call.children:
+            for child in call.children.values():
                 yield from tree_lines(child, indent + _IN * 3)
     for note in run.notes:
         yield f"{indent}{_IN}note: {one_line(note, 200)}"
@@ -56,14 +57,14 @@ def tree_json(run: RunNode) -> dict[str, Any]:
 
 def _call_json(call: CallNode) -> dict[str, Any]:
     return {
-        "call_id": call.id,
+        "call_id": call.call_id,
         "tool": call.tool,
-        "args": call.args,
+        "args": arguments(call.args or {}),
         "status": call.status.value,
         "started_at": call.started,
         "ended_at": call.ended,
-        "result": call.result,
-        "children": [tree_json(child) for child in call.children],
+        "result": call.result or "",
+        "children": [tree_json(child) for child in call.children.values()],
     }
 
 

@@ -10,7 +10,7 @@ from .numbers import count_from_0, count_from_1
 
 if TYPE_CHECKING:
     from ..core.stores import RunRecord
-    from .tree import RunTree
+    from .tree import ShownTree
 
 _MORE = "docs/operations.md says more."
 _STATUSES = (
@@ -144,15 +144,15 @@ def execute_show(args: argparse.Namespace) -> int:
     from .outline import run_json, tree_json
     from .steering import is_at_work
     from .text import complain
-    from .tree import RunTree
+    from .tree import ShownTree
 
     url = database_url(args.db)
 
-    async def look() -> tuple[RunRecord, RunTree, float | None, bool]:
+    async def look() -> tuple[RunRecord, ShownTree, float | None, bool]:
         async with opened(url) as store:
-            record, tree = await find_run(store, args.run_id), RunTree()
+            record, tree = await find_run(store, args.run_id), ShownTree()
             async for event in so_far(store, args.run_id):
-                tree.take(event)
+                tree(event)
             ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
             return record, tree, ended_at, record.result is None and not await is_at_work(store, args.run_id)
 
@@ -170,7 +170,7 @@ def execute_show(args: argparse.Namespace) -> int:
     return COMPLETED
 
 
-def _print_run(record: RunRecord, tree: RunTree, ended_at: float | None) -> None:
+def _print_run(record: RunRecord, tree: ShownTree, ended_at: float | None) -> None:
     from .outline import tree_lines, waiting_lines
     from .text import clean, moment, one_line
 

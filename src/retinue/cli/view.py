@@ -21,9 +21,10 @@ from ..core.events import (
     ToolCallStarted,
     event_to_json,
 )
+from ..wire.tree import RunNode
 from .tasklines import TaskLines
 from .text import clean, is_unicode, one_line
-from .tree import RunNode, RunTree, call_line, summary
+from .tree import ShownTree, call_line, summary
 
 _INDENT = 6
 """Columns a child is further in than the run it belongs to."""
@@ -130,12 +131,12 @@ class PlainView(_Quiet):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._tree = RunTree()
+        self._tree = ShownTree()
         self._in_text = False
         self._tasks = TaskLines()
 
     def recall(self, event: Event) -> None:
-        self._tree.take(event)
+        self._tree(event)
         for step in self._tree.run_of(event).steps[-1:]:
             step.thought = ""
 
@@ -149,8 +150,8 @@ class PlainView(_Quiet):
 
     def show(self, event: Event) -> None:
         if type(event) is RunStarted and not event.ns:
-            self._tree = RunTree()
-        self._tree.take(event)
+            self._tree = ShownTree()
+        self._tree(event)
         run = self._tree.run_of(event)
         match event:
             case TextDelta():
@@ -173,7 +174,7 @@ class PlainView(_Quiet):
                 pass
 
     def _call(self, event: ToolCallFinished) -> str:
-        return call_line(self._tree.call_of(event, event.call_id))
+        return call_line(self._tree.run_of(event).calls[event.call_id])
 
     def _finish(self, run: RunNode) -> None:
         for note in run.notes:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.runs import Usage
+from ..wire.tree import CANCELLED, CallNode, Node, RunNode, StepNode
 from .content import input_messages, json_text, output_message, output_text
-from .operations import CANCELLED, ChatOperation, Operation, RunOperation, ToolOperation
 
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
@@ -75,69 +75,73 @@ def provider_and_model(name: str) -> tuple[str, str]:
     return _PROVIDERS.get(provider, provider), model
 
 
-def span_name(operation: Operation) -> str:
-    """The kind of operation and what it is done with."""
-    match operation:
-        case RunOperation():
-            target = operation.agent
-        case ChatOperation():
-            target = provider_and_model(operation.model)[1]
-        case ToolOperation():
-            target = operation.tool_name
+KINDS: dict[type[Node], str] = {RunNode: "invoke_agent", StepNode: "chat", CallNode: "execute_tool"}
+"""The operation that each node is."""
+
+
+def span_name(node: Node) -> str:
+    """The kind of node and what it is done with."""
+    match node:
+        case RunNode():
+            target = node.agent
+        case StepNode():
+            target = provider_and_model(node.model)[1]
+        case CallNode():
+            target = node.tool
         case _:
             target = ""
-    return f"{operation.kind} {target}".rstrip()
+    return f"{KINDS[type(node)]} {target}".rstrip()
 
 
-def first_attributes(operation: Operation) -> dict[str, Any]:
+def first_attributes(node: Node) -> dict[str, Any]:
     """What is known when it begins; samplers decide by this."""
     known: dict[str, Any] = {
-        OPERATION_NAME: operation.kind,
-        AGENT_NAME: operation.agent,
-        RUN_ID: operation.run_id,
+        OPERATION_NAME: KINDS[type(node)],
+        AGENT_NAME: node.agent,
+        RUN_ID: node.run_id,
     }
-    match operation:
-        case RunOperation():
-            known[CONVERSATION_ID] = operation.thread_id
-            known[RUN_IS_CHILD] = bool(operation.ns)
-            if operation.ns:
-                known[RUN_NAMESPACE] = "/".join(operation.ns)
-            if operation.parent is not None:
-                known[PARENT_RUN_ID] = operation.parent.run_id
-        case ChatOperation():
-            known[STEP], known[REQUEST_STREAM] = operation.step, True
-            known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(operation.model)
-        case ToolOperation():
-            known[TOOL_NAME], known[TOOL_TYPE] = operation.tool_name, "function"
-            known[TOOL_CALL_ID] = operation.call_id
+    match node:
+        case RunNode():
+            known[CONVERSATION_ID] = node.thread_id
+            known[RUN_IS_CHILD] = bool(node.ns)
+            if node.ns:
+                known[RUN_NAMESPACE] = "/".join(node.ns)
+            if node.parent is not None:
+                known[PARENT_RUN_ID] = node.parent.run_id
+        case StepNode():
+            known[STEP], known[REQUEST_STREAM] = node.number, True
+            known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(node.model)
+        case CallNode():
+            known[TOOL_NAME], known[TOOL_TYPE] = node.tool, "function"
+            known[TOOL_CALL_ID] = node.call_id
         case _:
             pass
     return known
 
 
-def last_attributes(operation: Operation) -> dict[str, Any]:
-    """What is known when it has ended; content only where the operation was told to keep it."""
-    match operation:
-        case RunOperation():
-            known = _of_run(operation)
-        case ChatOperation():
-            known = _of_chat(operation)
-        case ToolOperation():
-            known = _of_tool(operation)
+def last_attributes(node: Node) -> dict[str, Any]:
+    """What is known when it has ended; content only where the node was told to keep it."""
+    match node:
+        case RunNode():
+            known = _of_run(node)
+        case StepNode():
+            known = _of_chat(node)
+        case CallNode():
+            known = _of_tool(node)
         case _:
             known = {}
-    if operation.error is not None:
-        known[ERROR_TYPE] = operation.error
+    if node.error_type is not None:
+        known[ERROR_TYPE] = node.error_type
     return known
 
 
-def is_failure(operation: Operation) -> bool:
+def is_failure(node: Node) -> bool:
     """Whether something went wrong; what was cancelled did not go wrong."""
-    return operation.error is not None and operation.error != CANCELLED
+    return node.error_type is not None and node.error_type != CANCELLED
 
 
-def _of_run(run: RunOperation) -> dict[str, Any]:
-    known: dict[str, Any] = {RUN_STATUS: run.status.value, RUN_TERMINATION: run.termination, **_usage(run.usage)}
+def _of_run(run: RunNode) -> dict[str, Any]:
+    known: dict[str, Any] = {RUN_STATUS: run.status.value, RUN_TERMINATION: run.termination, **_usage(run.leg_usage)}
     if run.model:
         known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(run.model)
     if run.messages:
@@ -147,7 +151,7 @@ def _of_run(run: RunOperation) -> dict[str, Any]:
     return known
 
 
-def _of_chat(chat: ChatOperation) -> dict[str, Any]:
+def _of_chat(chat: StepNode) -> dict[str, Any]:
     known = _usage(chat.usage)
     known[PROVIDER_NAME], known[REQUEST_MODEL] = provider_and_model(chat.model)
     if chat.answered_by:
@@ -162,7 +166,7 @@ def _of_chat(chat: ChatOperation) -> dict[str, Any]:
     return known
 
 
-def _of_tool(tool: ToolOperation) -> dict[str, Any]:
+def _of_tool(tool: CallNode) -> dict[str, Any]:
     known: dict[str, Any] = {TOOL_STATUS: tool.status.value}
     if tool.args is not None:
         known[TOOL_CALL_ARGUMENTS] = json_text(tool.args)

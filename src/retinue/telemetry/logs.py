@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..core.lifecycle import RunStatus
+from ..wire.tree import CallNode, Node, RunNode, StepNode
 from .conventions import is_failure, provider_and_model
-from .operations import ChatOperation, Operation, RunOperation, ToolOperation
-from .reader import OperationReader
+from .reader import TreeReader
 
 Ids = dict[str, Any]
 
@@ -30,7 +30,7 @@ class _Place:
 _here: ContextVar[_Place | None] = ContextVar("retinue_log_place", default=None)
 
 
-class RunLogSink(OperationReader):
+class RunLogSink(TreeReader):
     """A sink that logs what begins and ends, without content: runs at INFO, calls at DEBUG, failures at WARNING.
 
     The ids are fields of each record, and `RunLogFilter` puts them on every other record that is made inside a run.
@@ -40,23 +40,23 @@ class RunLogSink(OperationReader):
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         super().__init__([self])
 
-    def began(self, operation: Operation) -> None:
-        place = operation.handle = _Place(_ids(operation), _here.get())
+    def began(self, node: Node) -> None:
+        place = node.handle = _Place(_ids(node), _here.get())
         _here.set(place)
-        if isinstance(operation, RunOperation):
-            self._logger.info("run of %s started", operation.agent, extra=place.ids | {"event": "run_started"})
+        if isinstance(node, RunNode):
+            self._logger.info("run of %s started", node.agent, extra=place.ids | {"event": "run_started"})
 
-    def ended(self, operation: Operation) -> None:
-        place: _Place | None = operation.handle
+    def ended(self, node: Node) -> None:
+        place: _Place | None = node.handle
         if place is None:
             return
-        level = logging.INFO if isinstance(operation, RunOperation) else logging.DEBUG
-        level = logging.WARNING if is_failure(operation) else level
+        level = logging.INFO if isinstance(node, RunNode) else logging.DEBUG
+        level = logging.WARNING if is_failure(node) else level
         if self._logger.isEnabledFor(level):
-            what, status, facts = _told(operation)
-            extra = place.ids | facts | {"event": what, "status": status, "seconds": round(operation.seconds, 6)}
+            what, status, facts = _told(node)
+            extra = place.ids | facts | {"event": what, "status": status, "seconds": round(node.seconds, 6)}
             words = what.removesuffix("_finished").replace("_", " ")
-            self._logger.log(level, "%s %s: %s", words, _target(operation), status, extra=extra)
+            self._logger.log(level, "%s %s: %s", words, _target(node), status, extra=extra)
         place.ended = True
         if _here.get() is place:
             here: _Place | None = place
@@ -64,14 +64,12 @@ class RunLogSink(OperationReader):
                 here = here.before
             _here.set(here)
 
-    def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
-        place: _Place | None = operation.handle
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+        place: _Place | None = node.handle
         if place is not None:
             told = " ".join([f"{key}={value}" for key, value in facts.items()])
             level = logging.WARNING if name == "error" else logging.INFO
-            self._logger.log(
-                level, "%s in run of %s: %s", name, operation.agent, told, extra=place.ids | {"event": name}
-            )
+            self._logger.log(level, "%s in run of %s: %s", name, node.agent, told, extra=place.ids | {"event": name})
 
 
 class RunLogFilter(logging.Filter):
@@ -110,37 +108,37 @@ class JsonLogFormatter(logging.Formatter):
 _STANDARD = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
 
 
-def _ids(operation: Operation) -> Ids:
-    run = operation if isinstance(operation, RunOperation) else operation.parent
-    ids: Ids = {"run_id": operation.run_id, "agent": operation.agent}
-    if isinstance(run, RunOperation):
+def _ids(node: Node) -> Ids:
+    run = node if isinstance(node, RunNode) else node.parent
+    ids: Ids = {"run_id": node.run_id, "agent": node.agent}
+    if isinstance(run, RunNode):
         ids["thread_id"] = run.thread_id
         if run.parent is not None:
             ids["parent_run_id"] = run.parent.run_id
-    if isinstance(operation, ToolOperation):
-        ids["call_id"] = operation.call_id
+    if isinstance(node, CallNode):
+        ids["call_id"] = node.call_id
     return ids
 
 
-def _target(operation: Operation) -> str:
-    return operation.tool_name if isinstance(operation, ToolOperation) else f"of {operation.agent}"
+def _target(node: Node) -> str:
+    return node.tool if isinstance(node, CallNode) else f"of {node.agent}"
 
 
-def _told(operation: Operation) -> tuple[str, str, dict[str, Any]]:
+def _told(node: Node) -> tuple[str, str, dict[str, Any]]:
     """The event, how it ended, and what else there is to know."""
-    facts: dict[str, Any] = {} if operation.error is None else {"error": operation.error}
-    match operation:
-        case RunOperation():
-            usage = {"tokens": operation.usage.tokens, "cost": operation.usage.cost}
-            if operation.status is not RunStatus.COMPLETED:
-                facts["termination"] = operation.termination
-            return "run_finished", operation.status.value, facts | usage
-        case ToolOperation():
-            return "tool_call_finished", operation.status.value, facts | {"tool": operation.tool_name}
-        case ChatOperation():
-            facts["model"] = provider_and_model(operation.model)[1]
-            usage = {"tokens": operation.usage.tokens, "cost": operation.usage.cost}
-            return "inference_finished", operation.stop_reason or operation.error or "", facts | usage
+    facts: dict[str, Any] = {} if node.error_type is None else {"error": node.error_type}
+    match node:
+        case RunNode():
+            usage = {"tokens": node.leg_usage.tokens, "cost": node.leg_usage.cost}
+            if node.status is not RunStatus.COMPLETED:
+                facts["termination"] = node.termination
+            return "run_finished", node.status.value, facts | usage
+        case CallNode():
+            return "tool_call_finished", node.status.value, facts | {"tool": node.tool}
+        case StepNode():
+            facts["model"] = provider_and_model(node.model)[1]
+            usage = {"tokens": node.usage.tokens, "cost": node.usage.cost}
+            return "inference_finished", node.stop_reason or node.error_type or "", facts | usage
         case _:
             return "", "", facts
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from opentelemetry.metrics import Meter
 
+from ..wire.tree import CallNode, Node, RunNode, StepNode
 from .conventions import (
     AGENT_NAME,
     ERROR_TYPE,
+    KINDS,
     OPERATION_NAME,
     OTHER,
     PROVIDER_NAME,
@@ -21,7 +23,6 @@ from .conventions import (
     TOOL_NAME,
     provider_and_model,
 )
-from .operations import ChatOperation, Operation, RunOperation, ToolOperation
 
 SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 AGENT_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2]
@@ -72,25 +73,25 @@ class Metrics:
         self._steps = meter.create_counter("retinue.steps", "{step}", "Steps with an answer of the model.")
         self._cost = meter.create_counter("retinue.cost", "USD", "What model calls cost.")
 
-    def began(self, operation: Operation) -> None:
-        if isinstance(operation, RunOperation):
-            self._active.add(1, {AGENT_NAME: operation.agent})
+    def began(self, node: Node) -> None:
+        if isinstance(node, RunNode):
+            self._active.add(1, {AGENT_NAME: node.agent})
 
-    def ended(self, operation: Operation) -> None:
-        match operation:
-            case RunOperation():
-                self._run_ended(operation)
-            case ChatOperation():
-                self._chat_ended(operation)
-            case ToolOperation():
-                self._tool_ended(operation)
+    def ended(self, node: Node) -> None:
+        match node:
+            case RunNode():
+                self._run_ended(node)
+            case StepNode():
+                self._chat_ended(node)
+            case CallNode():
+                self._tool_ended(node)
             case _:
                 pass
 
-    def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
         return None
 
-    def _run_ended(self, run: RunOperation) -> None:
+    def _run_ended(self, run: RunNode) -> None:
         whose = {AGENT_NAME: run.agent}
         self._active.add(-1, whose)
         self._runs.add(1, {**whose, RUN_STATUS: run.status.value, RUN_IS_CHILD: bool(run.ns)})
@@ -98,9 +99,9 @@ class Metrics:
         self._inferences.record(run.inferences, whose)
         self._tool_calls.record(run.tool_calls, whose)
 
-    def _chat_ended(self, chat: ChatOperation) -> None:
+    def _chat_ended(self, chat: StepNode) -> None:
         provider, model = provider_and_model(chat.model)
-        about = {OPERATION_NAME: chat.kind, PROVIDER_NAME: provider, REQUEST_MODEL: model}
+        about = {OPERATION_NAME: KINDS[StepNode], PROVIDER_NAME: provider, REQUEST_MODEL: model}
         if chat.answered_by:
             about[RESPONSE_MODEL] = provider_and_model(chat.answered_by)[1]
             self._steps.add(1, {AGENT_NAME: chat.agent})
@@ -113,11 +114,11 @@ class Metrics:
         if chat.usage.cost:
             self._cost.add(chat.usage.cost, {**about, AGENT_NAME: chat.agent})
 
-    def _tool_ended(self, tool: ToolOperation) -> None:
-        name = OTHER if tool.error == "not_found" else tool.tool_name
-        about = {OPERATION_NAME: tool.kind, TOOL_NAME: name, AGENT_NAME: tool.agent}
+    def _tool_ended(self, tool: CallNode) -> None:
+        name = OTHER if tool.error_type == "not_found" else tool.tool
+        about = {OPERATION_NAME: KINDS[CallNode], TOOL_NAME: name, AGENT_NAME: tool.agent}
         self._tool_seconds.record(tool.seconds, _with_error(about, tool))
 
 
-def _with_error(about: dict[str, Any], operation: Operation) -> dict[str, Any]:
-    return about if operation.error is None else {**about, ERROR_TYPE: operation.error}
+def _with_error(about: dict[str, Any], node: Node) -> dict[str, Any]:
+    return about if node.error_type is None else {**about, ERROR_TYPE: node.error_type}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError
-from .operations import Observer
-from .reader import OperationReader
+from .reader import Observer, TreeReader
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 INSTRUMENTATION = "retinue"
 
 
-class Telemetry(OperationReader):
+class Telemetry(TreeReader):
     """A sink that makes OpenTelemetry spans and metrics of runs: `Runtime(sinks=[Telemetry()])`.
 
     Without providers it uses those the process has set, with whatever exports them. `content=True` also sends what was

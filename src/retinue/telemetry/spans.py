@@ -21,8 +21,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from ..wire.tree import Node, StepNode
 from .conventions import first_attributes, is_failure, last_attributes, span_name
-from .operations import ChatOperation, Operation
 
 _HERE = create_key("retinue-place")
 
@@ -37,58 +37,55 @@ class _Place:
 
 
 class Spans:
-    """Makes a span of every operation. Error texts are content too, and are sent only where that is wanted."""
+    """Makes a span of every node. Error texts are content too, and are sent only where that is wanted."""
 
     def __init__(self, tracer: Tracer, *, content: bool) -> None:
         self._tracer, self._content = tracer, content
 
-    def began(self, operation: Operation) -> None:
+    def began(self, node: Node) -> None:
         before = get_current()
-        parent, earlier = _place(operation.parent), _place(operation.earlier)
+        parent: _Place | None = None if node.parent is None else node.parent.handle
+        earlier: _Place | None = node.earlier
         above = before
         if parent is not None and get_current_span(before) is not parent.span:
             above = set_span_in_context(parent.span, before)
         span = self._tracer.start_span(
-            span_name(operation),
+            span_name(node),
             above,
-            SpanKind.CLIENT if isinstance(operation, ChatOperation) else SpanKind.INTERNAL,
-            first_attributes(operation),
+            SpanKind.CLIENT if isinstance(node, StepNode) else SpanKind.INTERNAL,
+            first_attributes(node),
             [] if earlier is None else [Link(earlier.span.get_span_context(), {"retinue.link": "earlier_leg"})],
-            _nanoseconds(operation.began),
+            _nanoseconds(node.began),
         )
-        place = operation.handle = _Place(span, before)
+        place = node.handle = _Place(span, before)
         attach(set_value(_HERE, place, set_span_in_context(span, before)))
 
-    def ended(self, operation: Operation) -> None:
-        place = _place(operation)
+    def ended(self, node: Node) -> None:
+        place: _Place | None = node.handle
         if place is None:
             return
         span = place.span
         try:
             if span.is_recording():
-                self._complete(span, operation)
+                self._complete(span, node)
         finally:
             # What is kept for links and late children needs no more than the ids.
             place.span, place.ended = NonRecordingSpan(span.get_span_context()), True
             _step_back(place)
-            span.end(_nanoseconds(operation.ended))
+            span.end(_nanoseconds(node.ended or node.began))
 
-    def _complete(self, span: Span, operation: Operation) -> None:
-        span.set_attributes(last_attributes(operation))
-        if isinstance(operation, ChatOperation) and not operation.named:
-            span.update_name(span_name(operation))
-        if is_failure(operation):
-            detail = operation.detail if self._content else None
-            span.set_status(Status(StatusCode.ERROR, detail or operation.error))
+    def _complete(self, span: Span, node: Node) -> None:
+        span.set_attributes(last_attributes(node))
+        if isinstance(node, StepNode):
+            span.update_name(span_name(node))
+        if is_failure(node):
+            detail = node.error if self._content else None
+            span.set_status(Status(StatusCode.ERROR, detail or node.error_type))
 
-    def noted(self, operation: Operation, name: str, at: float, facts: Mapping[str, str]) -> None:
-        place = _place(operation)
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+        place: _Place | None = node.handle
         if place is not None:
             place.span.add_event(f"retinue.{name}", {f"retinue.{key}": facts[key] for key in facts}, _nanoseconds(at))
-
-
-def _place(operation: Operation | None) -> _Place | None:
-    return None if operation is None else operation.handle
 
 
 def _step_back(place: _Place) -> None:
