@@ -151,6 +151,23 @@ def test_the_live_view_shows_the_same_and_never_more_than_fits() -> None:
     assert text.rstrip().splitlines()[-1].startswith("completed: 1 step")
 
 
+def test_retries_are_shown_when_they_happen() -> None:
+    from retinue.cli.live import LiveView
+
+    retry = event(
+        ErrorRaised, FIRST, message="529 from the server", code="overloaded", retry_model="a:m", retry_delay=2
+    )
+    again = event(ErrorRaised, message="it broke", code="broken", retry_model="b:m", dropped_message_id="m1")
+    started = [*begin(BOSS, "Find out."), *call(BOSS, "c1", "task"), *begin(FIRST, "look"), retry, again]
+    for make in (PlainView, LiveView):
+        stream = io.StringIO()
+        with make(stream) as view:
+            for one in started:
+                view.show(one)
+        assert "retrying with a:m in 2.0 s: 529 from the server" in stream.getvalue()
+        assert "retrying with b:m; the answer starts again: it broke" in stream.getvalue()
+
+
 def test_events_without_a_beginning_are_shown_all_the_same() -> None:
     stream = io.StringIO()
     view = PlainView(stream)

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from ..core.events import ErrorRaised, Event, RunFinished, RunStarted, StepFinished, TextDelta
+from ..core.events import ErrorRaised, Event, Handoff, RunFinished, RunStarted, StepFinished, TextDelta
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..wire.tree import CallNode, RunNode, StepNode
 from .tasklines import TaskLines
@@ -76,17 +76,18 @@ class LiveView:
             self._begin()
         self._tree(event)
         self._behind = time.time() - event.at
+        run = self._tree.run_of(event)
+        if type(event) is Handoff or (type(event) is ErrorRaised and not event.fatal):
+            if not event.ns:
+                self._end_text()
+            self._print(Text(f"  {one_line(f'{run.label}: ' * bool(event.ns) + run.notes[-1], 300)}", style="yellow"))
         if event.ns:
             return
-        run = self._tree.run_of(event)
         match event:
             case RunStarted():
                 self._print(Text.assemble((one_line(run.label), "bold"), f"  {one_line(run.task, 300)}"))
             case TextDelta():
                 self._text(run, event.delta)
-            case ErrorRaised(dropped_message_id=str()):
-                self._end_text()
-                self._print(Text(f"  the answer begins again: {one_line(event.message, 200)}", style="yellow"))
             case StepFinished():
                 self._end_step(run)
             case RunFinished():
@@ -169,8 +170,6 @@ class LiveView:
 
     def _finish(self, run: RunNode) -> None:
         self.close()
-        for note in run.notes:
-            self._print(Text(f"  {one_line(note, 300)}", style="yellow"))
         self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
 
     def _now(self) -> float:

@@ -12,6 +12,7 @@ import msgspec
 from ..core.events import (
     ErrorRaised,
     Event,
+    Handoff,
     InferenceFinished,
     RunFinished,
     RunStarted,
@@ -164,8 +165,8 @@ class PlainView(_Quiet):
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
                 self._tell_thought(run)
-            case ErrorRaised(dropped_message_id=str()):
-                self._line(run, 2, f"the answer begins again: {one_line(event.message, 200)}")
+            case ErrorRaised(fatal=False) | Handoff():
+                self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
             case ToolCallFinished():
                 self._line(run, 2, f"{f'{run.label}: ' if run.ns else ''}{self._call(event)}")
             case RunFinished():
@@ -177,8 +178,6 @@ class PlainView(_Quiet):
         return call_line(self._tree.run_of(event).calls[event.call_id])
 
     def _finish(self, run: RunNode) -> None:
-        for note in run.notes:
-            self._line(run, 0, f"note: {one_line(note, 200)}")
         if run.ns:
             self._line(run, 0, f"{run.label} {summary(run)}")
         else:

@@ -64,7 +64,7 @@ class RunLogSink(TreeReader):
                 here = here.before
             _here.set(here)
 
-    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         place: _Place | None = node.handle
         if place is not None:
             told = " ".join([f"{key}={value}" for key, value in facts.items()])

@@ -88,7 +88,7 @@ class Metrics:
             case _:
                 pass
 
-    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         return None
 
     def _run_ended(self, run: RunNode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..core.events import Event
 from ..core.lifecycle import RunStatus, ToolCallStatus
@@ -24,7 +24,7 @@ class Observer(Protocol):
 
     def ended(self, node: Node) -> None: ...
 
-    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         """A handoff or a non-fatal error happened in it."""
         ...
 
@@ -70,7 +70,7 @@ class TreeReader(RunTree):
             case _:
                 pass
 
-    def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         for observer in self._observers:
             try:
                 observer.noted(node, name, at, facts)

@@ -7,6 +7,7 @@ hangs under it. That needs no help from the loop: events are told in the task th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.context import Context, attach, create_key, get_current, get_value, set_value
 from opentelemetry.trace import (
@@ -82,7 +83,7 @@ class Spans:
             detail = node.error if self._content else None
             span.set_status(Status(StatusCode.ERROR, detail or node.error_type))
 
-    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         place: _Place | None = node.handle
         if place is not None:
             place.span.add_event(f"retinue.{name}", {f"retinue.{key}": facts[key] for key in facts}, _nanoseconds(at))

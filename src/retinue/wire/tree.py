@@ -330,10 +330,12 @@ class RunTree:
     def _error(self, event: ErrorRaised, run: RunNode) -> None:
         if event.fatal:
             return
-        facts = {"code": event.code or "unknown"}
+        facts: dict[str, Any] = {"code": event.code or "unknown"}
+        if event.retry_model is not None:
+            facts |= {"retry_model": event.retry_model, "retry_delay": event.retry_delay}
         if self._content:
             facts["message"] = event.message
-            run.notes.append(event.message)
+            run.notes.append(_error_note(event))
             if event.dropped_message_id is not None:
                 run.tail, run.step.thought = "", ""
         is_asking = bool(run.steps) and run.step.asked and run.step.ended is None
@@ -363,8 +365,16 @@ class RunTree:
     def node_ended(self, node: Node) -> None:
         """It ended, or waits."""
 
-    def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, str]) -> None:
+    def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         """A handoff or a non-fatal error happened in it."""
+
+
+def _error_note(event: ErrorRaised) -> str:
+    if event.retry_model is None:
+        return event.message
+    delay = f" in {event.retry_delay:.1f} s" if event.retry_delay else ""
+    restarts = "; the answer starts again" if event.dropped_message_id else ""
+    return f"retrying with {event.retry_model}{delay}{restarts}: {event.message}"
 
 
 def _error_type(event: RunFinished) -> str | None:
