@@ -52,7 +52,7 @@ def test_lines_are_whole_or_cut_with_what_is_missing(data: bytes, width: int) ->
     wanted = content.split(b"\n") if content else []
     if wanted and wanted[-1] == b"":
         wanted.pop()
-    lines = list(read_lines(BytesIO(data), width))
+    lines = list(read_lines(BytesIO(data), width=width))
     assert len(lines) == len(wanted)
     for line, whole in zip(lines, wanted, strict=True):
         assert whole.startswith(line.data)

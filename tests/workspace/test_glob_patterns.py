@@ -90,3 +90,22 @@ def test_patterns_that_are_refused() -> None:
             GlobPattern(pattern)
     with pytest.raises(InvalidArguments, match=re.escape("more than 64 alternatives")):
         GlobPattern("{a,b}" * 7)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("{" + "," * 100_000, "the pattern has 100,001 characters; the limit is 4,096"),
+        ("{" + "," * 4_000 + "}", "has more than 64 alternatives"),
+        ("{a,b}" * 800, "has more than 64 alternatives"),
+    ],
+)
+def test_braces_are_bounded(pattern: str, message: str) -> None:
+    with pytest.raises(InvalidArguments, match=message) as refused:
+        GlobPattern(pattern)
+    assert len(str(refused.value)) < 300
+
+
+def test_braces_that_never_close_are_characters() -> None:
+    assert found("{" * 100 + "," * 100, "a") == []
+    assert found("{a,b", "{a,b") == ["{a,b"]

@@ -276,3 +276,12 @@ def test_it_behaves_like_a_dictionary_of_paths(
                 folders.discard(path)
         assert {entry.path: files.read(entry.path) for entry in files.walk()} == model
         assert all(files.exists(known) for known in [*model, *folders])
+
+
+def test_a_large_folder_is_sorted_in_parts(files: LocalFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.workspace.tree._SORTED_AT_ONCE", 3)
+    names = [f"{number * 7 % 20:02}" for number in range(20)]
+    for name in names:
+        files.write(f"{name}/x", b"")
+    assert [entry.path for entry in files.list()] == sorted(names)
+    assert [entry.path for entry in files.walk()] == [f"{name}/x" for name in sorted(names)]

@@ -1,25 +1,126 @@
-"""Searching files for lines that match."""
+"""Searching files for lines that match a regular expression of a model.
+
+RE2 runs it: its time grows with the text, not exponentially as that of a backtracking engine can, and it releases the
+interpreter lock while it searches. It holds the lock while it compiles, so the size of a pattern is bounded first.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from importlib import import_module
+from typing import Any, BinaryIO, NamedTuple
 
-from ..core.errors import FilesystemDown, FilesystemError
+from ..core.errors import ExecutionFailed, FilesystemDown, FilesystemError, InvalidArguments
 from ..core.filesystem import FileEntry, Filesystem
-from .searcher import Search
 from .text import WINDOW_CHARS, is_binary, read_lines
 
 MOST_MATCHES = 500
 MOST_BYTES = 100_000_000
-"""How much is searched at most."""
-_BLOCK_BYTES = 1 << 18
+"""The number of bytes that one search reads at most."""
+SECONDS = 20.0
+"""The time that one search may take."""
+SHOWN_CHARS = 300
+"""The length of an excerpt of a line."""
+LONGEST_PATTERN = 1000
+_BLOCK_BYTES = 1 << 16
+_PROGRAM_BYTES = 3 << 15
+"""The memory for a compiled pattern. With so much, compiling takes at most 30 ms of the interpreter lock."""
+_SEARCH_BYTES = 8 << 20
+
+
+class LinePattern:
+    """A compiled pattern that finds lines."""
+
+    def __init__(self, pattern: str) -> None:
+        if not pattern:
+            raise InvalidArguments("pattern must not be empty")
+        if len(pattern) > LONGEST_PATTERN:
+            raise InvalidArguments(
+                f"invalid regular expression: it has {len(pattern):,} characters, the limit is {LONGEST_PATTERN:,}"
+            )
+        self._regex = _compile(pattern)
+        self._by_line = "\\A" in pattern or "\\z" in pattern  # they mean the ends of a line here
+        self._end = time.monotonic() + SECONDS
+
+    def find(self, block: bytes, first: int, most: int) -> list[tuple[int, str]]:
+        """Return the numbers and texts of matching lines; `first` is the number of the block's first line."""
+        if time.monotonic() > self._end:
+            raise ExecutionFailed(
+                f"the search was stopped after {SECONDS:g} s: make the pattern simpler, or search in a smaller folder"
+            )
+        try:
+            block.decode()
+        except UnicodeDecodeError:  # "." matches no broken character
+            block = block.decode(errors="replace").encode()
+        found: list[tuple[int, str]] = []
+        counted = 0  # the bytes whose lines are in `first`
+        for start in self._starts(block):
+            first += block.count(b"\n", counted, start)
+            counted = start
+            begin = block.rfind(b"\n", 0, start) + 1
+            found.append((first, _excerpt(block[begin : _line_end(block, start)], start - begin)))
+            if len(found) >= most:
+                break
+        return found
+
+    def _starts(self, block: bytes) -> Iterator[int]:
+        """The place of the first match in each line that has one."""
+        begin = 0
+        while begin <= len(block):
+            if self._by_line:
+                match = self._regex.search(block[begin : _line_end(block, begin)])
+                if match is not None:
+                    yield begin + match.start()
+                begin = _line_end(block, begin) + 1
+                continue
+            match = self._regex.search(block, begin)
+            if match is None:
+                return
+            yield match.start()
+            begin = _line_end(block, match.start()) + 1
+
+
+def _line_end(block: bytes, position: int) -> int:
+    end = block.find(b"\n", position)
+    return len(block) if end < 0 else end
+
+
+def _compile(pattern: str) -> Any:
+    re2: Any = import_module("re2")  # untyped, and not needed before somebody searches
+    options = re2.Options()
+    options.log_errors, options.never_nl = False, True
+    try:
+        data = b"(?m)" + pattern.encode()
+        options.max_mem = _PROGRAM_BYTES
+        re2.compile(data, options)
+        options.max_mem = _SEARCH_BYTES
+        return re2.compile(data, options)
+    except UnicodeEncodeError as exc:
+        raise InvalidArguments(f"pattern has a character that is not text, at position {exc.start}") from exc
+    except re2.error as exc:
+        reason = exc.args[0].decode(errors="replace").replace("(?m)", "", 1)[:100]
+        raise InvalidArguments(
+            f"invalid regular expression: {reason}. The syntax is RE2's: there is no look-around such as (?=…), "
+            "no back-reference such as \\1, and a repeat goes up to 1000"
+        ) from exc
+
+
+def _excerpt(line: bytes, position: int) -> str:
+    """The line, or the part of a long one around the match."""
+    text = line.decode()
+    if len(text) <= SHOWN_CHARS:
+        return text
+    position = len(line[:position].decode())
+    start = max(0, min(position - SHOWN_CHARS // 3, len(text) - SHOWN_CHARS))
+    end = start + SHOWN_CHARS
+    return "…" * (start > 0) + text[start:end] + "…" * (end < len(text))
 
 
 @dataclass(slots=True)
 class Findings:
-    """What a search found, and what it did not look at."""
+    """The matches of a search, and what it did not look at."""
 
     lines: list[str] = field(default_factory=list[str])
     chars: int = 0
@@ -49,18 +150,20 @@ class Block(NamedTuple):
     first: int
     data: bytes
     size: int
-    """With what was left out of long lines."""
+    """The bytes read, with those left out of long lines."""
 
 
-def grep(filesystem: Filesystem, files: Iterable[FileEntry], search: Search, check: Callable[[], None]) -> Findings:
-    """Search file by file until there is enough; `check` is called between them and may raise."""
+def grep(
+    filesystem: Filesystem, files: Iterable[FileEntry], pattern: LinePattern, check: Callable[[], None]
+) -> Findings:
+    """Search file by file until there is enough. `check` is called between blocks and may raise."""
     findings = Findings()
     for file in files:
         check()
         try:
             with filesystem.open(file.path) as stream:
                 if not is_binary(stream):
-                    _grep_file(file.path, stream, search, findings)
+                    _grep_file(file.path, stream, pattern, findings, check)
         except FilesystemDown:
             raise
         except (FilesystemError, OSError):
@@ -70,9 +173,11 @@ def grep(filesystem: Filesystem, files: Iterable[FileEntry], search: Search, che
     return findings
 
 
-def _grep_file(path: str, stream: BinaryIO, search: Search, findings: Findings) -> None:
-    for block in _blocks(stream):
-        for number, text in search(block.data, block.first, MOST_MATCHES - len(findings.lines)):
+def _grep_file(
+    path: str, stream: BinaryIO, pattern: LinePattern, findings: Findings, check: Callable[[], None]
+) -> None:
+    for block in _blocks(stream, check):
+        for number, text in pattern.find(block.data, block.first, MOST_MATCHES - len(findings.lines)):
             findings.add(f"{path}:{number}: {text}")
             if findings.full:
                 return
@@ -82,13 +187,14 @@ def _grep_file(path: str, stream: BinaryIO, search: Search, findings: Findings) 
             return
 
 
-def _blocks(stream: BinaryIO) -> Iterator[Block]:
+def _blocks(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Block]:
     lines: list[bytes] = []
     first, size = 1, 0
-    for line in read_lines(stream):
+    for line in read_lines(stream, check, MOST_BYTES):
         lines.append(line.data)
         size += len(line.data) + line.cut + 1
         if size >= _BLOCK_BYTES:
+            check()
             yield Block(first, b"\n".join(lines), size)
             first, size = first + len(lines), 0
             lines.clear()

@@ -18,7 +18,7 @@ from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
 from .locks import locked
 from .paths import TEMPORARY, join_path, name_problem, split_path
 from .refusals import LINK, refusal_of
-from .tree import walk_files
+from .tree import sort_entries, walk_files
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class LocalFilesystem:
         with self._folder(names) as folder:
             found = _asking(folder.scan, path)
         entries = [entry for name, status in found if (entry := _entry((*names, name), status)) is not None]
-        return sorted(entries, key=lambda entry: entry.path)
+        return sort_entries(entries, lambda entry: entry.path)
 
     def walk(self, path: str = "") -> list[FileEntry]:
         return list(walk_files(self.list, path, True, lambda above, _: above))

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from ..core.errors import InvalidArguments
 from ..core.filesystem import FileEntry
-from .paths import split_path
+from .paths import LONGEST_PATH, split_path
 
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_ALTERNATIVES = 64
 
 Places: TypeAlias = frozenset[tuple[int, int]]
@@ -24,7 +24,7 @@ class GlobPattern:
     def __init__(self, pattern: str) -> None:
         self._alternatives = [_segments(split_path(text)) for text in _spelled_out(pattern)]
         if not all(self._alternatives):
-            raise InvalidArguments(f"the pattern {pattern!r} names no file; give one such as '**/*.py'")
+            raise InvalidArguments(f"the pattern {shown(pattern)} names no file; give one such as '**/*.py'")
         self.start = self._with_skips({(index, 0) for index in range(len(self._alternatives))})
 
     def step(self, places: Places, entry: FileEntry) -> Places | None:
@@ -60,19 +60,29 @@ def _segments(names: tuple[str, ...]) -> list[Callable[[str], object] | None]:
     """What matches each name; None for `**`, which at the end stands for every file below."""
     if names and names[-1] == "**":
         names = (*names, "*")
-    return [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in names]
+    plain = [name for name, before in zip(names, ("", *names), strict=False) if name != "**" or before != "**"]
+    # `fnmatch` writes atomic groups, so no name takes more than a pass for each star.
+    return [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in plain]
 
 
 def _spelled_out(pattern: str) -> list[str]:
+    """Every alternative of a pattern with braces. Braces without a comma are ordinary characters."""
+    if len(pattern) > LONGEST_PATH:
+        raise InvalidArguments(f"the pattern has {len(pattern):,} characters; the limit is {LONGEST_PATH:,}")
     done: list[str] = []
     waiting = [pattern]
     while waiting:
         text = waiting.pop()
-        braces = _BRACES.search(text)
+        braces = next((found for found in _BRACES.finditer(text) if "," in found[1]), None)
         if braces is None:
             done.append(text)
         else:
             waiting += [text[: braces.start()] + part + text[braces.end() :] for part in braces[1].split(",")]
         if len(done) + len(waiting) > _MOST_ALTERNATIVES:
-            raise InvalidArguments(f"the pattern {pattern!r} has more than {_MOST_ALTERNATIVES} alternatives")
+            raise InvalidArguments(f"the pattern {shown(pattern)} has more than {_MOST_ALTERNATIVES} alternatives")
     return done
+
+
+def shown(pattern: str) -> str:
+    """A pattern as an error shows it: the beginning of a long one."""
+    return repr(pattern if len(pattern) <= 100 else f"{pattern[:100]}…")

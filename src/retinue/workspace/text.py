@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 LINE_BYTES = 10_000
 """What is kept of one line."""
 WINDOW_CHARS = 64_000
 """What one reading shows at most; an agent cuts results that are longer."""
+READ_BYTES = 1_000_000_000
+"""The part of a file, from its beginning, that can be read."""
 _COUNTED_BYTES = 100_000_000
 _CHUNK = 1 << 20
 
@@ -45,29 +47,43 @@ def is_binary(stream: BinaryIO) -> bool:
     return b"\0" in head
 
 
-def read_lines(stream: BinaryIO, width: int = LINE_BYTES) -> Iterator[Line]:
-    """Line by line, never holding more than `width` bytes of one. A byte order mark is left out."""
+def read_lines(
+    stream: BinaryIO, check: Callable[[], None] = lambda: None, most: int = READ_BYTES, width: int = LINE_BYTES
+) -> Iterator[Line]:
+    """Yield lines without a byte order mark, until `most` bytes were read. At most `width` bytes of a line are held.
+
+    `check` is called for each megabyte, and may raise.
+    """
     if stream.read(3) != codecs.BOM_UTF8:
         stream.seek(0)
-    while raw := stream.readline(width + 1):
+    left = checked = most
+    while left > 0 and (raw := stream.readline(min(width + 1, left))):
+        left -= len(raw)
         cut = 0
         if len(raw) > width and not raw.endswith(b"\n"):
-            raw, cut = raw[:width], 1 + _skip_line(stream)
+            skipped, ended = _skip_line(stream, left, check)
+            left -= skipped
+            raw, cut = raw[:width], 1 + skipped - ended
+        if checked - left >= _CHUNK:
+            check()
+            checked = left
         yield Line(raw.removesuffix(b"\n").removesuffix(b"\r"), cut)
 
 
-def _skip_line(stream: BinaryIO) -> int:
+def _skip_line(stream: BinaryIO, most: int, check: Callable[[], None]) -> tuple[int, bool]:
+    """Read to the end of a line: the number of bytes, and whether there was an end."""
     skipped = 0
-    while rest := stream.readline(_CHUNK):
+    while skipped < most and (rest := stream.readline(min(_CHUNK, most - skipped))):
+        check()
         skipped += len(rest)
         if rest.endswith(b"\n"):
-            return skipped - 1
-    return skipped
+            return skipped, True
+    return skipped, False
 
 
-def read_window(stream: BinaryIO, offset: int, limit: int) -> Window:
-    """`limit` lines after the first `offset`, fewer where they are long."""
-    lines = read_lines(stream)
+def read_window(stream: BinaryIO, offset: int, limit: int, check: Callable[[], None] = lambda: None) -> Window:
+    """Read `limit` lines after the first `offset`, fewer where they are long."""
+    lines = read_lines(stream, check)
     position = 0
     for _ in zip(range(offset), lines, strict=False):
         position += 1
@@ -81,7 +97,9 @@ def read_window(stream: BinaryIO, offset: int, limit: int) -> Window:
         chars, lossy = chars + len(shown[-1]) + 1, lossy or broken
         if chars >= WINDOW_CHARS:
             break
-    rest, counted = _count_lines(stream)
+    if stream.tell() >= READ_BYTES:
+        return Window(shown, position, position, False, lossy)
+    rest, counted = _count_lines(stream, check)
     return Window(shown, position, position + rest, counted, lossy)
 
 
@@ -92,9 +110,10 @@ def _decode(line: Line) -> tuple[str, bool]:
         return line.text(), True
 
 
-def _count_lines(stream: BinaryIO) -> tuple[int, bool]:
+def _count_lines(stream: BinaryIO, check: Callable[[], None]) -> tuple[int, bool]:
     count, read, last = 0, 0, b"\n"
     while chunk := stream.read(_CHUNK):
+        check()
         count, read, last = count + chunk.count(b"\n"), read + len(chunk), chunk
         if read >= _COUNTED_BYTES:
             return count, False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from copy import copy
 from difflib import get_close_matches
-from itertools import islice
+from heapq import nsmallest
 from typing import Any
 
 from ..core.context import CancellationToken, ToolContext
@@ -26,11 +26,10 @@ from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
 from .edits import Edit, nearly_at, replace_text
-from .grep import grep
+from .grep import LinePattern, grep
 from .paths import join_path, normal_path, split_path
-from .patterns import GlobPattern
-from .searcher import searching
-from .text import Window, is_binary, read_window
+from .patterns import GlobPattern, shown
+from .text import READ_BYTES, Window, is_binary, read_window
 from .tree import walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
@@ -79,7 +78,7 @@ class _FileTools:
         except (ConfigurationError, FilesystemError) as exc:
             raise ExecutionFailed(str(exc)) from exc
 
-    def read_file(self, path: str, offset: int = 0, limit: int = 2000) -> str:
+    def read_file(self, path: str, offset: int = 0, limit: int = 2000, ctx: ToolContext | None = None) -> str:
         """Read a text file.
 
         Each line comes as its number, a tab and its text. Numbers begin at 1 and are not part of the file.
@@ -98,7 +97,8 @@ class _FileTools:
         with self._refusing(path), self._filesystem.open(path) as stream:
             if is_binary(stream):
                 raise ExecutionFailed(f"{normal_path(path)}: it is a binary file; only text can be read")
-            return _render(read_window(stream, offset, limit), normal_path(path), offset)
+            window = read_window(stream, offset, limit, _cancellation(ctx).raise_if_set)
+            return _render(window, normal_path(path), offset)
 
     def write_file(self, path: str, content: str) -> str:
         """Write a text file: make it, or replace all that is in it. Folders that are missing are made.
@@ -192,25 +192,25 @@ class _FileTools:
                     break
         if not found:
             deeper = "" if "/" in pattern or "**" in pattern else f"; '**/{pattern}' also searches the folders below"
-            return f"no file in {shown_path(normal_path(path))} matches {pattern!r}{deeper}"
+            return f"no file in {shown_path(normal_path(path))} matches {shown(pattern)}{deeper}"
         return _capped(found, "files", "narrow the pattern or the path")
 
     def grep_files(self, pattern: str, path: str = "", ctx: ToolContext | None = None) -> str:
         """Search the text of files, line by line, for a regular expression.
 
         Each match comes as "path:line: text". If there are too many, the last line says so. Binary files and links are
-        left out, and so is .git, .venv, node_modules and the like, unless the path names it. To read around a match, give read_file an offset a little below its line number.
+        left out, and so is .git, .venv, node_modules and the like, unless the path names it. To read around a match,
+        give read_file an offset a little below its line number.
 
         Args:
-            pattern: A regular expression in Python's syntax. Put "(?i)" first to ignore case, and a backslash
+            pattern: A regular expression in RE2's syntax, which is Python's without look-around and back-references;
+                \\w, \\d and \\b mean ASCII, \\pL is any letter. Put "(?i)" first to ignore case, and a backslash
                 before . * + ? ( ) [ ] { } ^ $ | to search for the character itself.
             path: The folder or file to search, relative to the workspace. Empty is the whole workspace.
         """
-        if not pattern:
-            raise InvalidArguments("pattern must not be empty")
-        cancellation = _cancellation(ctx)
-        with self._refusing(path), searching(pattern, cancellation) as search:
-            found = grep(self._filesystem, self._files(path, cancellation), search, cancellation.raise_if_set)
+        cancellation, compiled = _cancellation(ctx), LinePattern(pattern)
+        with self._refusing(path):
+            found = grep(self._filesystem, self._files(path, cancellation), compiled, cancellation.raise_if_set)
         lines = found.lines or [f"no line in {shown_path(normal_path(path))} matches {pattern!r}"]
         return "\n".join([*lines, *found.notes()])
 
@@ -261,7 +261,7 @@ def _similar(filesystem: Filesystem, path: str) -> list[str]:
         for name in split_path(path):
             names = {entry.path.rpartition("/")[2] for entry in filesystem.list(join_path(parents))}
             if name not in names:
-                lowered = {known.lower(): known for known in islice(sorted(names), MOST_ENTRIES)}
+                lowered = {known.lower(): known for known in nsmallest(MOST_ENTRIES, names)}
                 return [join_path((*parents, lowered[near])) for near in get_close_matches(name.lower(), lowered)]
             parents = (*parents, name)
     except FilesystemError:
@@ -273,6 +273,11 @@ def _render(window: Window, path: str, offset: int) -> str:
     if not window.lines:
         if offset == 0:
             return f"{path} is empty"
+        if not window.counted:
+            raise InvalidArguments(
+                f"offset {offset} is more than {READ_BYTES:,} bytes into {path}, which is the limit: use grep_files, or "
+                "cut a part out with a command"
+            )
         raise InvalidArguments(f"offset {offset} is past the end: {path} has {_count(window.total, 'line')}")
     notes: list[str] = []
     if window.lossy:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from heapq import merge
 from typing import TypeVar
 
 from ..core.errors import FilesystemDown, FilesystemError
 from ..core.filesystem import FileEntry
 
 S = TypeVar("S")
+
+_SORTED_AT_ONCE = 20_000
+"""Sorting holds the interpreter lock. This many entries take about 10 ms."""
 
 
 def walk_files(
@@ -44,6 +48,13 @@ def _walk(
         stack += [(inner, own) for inner in _backwards(below)]
 
 
+def sort_entries(entries: list[FileEntry], key: Callable[[FileEntry], str], reverse: bool = False) -> list[FileEntry]:
+    """Sort, in parts where there are many."""
+    starts = range(0, len(entries), _SORTED_AT_ONCE)
+    parts = [sorted(entries[start : start + _SORTED_AT_ONCE], key=key, reverse=reverse) for start in starts]
+    return parts[0] if len(parts) == 1 else list(merge(*parts, key=key, reverse=reverse))
+
+
 def _backwards(entries: list[FileEntry]) -> list[FileEntry]:
-    # What is in folder `a` comes where "a/" sorts: after "a-b", before "ab".
-    return sorted(entries, key=lambda entry: entry.path + "/" * entry.is_dir, reverse=True)
+    # The content of folder `a` comes where "a/" sorts: after "a-b", before "ab".
+    return sort_entries(entries, lambda entry: entry.path + "/" * entry.is_dir, True)
