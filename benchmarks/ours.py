@@ -22,6 +22,7 @@ from retinue import (
     tool,
 )
 from retinue.models import ModelChunk
+from retinue.plugins import PHASES
 
 calls_made: StateKey[int, int] = StateKey("calls", int, persistent=True)
 last_query: StateKey[str, str] = StateKey("last", str, persistent=True)
@@ -59,9 +60,6 @@ async def lookup(q: str, limit: int = 3) -> ToolOutput:
     return ToolOutput(f"{limit} hits for {q}", update={calls_made: limit, last_query: q})
 
 
-PHASES = "run_start step_start before_inference after_inference before_tool after_tool step_end run_end".split()
-
-
 class Watching(Plugin):
     """A hook in every phase."""
 
@@ -70,7 +68,7 @@ class Watching(Plugin):
 
     def register(self, r: Registrar) -> None:
         for phase in PHASES:
-            r.hook(phase, self.watch)  # pyright: ignore[reportArgumentType]
+            r.hook(phase, self.watch)
 
     def watch(self, ctx: HookContext) -> None:
         self.seen += 1

@@ -300,9 +300,9 @@ def test_many_threads_commit_one_after_the_other() -> None:
 
 def test_wrong_declarations_raise_at_once() -> None:
     with pytest.raises(ValueError, match="merge is"):
-        StateKey("k", int, merge="sometimes")  # pyright: ignore[reportArgumentType]
+        StateKey("k", int, merge="sometimes")  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(ValueError, match="scope is"):
-        StateKey("k", int, scope="galaxy")  # pyright: ignore[reportArgumentType]
+        StateKey("k", int, scope="galaxy")  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(ValueError, match="needs a name"):
         StateKey("", int)
 

@@ -10,9 +10,9 @@ from ..core.backend import Resolver, RunRequest
 from ..core.codec import to_json_value
 from ..core.errors import RecordUnreadable, UnknownKey
 from ..core.events import Namespace
+from ..core.hooks import Registrar
 from ..core.lifecycle import RunStatus
 from ..core.model import Model
-from ..core.plugins import Registrar
 from ..core.rows import Ending, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, Limits, RunResult
 from ..core.state import UnknownKeyPolicy

@@ -17,11 +17,11 @@ from ..runtime import Runtime
 def load_runtime(target: str, url: str) -> Runtime:
     """The runtime that `module:attribute` stands for, on a database. Others' interrupted runs are left to others."""
     found = _found(target)
-    if not isinstance(found, Agent | Runtime) and callable(found):
+    if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
         found = _called(found, target, url)
     if isinstance(found, Runtime):
         return found
-    agents = [found] if isinstance(found, Agent) else _as_agents(found)
+    agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
     if not agents:
         raise ConfigurationError(f"--target {target}: it is {type(found).__name__}, not an agent or a list of agents")
     return Runtime.open(url, agents, recover=False)

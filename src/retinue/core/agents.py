@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
 from .delegation import AgentTool, TaskTool, TransferTool
 from .errors import ConfigurationError
@@ -14,7 +15,7 @@ from .messages import Message
 from .model import Model
 from .output import OutputFormat
 from .plugins import Plugin
-from .runs import DEFAULT_LIMITS, Limits
+from .runs import DEFAULT_LIMITS, Limits, Out
 from .schema import ArgumentCheck
 from .tools import Tool, ToolDescriptor
 
@@ -32,8 +33,22 @@ AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
+class AgentOptions(TypedDict, total=False):
+    """The keyword options of an `Agent`, which describes them."""
+
+    subagents: Iterable[Agent | str]
+    handoffs: Iterable[Agent | str]
+    description: str
+    max_steps: int
+    limits: Limits
+    conflicts: Conflicts
+    result_limit: int
+    settings: Mapping[str, Any]
+    backend: str | None
+
+
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Agent:
+class Agent(Generic[Out]):
     """A spec, not an instance: it can be run many times at once. Making one does no I/O."""
 
     name: str
@@ -48,7 +63,7 @@ class Agent:
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
     limits: Limits = field(default=DEFAULT_LIMITS, kw_only=True)
-    output: Any = field(default=None, kw_only=True)
+    output: type[Out] | UnionType | None = field(default=None, kw_only=True)
     """The type of the final answer: a dataclass, a pydantic model, a TypedDict, any type with a JSON form."""
     conflicts: Conflicts = field(default="error", kw_only=True)
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
@@ -61,6 +76,46 @@ class Agent:
     output_format: OutputFormat | None = field(init=False, repr=False)
     system: Message | None = field(init=False, repr=False)
     """The instructions as the model reads them, with the shape of the answer where there is one."""
+
+    if TYPE_CHECKING:  # at run time the dataclass makes it; here it says what `result.output` will be
+
+        @overload
+        def __init__(
+            self: Agent[None],
+            name: str,
+            model: str | Model | None = None,
+            instructions: str = "",
+            tools: Iterable[Tool | Callable[..., Any]] = (),
+            plugins: Iterable[Plugin] = (),
+            *,
+            output: None = None,
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            name: str,
+            model: str | Model | None = None,
+            instructions: str = "",
+            tools: Iterable[Tool | Callable[..., Any]] = (),
+            plugins: Iterable[Plugin] = (),
+            *,
+            output: type[Out],
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Agent[Any],
+            name: str,
+            model: str | Model | None = None,
+            instructions: str = "",
+            tools: Iterable[Tool | Callable[..., Any]] = (),
+            plugins: Iterable[Plugin] = (),
+            *,
+            output: Any,
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        def __init__(self, *args: Any, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
         if not AGENT_NAME.fullmatch(str(self.name)):

@@ -14,7 +14,7 @@ from .context import CancellationToken, ToolContext
 from .events import Event, Sink
 from .messages import Message, Role, Visibility
 from .model import Model
-from .runs import Limits, RunIdentity, RunResult, Usage
+from .runs import Limits, Out, RunIdentity, RunResult, Usage
 from .state import PersistedState, Seed
 
 _LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -176,7 +176,7 @@ class RunChildAgent(Protocol):
     def __call__(
         self,
         resolver: Resolver,
-        agent: str | Agent,
+        agent: str | Agent[Out],
         messages: ChildInput,
         *,
         parent: ParentContext,
@@ -189,4 +189,4 @@ class RunChildAgent(Protocol):
         thread_id: str | None = None,
         detached: bool = False,
         run_id: str | None = None,
-    ) -> Coroutine[Any, Any, RunResult]: ...
+    ) -> Coroutine[Any, Any, RunResult[Out]]: ...

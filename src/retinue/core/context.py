@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .backend import Resolver
     from .children import Child
     from .messages import Message
-    from .runs import Limits, RunIdentity, RunResult
+    from .runs import Limits, Out, RunIdentity, RunResult
 
 V = TypeVar("V")
 
@@ -160,7 +160,7 @@ class ToolContext:
 
     def run_child(
         self,
-        agent: str | Agent,
+        agent: str | Agent[Out],
         input: str | Message | Iterable[Message],
         *,
         seed: Seed | None = None,
@@ -171,7 +171,7 @@ class ToolContext:
         thread_id: str | None = None,
         detached: bool = False,
         run_id: str | None = None,
-    ) -> Coroutine[Any, Any, RunResult]:
+    ) -> Coroutine[Any, Any, RunResult[Out]]:
         """Run another agent as a child of this call, with lineage and cancellation filled in.
 
         With a `thread_id` it goes on with that conversation, and leaves it stored. A `detached` child may go on when

@@ -13,20 +13,25 @@ from contextvars import copy_context
 from functools import partial
 from itertools import repeat
 from types import CoroutineType
-from typing import Any, overload
+from typing import Any, Generic, overload
+
+from typing_extensions import ParamSpec, TypeVar
 
 from .context import ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe
 from .tools import Tool, ToolDescriptor
 
+P = ParamSpec("P", default=...)
+R = TypeVar("R", covariant=True, default=Any)
 
-class FunctionTool(Tool):
+
+class FunctionTool(Tool, Generic[P, R]):
     """A tool made from a function. Calling it calls the function."""
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         name: str | None = None,
         id: str | None = None,
@@ -55,7 +60,7 @@ class FunctionTool(Tool):
         self.timeout, self.retries, self.result_limit, self.idempotent = timeout, retries, result_limit, idempotent
         self.__doc__, self.__name__ = function.__doc__, given_name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -70,7 +75,8 @@ class FunctionTool(Tool):
                 args[name] = int(value)
         if self._context is not None:
             args = {**args, self._context: ctx}
-        return self.function(**args) if self._is_async else self._beside(args)
+        function: Callable[..., Any] = self.function
+        return function(**args) if self._is_async else self._beside(args)
 
     async def _beside(self, args: dict[str, Any]) -> Any:
         """Call a function that blocks, beside the event loop."""
@@ -126,7 +132,7 @@ async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
 def tool(
     *,
@@ -138,14 +144,14 @@ def tool(
     retries: int = 0,
     result_limit: int | None = None,
     idempotent: bool = False,
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function, bare or with options."""
     local_names = sys._getframe(1).f_locals  # pyright: ignore[reportPrivateUsage]
     if function is not None:
         return FunctionTool(function, local_names=local_names)
 
-    def decorate(decorated: Callable[..., Any]) -> FunctionTool:
+    def decorate(decorated: Callable[P, R]) -> FunctionTool[P, R]:
         return FunctionTool(decorated, local_names=local_names, **options)
 
     return decorate

@@ -1,23 +1,15 @@
-"""Plugins: what an agent is extended with, and the hooks, actions and effects they bring."""
+"""Plugins, and what their hooks can ask for: intercepts of a tool call, and actions."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
 
-from .decisions import Decision
-from .errors import ConfigurationError, KeyAlreadyRegistered
-from .messages import Message, ToolCall
 from .results import SuspendTicket, ToolResult
-from .runs import RunIdentity, Usage
-from .state import Snapshot, StateCommand, StateKey
 
 if TYPE_CHECKING:
-    from .agents import Agent
-    from .model import ModelRequest
-    from .tools import Tool
+    from .hooks import Registrar
 
 Phase = Literal[
     "run_start",
@@ -52,55 +44,6 @@ class SetResult(Struct, frozen=True):
 
 
 Intercept = Block | Suspend | SetResult
-
-
-class HookContext(Struct, frozen=True, kw_only=True):
-    """What a hook sees: the state when its phase began, and of the rest what its phase has."""
-
-    phase: Phase
-    run: RunIdentity
-    agent: Agent
-    snapshot: Snapshot
-    messages: tuple[Message, ...] = ()
-    request: ModelRequest | None = None
-    call: ToolCall | None = None
-    result: ToolResult | None = None
-    decision: Decision | None = None
-    """What a human decided, where the call was suspended before."""
-    step: int = 0
-    usage: Usage = Usage()
-    compacted: int = 0
-    """How many messages of the conversation the model reads as a summary."""
-    elapsed: Callable[[], float] = float
-    """Seconds since the run began, by the run's own clock."""
-
-    def state(self, key: StateKey[Any, Any]) -> Any:
-        """The value of a key when the phase began, or its default."""
-        return self.snapshot[key]
-
-
-HookReturn = StateCommand | Intercept | None
-HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
-ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
-"""Takes a call, the whole text of its result and whose call it is, beside the event loop; returns what the model is
-told of it."""
-
-Handler = Callable[[Any, HookContext], StateCommand | None | Awaitable[StateCommand | None]]
-
-
-class Hook(Struct, frozen=True):
-    """A function registered for a phase. An optional one may fail without failing the run."""
-
-    phase: Phase
-    function: HookFunction
-    plugin: str
-    priority: int = 100
-    optional: bool = False
-    inherited: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"hook {getattr(self.function, '__name__', 'hook')!r} of plugin {self.plugin!r}"
 
 
 class Action(Struct, frozen=True):
@@ -190,48 +133,3 @@ class Plugin:
 
     def register(self, r: Registrar) -> None:
         """Called once for each run the plugin takes part in."""
-
-
-class Registrar:
-    """Collects what a plugin registers, so that it can be installed whole."""
-
-    __slots__ = ("actions", "effects", "hooks", "keeper", "keys", "plugin", "tools")
-
-    def __init__(self, plugin: Plugin) -> None:
-        self.plugin = plugin
-        self.keys: list[StateKey[Any, Any]] = []
-        self.tools: list[Tool] = []
-        self.hooks: list[Hook] = []
-        self.actions: dict[type, Handler] = {}
-        self.effects: dict[type, Handler] = {}
-        self.keeper: ResultKeeper | None = None
-
-    def key(self, key: StateKey[Any, Any]) -> None:
-        """Make a state key known to the agent."""
-        if any(key.name == known.name for known in self.keys):
-            raise KeyAlreadyRegistered(key.name, self.plugin.name)
-        self.keys.append(key)
-
-    def tool(self, tool: Tool) -> None:
-        """Give the agent a tool."""
-        self.tools.append(tool)
-
-    def hook(self, phase: Phase, function: HookFunction, *, priority: int = 100, optional: bool = False) -> None:
-        """Call `function` in a phase. Lower priorities come first, equal ones in order of registration."""
-        if phase not in PHASES:
-            raise ConfigurationError(
-                f"plugin {self.plugin.name!r}: there is no phase {phase!r}; phases are {', '.join(PHASES)}"
-            )
-        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited))
-
-    def action(self, kind: type, handler: Handler) -> None:
-        """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""
-        self.actions[kind] = handler
-
-    def results(self, keeper: ResultKeeper) -> None:
-        """Let `keeper` put results that are too long for the model somewhere, and say in words where."""
-        self.keeper = keeper
-
-    def effect(self, kind: type, handler: Handler) -> None:
-        """Let `handler` carry out effects of a type, after the commit of the command that asked for them."""
-        self.effects[kind] = handler

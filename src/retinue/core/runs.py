@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, cast
 
 from msgspec import Struct
+from typing_extensions import TypeVar
 
 from .lifecycle import RunStatus
 from .messages import Message
 from .results import SuspendTicket
 from .state import PersistedState
+
+Out = TypeVar("Out", covariant=True, default=Any)
+"""The type of a structured answer, as `Agent(output=…)` says."""
 
 
 class RunIdentity(Struct, frozen=True, gc=False):
@@ -101,7 +105,7 @@ DEFAULT_LIMITS = Limits()
 """What an agent has that sets no limits; told from limits that say the same by identity."""
 
 
-class RunResult(Struct, frozen=True, kw_only=True, gc=False):
+class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     """How a run ended or why it waits, and what it has to show for it."""
 
     status: RunStatus
@@ -109,8 +113,8 @@ class RunResult(Struct, frozen=True, kw_only=True, gc=False):
     thread_id: str
     response: str | None = None
     """The last text the assistant said in this run."""
-    output: Any = None
-    """The structured answer, where the agent has an output type."""
+    output: Out = cast("Out", None)
+    """The structured answer; None if the agent has no output type, or the run did not complete."""
     steps: int = 0
     state: PersistedState
     usage: Usage = Usage()

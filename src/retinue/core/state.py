@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Generic, Literal, TypeVar, cast, get_origin, is_typeddict, overload
+from typing import Any, Generic, Literal, TypedDict, Unpack, cast, get_origin, is_typeddict, overload
 
 from msgspec import Struct, field
+from typing_extensions import TypeVar
 
 from .codec import AnyCodec, ScalarCodec, codec_for, default_of, isolate
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
 
 V = TypeVar("V")
-U = TypeVar("U")
+U = TypeVar("U", default=V)
+W = TypeVar("W")
 
 Scope = Literal["run", "thread"]
 Merge = Literal["exclusive", "commutative"]
@@ -35,6 +37,15 @@ def class_of(kind: Any) -> type | None:
     if not isinstance(plain, type) or plain in (object, UnionType) or is_typeddict(plain):
         return None
     return plain
+
+
+class KeyOptions(TypedDict, total=False):
+    """The plain options of a `StateKey`, which describes them."""
+
+    merge: Merge
+    scope: Scope
+    persistent: bool
+    sure: bool
 
 
 class StateKey(Generic[V, U]):
@@ -61,12 +72,44 @@ class StateKey(Generic[V, U]):
         "update_type",
     )
 
+    @overload
     def __init__(
         self,
         name: str,
-        type: type[V] | Any,
+        type: type[V],
         *,
-        update: type[U] | Any = None,
+        reduce: Callable[[V, V], V] | None = None,
+        default: V | Callable[[], V] = ...,
+        **options: Unpack[KeyOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        type: type[V],
+        *,
+        update: type[U],
+        reduce: Callable[[V, U], V],
+        default: V | Callable[[], V] = ...,
+        **options: Unpack[KeyOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: StateKey[Any, Any],
+        name: str,
+        type: Any,
+        *,
+        update: Any = None,
+        reduce: Callable[[Any, Any], Any] | None = None,
+        default: Any = ...,
+        **options: Unpack[KeyOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        type: Any,
+        *,
+        update: Any = None,
         reduce: Callable[[V, U], V] | None = None,
         merge: Merge = "exclusive",
         scope: Scope = "run",
@@ -135,7 +178,7 @@ class MutationBatch(Struct, eq=False):
     base_revision: int | None = None
     updates: list[tuple[StateKey[Any, Any], Any]] = []
 
-    def update(self, key: StateKey[Any, U], value: U) -> MutationBatch:
+    def update(self, key: StateKey[Any, W], value: W) -> MutationBatch:
         self.updates.append((key, value))
         return self
 
@@ -165,7 +208,7 @@ class StateCommand(Struct, eq=False):
     effects: list[Any] = []
     events: list[Any] = []
 
-    def update(self, key: StateKey[Any, U], value: U) -> StateCommand:
+    def update(self, key: StateKey[Any, W], value: W) -> StateCommand:
         self.patch.updates.append((key, value))
         return self
 

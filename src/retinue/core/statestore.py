@@ -19,7 +19,8 @@ from .errors import (
     RevisionConflict,
     UnknownKey,
 )
-from .plugins import Plugin, Registrar
+from .hooks import Registrar
+from .plugins import Plugin
 from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
 
 _log = logging.getLogger(__name__)

@@ -15,10 +15,11 @@ from ..core.agents import Agent, Toolbox
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
 from ..core.events import ErrorRaised, Event, RunFinished, StepFinished
+from ..core.hooks import CONTEXTS, HookContext
 from ..core.lifecycle import ENDED, RUN_MOVES, RunStatus
 from ..core.messages import Message, ToolCall, Visibility
 from ..core.model import Model, ModelRequest
-from ..core.plugins import HookContext, Phase
+from ..core.plugins import Phase
 from ..core.results import ToolResult
 from ..core.rows import Ending, Private
 from ..core.runs import Limits, RunIdentity, RunResult
@@ -248,7 +249,7 @@ class Execution:
         decision: Decision | None = None,
     ) -> HookContext:
         state = self.state
-        return HookContext(
+        return CONTEXTS.get(phase, HookContext)(
             phase=phase,
             run=state.identity,
             agent=self.agent,

@@ -12,9 +12,10 @@ from ..core.decisions import Decision
 from ..core.errors import ToolError
 from ..core.events import ToolCallReady, ToolCallResumed
 from ..core.functions import in_thread
+from ..core.hooks import ResultKeeper
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall
-from ..core.plugins import Block, Intercept, ResultKeeper, SetResult, Suspend
+from ..core.plugins import Block, Intercept, SetResult, Suspend
 from ..core.results import ResumeMode, ToolResult, ToolStatus
 from ..core.rows import Private
 from ..core.state import StateCommand

@@ -27,24 +27,15 @@ from ..core.errors import (
     UnknownAction,
 )
 from ..core.events import Custom, ErrorRaised, StateDelta
-from ..core.plugins import (
-    Block,
-    Handler,
-    Hook,
-    HookReturn,
-    Phase,
-    Registrar,
-    ResultKeeper,
-    SetResult,
-    Suspend,
-)
+from ..core.hooks import Handler, Hook, HookReturn, Registrar, ResultKeeper
+from ..core.plugins import Block, Phase, SetResult, Suspend
 from ..core.rows import Job, LoopAction, Private
 from ..core.state import StateCommand
 
 if TYPE_CHECKING:
+    from ..core.hooks import HookContext
     from ..core.messages import Message
     from ..core.model import ModelRequest
-    from ..core.plugins import HookContext
     from .execution import Execution
 
 _log = logging.getLogger(__name__)

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..core.errors import ConfigurationError
+from ..core.hooks import HookContext, Registrar
 from ..core.messages import Message, Role
 from ..core.model import CHARACTERS_PER_TOKEN
-from ..core.plugins import HookContext, Plugin, Registrar, UseSummary
+from ..core.plugins import Plugin, UseSummary
 from ..core.state import StateCommand
 
 Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError
+from ..core.hooks import HookContext, Registrar
 from ..core.messages import ToolCall
-from ..core.plugins import Block, ExcludeTools, HookContext, Plugin, Registrar, Suspend
+from ..core.plugins import Block, ExcludeTools, Plugin, Suspend
 from ..core.results import SuspendTicket
 from ..core.state import StateCommand
 

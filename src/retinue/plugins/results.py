@@ -6,8 +6,9 @@ import re
 from hashlib import sha256
 
 from ..core.filesystem import Filesystem, files_of
+from ..core.hooks import Registrar
 from ..core.messages import ToolCall
-from ..core.plugins import Plugin, Registrar
+from ..core.plugins import Plugin
 from ..core.runs import RunIdentity
 
 

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from ..core.errors import ConfigurationError
+from ..core.hooks import HookContext, Registrar
 from ..core.messages import Role
-from ..core.plugins import HookContext, Plugin, Registrar, StopRun
+from ..core.plugins import Plugin, StopRun
 from ..core.state import StateCommand
 
 Number = TypeVar("Number", int, float)

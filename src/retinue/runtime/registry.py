@@ -40,9 +40,9 @@ class AgentRegistry:
         self._foreign: dict[Any, ForeignBackend] = {}
         self._models = OpenModels()
 
-    def take(self, agent: Any) -> None:
+    def take(self, agent: Agent) -> None:
         """Add an agent; two of one name are an error."""
-        if not isinstance(agent, Agent):
+        if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"not an agent: {agent!r}")
         if self.agents.get(agent.name) is agent:
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.plugins import AddMessage, HookContext
+from ..core.hooks import HookContext
+from ..core.plugins import AddMessage
 from ..core.state import StateCommand, StateKey
 from ..tasks.repository import TaskRepository
 from ..tasks.task import TaskRecord, TaskStatus

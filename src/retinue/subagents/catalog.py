@@ -63,14 +63,15 @@ class Entry(Struct, frozen=True):
         except Exception as exc:
             _log.warning("sub-agent %r could not be made", self.id, exc_info=exc)
             raise ExecutionBackendError(self.id, f"{type(exc).__name__}: {exc}") from exc
-        if not isinstance(made, Agent):
+        agent: Agent = made
+        if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ExecutionBackendError(self.id, f"its factory gave {made!r}, which is not an agent")
         try:
             if self.check is not None:
-                self.check(made, ctx.resolver)
+                self.check(agent, ctx.resolver)
         except ConfigurationError as exc:
             raise ExecutionBackendError(self.id, str(exc)) from exc
-        return made
+        return agent
 
 
 class Catalog:

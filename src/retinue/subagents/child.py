@@ -16,7 +16,7 @@ from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, RunIdentity, RunResult
+from ..core.runs import Limits, Out, RunIdentity, RunResult
 from ..core.sinks import NullSink
 from ..core.state import PersistedState, Seed, as_persisted
 from ..core.together import run_together
@@ -26,7 +26,7 @@ OnError = Literal["collect", "cancel_siblings"]
 
 async def run_child_agent(
     resolver: Resolver,
-    agent: str | Agent,
+    agent: str | Agent[Out],
     messages: str | Message | Iterable[Message],
     *,
     parent: ParentContext,
@@ -39,7 +39,7 @@ async def run_child_agent(
     thread_id: str | None = None,
     detached: bool = False,
     run_id: str | None = None,
-) -> RunResult:
+) -> RunResult[Out]:
     """Run another agent to its end and return how it ended, whatever that is.
 
     With a `thread_id` it goes on with that conversation and leaves it stored; without, it starts fresh.
@@ -85,7 +85,7 @@ async def run_child_agent(
 
 async def run_child_agent_checked(
     resolver: Resolver,
-    agent: str | Agent,
+    agent: str | Agent[Out],
     messages: str | Message | Iterable[Message],
     *,
     parent: ParentContext,
@@ -93,7 +93,7 @@ async def run_child_agent_checked(
     seed: Seed | None = None,
     cancellation: CancellationToken | None = None,
     timeout: float | None = None,
-) -> RunResult:
+) -> RunResult[Out]:
     """As `run_child_agent`; anything but a completed child raises ChildAgentError, which carries the result."""
     outcome = await run_child_agent(
         resolver,

@@ -13,8 +13,10 @@ from ..core.agents import RESULT_LIMIT, Agent
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
 from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
+from ..core.hooks import HookContext, Registrar
 from ..core.messages import ToolCall
-from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
+from ..core.plugins import AddSystemText, Plugin
+from ..core.runs import Out
 from ..core.state import StateCommand
 from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
@@ -35,7 +37,7 @@ from .work import OnTimeout, Workers
 if TYPE_CHECKING:
     from ..core.backend import Resolver
     from ..core.context import ToolContext
-    from ..core.runs import RunIdentity
+    from ..core.runs import Out, RunIdentity
 
 _SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 
@@ -43,7 +45,7 @@ HOOK_PRIORITY = 80
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HarnessAgent(Agent):
+class HarnessAgent(Agent[Out]):
     """An agent that works in a folder and delegates. Making one does no I/O.
 
     Sub-agents come from `subagents` (declarations, agents, names of agents), `subagent_factories`, Markdown files in

@@ -38,7 +38,7 @@ class AgentTools:
         self.labels = Labels()
 
     def tools(self) -> tuple[Tool, ...]:
-        functions = (self.agent_spawn, self.agent_send, self.agent_list, self.agent_close)
+        functions: list[Callable[..., Any]] = [self.agent_spawn, self.agent_send, self.agent_list, self.agent_close]
         return tuple([FunctionTool(function, category="subagents", idempotent=True) for function in functions])
 
     def forget_run(self, run_id: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from ..core.errors import ConfigurationError, FilesystemError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
+from ..core.hooks import HookContext, Registrar
 from ..core.model import CHARACTERS_PER_TOKEN
-from ..core.plugins import AddSystemText, HookContext, Plugin, Registrar
+from ..core.plugins import AddSystemText, Plugin
 from ..core.state import StateCommand
 from .paths import normal_path
 

@@ -1,0 +1,173 @@
+"""Hooks: functions that plugins register for the phases of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar, overload
+
+from msgspec import Struct
+
+from .agents import Agent
+from .decisions import Decision
+from .errors import ConfigurationError, KeyAlreadyRegistered
+from .messages import Message, ToolCall
+from .model import ModelRequest
+from .plugins import PHASES, Intercept, Phase, Plugin
+from .results import ToolResult
+from .runs import RunIdentity, Usage
+from .state import Snapshot, StateCommand, StateKey
+from .tools import Tool
+
+V = TypeVar("V")
+A = TypeVar("A")
+
+
+class HookContext(Struct, frozen=True, kw_only=True):
+    """The view of a hook: the state when its phase began, and whatever else its phase has."""
+
+    phase: Phase
+    run: RunIdentity
+    agent: Agent
+    snapshot: Snapshot
+    messages: tuple[Message, ...]
+    request: ModelRequest | None
+    call: ToolCall | None
+    result: ToolResult | None
+    decision: Decision | None
+    """The decision of a human, if the call was suspended before."""
+    step: int = 0
+    usage: Usage = Usage()
+    compacted: int = 0
+    """The number of messages that the model reads as a summary."""
+    elapsed: Callable[[], float] = float
+    """Return the seconds since the run began, by the run's own clock."""
+
+    def state(self, key: StateKey[V, Any]) -> V:
+        """Return the value of a key when the phase began, or its default."""
+        return self.snapshot[key]
+
+
+class InferenceContext(HookContext, frozen=True, kw_only=True):
+    """The view of a hook in `before_inference` and `after_inference`: there is a request."""
+
+    request: ModelRequest
+
+
+class BeforeToolContext(HookContext, frozen=True, kw_only=True):
+    """The view of a hook in `before_tool`: there is a call."""
+
+    call: ToolCall
+
+
+class AfterToolContext(HookContext, frozen=True, kw_only=True):
+    """The view of a hook in `after_tool`: there are a call and its result."""
+
+    call: ToolCall
+    result: ToolResult
+
+
+CONTEXTS: dict[Phase, type[HookContext]] = {
+    "before_inference": InferenceContext,
+    "after_inference": InferenceContext,
+    "before_tool": BeforeToolContext,
+    "after_tool": AfterToolContext,
+}
+"""The context of a phase, where it is not a plain HookContext."""
+
+CommandReturn = StateCommand | None | Awaitable[StateCommand | None]
+HookReturn = StateCommand | Intercept | None
+HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
+ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
+"""Stores the whole text of a long result, in a thread, and returns the words that tell the model where it is."""
+
+Handler = Callable[[Any, HookContext], CommandReturn]
+
+
+class Hook(Struct, frozen=True):
+    """A function registered for a phase. An optional one may fail without failing the run."""
+
+    phase: Phase
+    function: HookFunction
+    plugin: str
+    priority: int = 100
+    optional: bool = False
+    inherited: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"hook {getattr(self.function, '__name__', 'hook')!r} of plugin {self.plugin!r}"
+
+
+class Registrar:
+    """Collects what a plugin registers, so that it is installed whole or not at all."""
+
+    __slots__ = ("actions", "effects", "hooks", "keeper", "keys", "plugin", "tools")
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = plugin
+        self.keys: list[StateKey[Any, Any]] = []
+        self.tools: list[Tool] = []
+        self.hooks: list[Hook] = []
+        self.actions: dict[type, Handler] = {}
+        self.effects: dict[type, Handler] = {}
+        self.keeper: ResultKeeper | None = None
+
+    def key(self, key: StateKey[Any, Any]) -> None:
+        """Make a state key known to the agent."""
+        if any(key.name == known.name for known in self.keys):
+            raise KeyAlreadyRegistered(key.name, self.plugin.name)
+        self.keys.append(key)
+
+    def tool(self, tool: Tool) -> None:
+        """Give the agent a tool."""
+        self.tools.append(tool)
+
+    @overload
+    def hook(
+        self,
+        phase: Literal["before_tool"],
+        function: Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]],
+        *,
+        priority: int = 100,
+        optional: bool = False,
+    ) -> None: ...
+    @overload
+    def hook(
+        self,
+        phase: Literal["after_tool"],
+        function: Callable[[AfterToolContext], CommandReturn],
+        *,
+        priority: int = 100,
+        optional: bool = False,
+    ) -> None: ...
+    @overload
+    def hook(
+        self,
+        phase: Literal["before_inference", "after_inference"],
+        function: Callable[[InferenceContext], CommandReturn],
+        *,
+        priority: int = 100,
+        optional: bool = False,
+    ) -> None: ...
+    @overload
+    def hook(self, phase: Phase, function: HookFunction, *, priority: int = 100, optional: bool = False) -> None: ...
+    def hook(
+        self, phase: Phase, function: Callable[[Any], Any], *, priority: int = 100, optional: bool = False
+    ) -> None:
+        """Call `function` in a phase. Lower priorities come first, equal ones in order of registration."""
+        owner = f"plugin {self.plugin.name!r}"
+        if phase not in PHASES:
+            raise ConfigurationError(f"{owner}: there is no phase {phase!r}; phases are {', '.join(PHASES)}")
+        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited))
+
+    def action(self, kind: type[A], handler: Callable[[A, HookContext], CommandReturn]) -> None:
+        """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""
+        self.actions[kind] = handler
+
+    def effect(self, kind: type[A], handler: Callable[[A, HookContext], CommandReturn]) -> None:
+        """Let `handler` carry out effects of a type, after the commit of the command that asked for them."""
+        self.effects[kind] = handler
+
+    def results(self, keeper: ResultKeeper) -> None:
+        """Let `keeper` store results that are too long for the model."""
+        self.keeper = keeper
