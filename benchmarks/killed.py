@@ -27,7 +27,7 @@ from retinue.core.rows import LogRow, Private, StoredRequest
 from retinue.core.runs import RunIdentity, Usage
 from retinue.core.stores import LogBatch, RunRecord
 from retinue.models import ModelChunk
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 
 STEPS, DELTAS = 600, 1_000_000
 RUN = "run_killed"

@@ -27,7 +27,7 @@ from retinue.core.runs import RunIdentity
 from retinue.core.stores import Durability, LogBatch, RunRecord
 from retinue.models import ModelChunk, open_model
 from retinue.storage.logs import stored_events
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 
 RUNS, AT_ONCE, CALLS = 640, 32, 3
 STEPS, DELTAS = 200, 200_000

@@ -7,7 +7,7 @@ from .core.stores import (
     ThreadRecord, ThreadUpdate, Watch, WhenBusy, Wish,
 )
 from .storage.files import StoreFilesystem
-from .storage.memory import MemoryStore
+from .storage.stores import MemoryStore
 from .storage.tasks import SqlTaskRepository
 
 __all__ = [

@@ -15,7 +15,7 @@ import pytest
 from retinue import Agent, RunStatus, Runtime, ToolContext, tool
 from retinue.backends.task_client import HttpTaskClient
 from retinue.backends.tasks_http import TaskHttpBackend
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 

@@ -15,10 +15,9 @@ from retinue.cli.numbers import span
 from retinue.errors import StoreError
 from retinue.storage import sqlite
 from retinue.storage.packs import DELTAS_KIND
-from retinue.storage.schema import MIGRATIONS, SCHEMA_VERSION
+from retinue.storage.schema import MIGRATIONS, newest_version
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
-from retinue.storage.upkeep import sql_store
-from retinue.storage.urls import without_secrets
+from retinue.storage.stores import sql_store, without_secrets
 
 from ..databases import LOCKED, TestServer
 from ..storage.stored import counts, put_run, sql
@@ -129,7 +128,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_called_damaged(cli: Cli, url: st
         raise StoreError(str(path), "the server went away", transient=True)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SqliteDatabase, "problems", fails)
+        patched.setattr(SqliteDatabase, "find_damage", fails)
         code, out, err = cli("db", "check", "--db", url)
     assert (code, out, err) == (2, "", f"retinue: {path}: the server went away\n")
 
@@ -142,24 +141,22 @@ def test_check_says_what_its_exit_codes_mean(cli: Cli) -> None:
 
 
 def test_migrate_tells_from_where_to_where(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{path}"
+    url, known = f"sqlite:///{path}", newest_version()
     planned = cli("db", "migrate", "--db", url, "--dry-run")
-    assert planned.out == f"{path} would be made with schema {SCHEMA_VERSION}\n"
+    assert planned.out == f"{path} would be made with schema {known}\n"
     assert not path.exists()
-    assert cli("db", "migrate", "--db", url).out == f"{path} was made with schema {SCHEMA_VERSION}\n"
-    assert cli("db", "migrate", "--db", url).out == f"{path} has schema {SCHEMA_VERSION} already\n"
+    assert cli("db", "migrate", "--db", url).out == f"{path} was made with schema {known}\n"
+    assert cli("db", "migrate", "--db", url).out == f"{path} has schema {known} already\n"
     newer = (*MIGRATIONS, ("CREATE TABLE more (a TEXT)",))
-    for module in ("sqlite", "schema", "checkup", "upkeep"):
-        monkeypatch.setattr(f"retinue.storage.{module}.SCHEMA_VERSION", len(newer))
-    monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
+    monkeypatch.setattr("retinue.storage.schema.MIGRATIONS", newer)
     checked = cli("db", "check", "--db", url)
     assert (checked.code, "run retinue db migrate" in checked.out) == (1, True)
     dry = cli("db", "prune", "--db", url, "--older-than", "1d", "--dry-run")
     assert (dry.code, "bring it up with retinue db migrate" in dry.err) == (2, True)
     planned = cli("db", "migrate", "--db", url, "--dry-run", "--json")
-    assert json.loads(planned.out) == {"before": SCHEMA_VERSION, "after": len(newer), "dry_run": True}
+    assert json.loads(planned.out) == {"before": known, "after": len(newer), "dry_run": True}
     done = cli("db", "migrate", "--db", url)
-    assert (done.code, done.out) == (0, f"{path} went from schema {SCHEMA_VERSION} to {len(newer)}\n")
+    assert (done.code, done.out) == (0, f"{path} went from schema {known} to {len(newer)}\n")
     monkeypatch.undo()
     back = finished("db", "migrate", env={"RETINUE_DB": url})
     assert (back.code, "written by a newer version" in back.err) == (2, True)
@@ -179,8 +176,8 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, command: list[str], tmp_path: Path) -> None:
     url = f"sqlite:///{path}"
-    problems = [("", "which database? Give --db URL"), ("app.db", "not a place to keep things: 'app.db'")]
-    problems += [("postgres:/u:secret@h/d", "not a place"), ("memory:", "'memory:' is no database")]
+    problems = [("", "which database? Give --db URL"), ("app.db", "not the URL of a store: 'app.db'")]
+    problems += [("postgres:/u:secret@h/d", "not the URL of a store"), ("memory:", "needs a database, not 'memory:'")]
     if command[1] != "migrate":
         problems.append((url, f"there is no Retinue database at {path}: is it the right --db?"))
     problems.append((f"sqlite:///{tmp_path}", "it is a folder: name a file"))
@@ -203,7 +200,7 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
     assert sql(path, "SELECT name FROM sqlite_master WHERE type = 'table'") == [("threads",)]
     path.unlink()
     sql(path, "CREATE TABLE format (version INTEGER NOT NULL)")
-    sql(path, f"INSERT INTO format VALUES ({SCHEMA_VERSION + 1})")
+    sql(path, f"INSERT INTO format VALUES ({newest_version() + 1})")
     newer = cli(*command, "--db", url)
     assert (newer.code, "written by a newer version" in newer.err) == (2, True)
     assert "Traceback" in cli(*command, "--db", url, "--verbose").err

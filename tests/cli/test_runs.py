@@ -382,4 +382,4 @@ def test_run_keeps_what_it_is_told_to(cli: Cli, url: str, folder: Path) -> None:
     assert "- lamp.md:3: The lamp burns paraffin." in shown.out
     assert json.loads(cli("db", "check", "--json").out) == {"ok": True, "findings": []}
     refused = cli(*args, "--db", "app.db")
-    assert (refused.code, "not a place to keep things: 'app.db'" in refused.err) == (2, True)
+    assert (refused.code, "not the URL of a store: 'app.db'" in refused.err) == (2, True)

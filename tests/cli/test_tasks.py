@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from retinue import HarnessAgent, LocalFilesystem, Runtime
+from retinue.storage.stores import open_store
 from retinue.storage.tasks import SqlTaskRepository
-from retinue.storage.urls import open_store
 from retinue.tasks import WorkspaceTaskRepository
 from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say

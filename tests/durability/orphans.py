@@ -20,7 +20,7 @@ from typing import Any
 
 from retinue import Agent, Runtime, ToolContext, ToolResult, tool
 from retinue.core.stores import Wish
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, fail, say
 
 from ..databases import postgres_server

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 
 from ..databases import postgres_server
 

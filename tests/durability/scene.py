@@ -19,7 +19,7 @@ from msgspec import Struct
 from retinue import Agent, Decision, Event, ModelRequest, RunResult, Runtime
 from retinue.loop.fold import fold_all
 from retinue.models import ModelChunk
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.stores import ThreadRecord
 from retinue.testing import ScriptedModel
 

@@ -21,9 +21,9 @@ from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState
 from retinue.runtime.owner import _boot_id, _pid_namespace, _started
-from retinue.storage.checkup import check
+from retinue.storage.check import check
 from retinue.storage.packs import DELTAS
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.tasks.repository import TaskSettings
 from retinue.tasks.task import TaskRecord, TaskScope
 

@@ -241,7 +241,7 @@ def test_a_store_that_is_open_is_shared(tmp_path: Path) -> None:
     with StoreFilesystem(store) as files:
         files.write("a.txt", b"1")
     assert StoreFilesystem(store).read("a.txt") == b"1"
-    store.database.close_now()
+    store.database.close_blocking()
     with pytest.raises(PathError, match=r"a\.txt: the store of this workspace cannot be used: .*it was closed"):
         files.read("a.txt")
 
@@ -299,13 +299,13 @@ def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -
 def test_work_that_is_done_twice_is_done_once(files: StoreFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a connection that broke when all was written: it is tried again."""
     database: Any = files._database
-    write_now = database.write_now
+    write_blocking = database.write_blocking
 
     def twice(work: Callable[[Any], Any], about: str = "") -> Any:
-        write_now(work, about)
-        return write_now(work, about)
+        write_blocking(work, about)
+        return write_blocking(work, about)
 
-    monkeypatch.setattr(database, "write_now", twice)
+    monkeypatch.setattr(database, "write_blocking", twice)
     for _ in range(3):
         files.update("a/log.txt", lambda before: (before or b"") + b"x")
     assert files.read("a/log.txt") == b"xxx"

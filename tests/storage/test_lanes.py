@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from retinue.errors import StoreError
-from retinue.storage import lanes
-from retinue.storage.lanes import Link
+from retinue.storage import database as module
+from retinue.storage.database import Link
 from retinue.storage.sqlite import SqliteDatabase
 
 Work = Callable[[Link], Any]
@@ -64,13 +64,13 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        real = lanes._in_one  # pyright: ignore[reportPrivateUsage]
+        real = module._run_in_one  # pyright: ignore[reportPrivateUsage]
 
-        def count(link: Link, works: Any) -> Any:
+        def count(link: Link, works: Any, *, eager: bool) -> Any:
             self.sizes.append(len(works))
-            return real(link, works)
+            return real(link, works, eager=eager)
 
-        monkeypatch.setattr(lanes, "_in_one", count)
+        monkeypatch.setattr(module, "_run_in_one", count)
 
 
 async def test_what_waits_together_is_one_transaction(

@@ -16,7 +16,7 @@ from retinue import ConfigurationError
 from retinue.core.stores import LogBatch, Reply, ThreadUpdate, Wish
 from retinue.errors import StoreError
 from retinue.storage.postgres import PostgresLink, PostgresStore
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.testing.rows import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 from retinue.testing.stores import stored_run, stored_thread
 
@@ -209,8 +209,8 @@ async def test_jobs_that_wait_together_are_one_round_trip(
     monkeypatch.setattr(PostgresLink, "commit", counted)
     monkeypatch.setattr(psycopg.Cursor, "fetchall", early)
     gate = threading.Event()
-    for lane in (*database._writing, database._notifying):
-        lane.add(lambda link: gate.wait(10))  # jobs gather behind it
+    for lane in (*database._writers, database._notifier):
+        lane.submit_from_thread(lambda link: gate.wait(10))  # jobs gather behind it
     jobs: list[Any] = []
     for number in range(20):
         last = ended_run(f"r{number}", thread_id=f"t{number}")
@@ -221,7 +221,7 @@ async def test_jobs_that_wait_together_are_one_round_trip(
     gate.set()
     await done
     # At most two of each lane, and some of the one that notifies: what it had begun with, and the rest.
-    assert len(commits) <= 2 * len(database._writing) + 3
+    assert len(commits) <= 2 * len(database._writers) + 3
     monkeypatch.undo()
     assert len(await store.list_runs(status="completed")) == 20
     assert len(await store.list_runs(status="running")) == 20

@@ -15,10 +15,10 @@ import pytest
 from retinue import ConfigurationError, RunStatus
 from retinue.core.stores import LogBatch
 from retinue.errors import TaskStoreError
+from retinue.storage.prune import prune
 from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import BootClock, SqliteDatabase, SqliteStore
-from retinue.storage.upkeep import prune
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.stores import MemoryStore, SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskRepository, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
@@ -348,7 +348,7 @@ async def test_work_that_is_done_twice_is_done_once(open_tasks: Open, monkeypatc
 
     monkeypatch.setattr(database, "write", twice)
     await tasks.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
-    with pytest.raises(TaskStoreError, match="t1 is there already"):
+    with pytest.raises(TaskStoreError, match="there is a task t1 already"):
         await tasks.add(task_record("t1"))
     after = await tasks.update(S1, "t1", lambda record: beat(record, NOW + 1, "n1"))
     assert after is not None

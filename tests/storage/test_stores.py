@@ -28,7 +28,7 @@ from retinue import (
 from retinue.errors import StoreError
 from retinue.events import event_to_json
 from retinue.storage.sql import SqlStore
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.stores import MemoryStore, RunRecord, Store, ThreadRecord
 from retinue.testing import ScriptedModel, call, say
 

@@ -58,9 +58,7 @@ async def tables(place: Place, server: TestServer | None) -> list[str]:
 
 def use_steps(monkeypatch: pytest.MonkeyPatch, place: Place, steps: Any) -> None:
     """Have the schema consist of these steps."""
-    module = f"retinue.storage.{place[0]}"
-    monkeypatch.setattr(f"{module}.MIGRATIONS", steps)
-    monkeypatch.setattr(f"{module}.SCHEMA_VERSION", len(steps))
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
 
 
 def fail(link: Any) -> None:
@@ -116,7 +114,7 @@ async def test_a_newer_schema_is_refused(place: Place) -> None:
     await do(place, "UPDATE format SET version = 999")
     with pytest.raises(StoreError) as refused:
         await open_and_close(place)
-    known = f"written by a newer version (schema 999, known {schema.SCHEMA_VERSION}): upgrade"
+    known = f"written by a newer version (schema 999, known {schema.newest_version()}): upgrade"
     assert known in str(refused.value)
     assert not refused.value.transient
 
@@ -376,7 +374,7 @@ async def test_a_million_deltas_cost_next_to_nothing_to_read(tmp_path: Path) -> 
             assert len(found) < 5, sql
             return found
 
-    from retinue.storage.reading import read_log
+    from retinue.storage.packs import read_log
 
     link: Any = Traced()
     found = read_log(link, "r1")

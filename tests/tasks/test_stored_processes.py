@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retinue import Runtime
-from retinue.storage.urls import open_store
+from retinue.storage.stores import open_store
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskStatus
 from retinue.tasks.service import TaskService, is_node_gone

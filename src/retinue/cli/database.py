@@ -39,16 +39,16 @@ async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore
 
     Nothing else is written, so that who only looks waits for nobody. What goes wrong with it is misuse of whoever named it.
     """
-    from ..storage.schema import SCHEMA_VERSION, check_version
-    from ..storage.upkeep import sql_store
+    from ..storage.schema import newest_version
+    from ..storage.stores import sql_store
 
     store = sql_store(url)
     try:
         with said_as_misuse():
-            version = check_version(await store.database.version(), store.place)
+            version = await store.database.version()
             if not version:
                 raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
-            if version < SCHEMA_VERSION:
+            if version < newest_version():
                 if as_it_is:
                     raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
                 await store.open()

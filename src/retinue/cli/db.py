@@ -10,9 +10,10 @@ from .numbers import span
 
 if TYPE_CHECKING:
     from ..core.stores import StoredLog
-    from ..storage.checkup import Finding
+    from ..storage.check import Finding
+    from ..storage.prune import Pruned
     from ..storage.sql import SqlStore
-    from ..storage.upkeep import Migrated, Pruned
+    from ..storage.stores import Migrated
 
 _MORE = "docs/operations.md says more."
 _CODES = (
@@ -70,8 +71,8 @@ async def _check(url: str, *, quiet: bool) -> list[Finding]:
 
     from ..core.errors import ConfigurationError
     from ..runtime.owner import is_gone
-    from ..storage.upkeep import check as look_over
-    from ..storage.upkeep import sql_store
+    from ..storage.check import check as look_over
+    from ..storage.stores import sql_store
     from .database import said_as_misuse
 
     store = sql_store(url)
@@ -128,7 +129,7 @@ def _print_findings(findings: list[Finding], errors: int) -> None:
 def migrate(args: argparse.Namespace) -> int:
     import asyncio
 
-    from ..storage.upkeep import migrate as bring_up
+    from ..storage.stores import migrate as bring_up
     from .database import said_as_misuse
     from .exits import COMPLETED
 
@@ -173,7 +174,7 @@ def prune(args: argparse.Namespace) -> int:
 
 
 async def _prune(url: str, args: argparse.Namespace) -> Pruned:
-    from ..storage.upkeep import prune as drop
+    from ..storage.prune import prune as drop
     from .database import opened
 
     async with opened(url, as_it_is=args.dry_run) as store:

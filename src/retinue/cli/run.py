@@ -87,7 +87,7 @@ def _tell_problems(harness: HarnessAgent, args: argparse.Namespace, others: list
 async def _run(harness: HarnessAgent, model: Model, args: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..core.lifecycle import RunStatus
     from ..models.resilience import close_model
-    from ..storage.urls import without_secrets
+    from ..storage.stores import without_secrets
     from .assistant import named_model
     from .declared import Declared, make_declared
     from .exits import COMPLETED, FAILED

@@ -96,7 +96,13 @@ def execute_list(args: argparse.Namespace) -> int:
 
     async def look() -> tuple[list[RunRecord], dict[str, float], set[str], str]:
         async with opened(url) as store:
-            found = await store.list_runs(args.thread, user_id=args.user, status=args.status, limit=args.limit)
+            found = await store.list_runs(
+                args.thread,
+                user_id=args.user,
+                status=args.status,
+                limit=args.limit,
+                on_unreadable=lambda problem: complain(str(problem)),
+            )
             ends = await store.ends_of([record.identity.run_id for record in found])
             return found, ends, await at_work(store), store.place
 

@@ -183,7 +183,7 @@ async def _repositories(args: argparse.Namespace) -> AsyncGenerator[list[_Reposi
 
 
 def _where(args: argparse.Namespace) -> str:
-    from ..storage.urls import without_secrets
+    from ..storage.stores import without_secrets
 
     return args.workspace if args.db is None else without_secrets(args.db)
 

@@ -21,8 +21,7 @@ from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
 from ..models.prices import Price
-from ..storage.memory import MemoryStore
-from ..storage.urls import open_store
+from ..storage.stores import MemoryStore, open_store
 from .owner import LEASE
 from .registry import AgentRegistry
 from .run import Run
@@ -91,8 +90,8 @@ class Runtime:
 
     def _prune(self, retention: Retention) -> asyncio.Task[None]:
         """From time to time, drop what is left of runs that ended long ago."""
+        from ..storage.prune import keep_pruning
         from ..storage.sql import SqlStore
-        from ..storage.upkeep import keep_pruning
 
         if not isinstance(self.store, SqlStore):
             raise ConfigurationError(f"retention is for databases, which {self.store!r} is not")

@@ -1,55 +1,54 @@
-"""A filesystem in a database: the same files for every process that can reach it."""
+"""A filesystem in a database: every process that can reach it sees the same files.
+
+A folder is a row too, and the folders above every row have rows. Adding to a folder or removing it locks its row, so
+nothing is ever left in a folder that is gone.
+"""
 
 from __future__ import annotations
 
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from io import BytesIO
 from secrets import token_hex
 from threading import Lock
-from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, TypeVar
 
-from ..core.errors import (
-    ConfigurationError,
-    FileMissing,
-    FilesystemDown,
-    FilesystemError,
-    PathDenied,
-    PathError,
-    StoreError,
-)
+from ..core.errors import ConfigurationError, FileMissing, FilesystemDown, PathDenied, PathError, StoreError
 from ..core.filesystem import FileEntry, KeptBack, Stamp
 from ..core.stores import Store
 from ..workspace.local import READ_LIMIT
 from ..workspace.paths import join_path, split_path
 from ..workspace.tree import walk_files
-from . import file_rows as rows
-from .file_rows import Row, Spot
-from .urls import database_of
+from .stores import sql_store
 
 if TYPE_CHECKING:
-    from .lanes import Link
+    from .database import Link
 
 T = TypeVar("T")
 
 LARGEST = 256 * 2**20
-"""Bytes of one file: it is written in one piece."""
+"""The most bytes of one file: it is written in one piece."""
 LONGEST_WAIT = 30.0
-"""Seconds for which an update gives way to others."""
+"""Seconds for which an update is retried while others change the file."""
 
 _SPACE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+_IS_FILE = "it is a file, not a folder"
+_IS_FOLDER = "it is a folder, not a file"
+_MISSING = "there is no such file or folder"
+_COLUMNS = "is_folder, version, mark, size"
+_AT = "space = ? AND folder = ? AND name = ?"
 
 
 class StoreFilesystem:
-    """Files in a database. Whoever opens the same `space` of it sees the same files, on any machine that reaches it.
+    """Files in a database, in a `space` that is shared by everyone who opens it, on any machine.
 
-    Give it a URL (`sqlite:///app.db`, `postgresql://…`), or a store that is open already and shares its connections.
-    Making one does no I/O; `close` lets go of what it opened itself. Each file has a version: an `update` is written
-    only on the version it was made of, and made again where that has changed. A file is read and written whole, up
-    to 256 MiB. There are no links and no folder on any disk, so there is no shell either.
+    Pass a URL (`sqlite:///app.db`, `postgresql://…`), or an open store to share its connections. Creating one does no
+    I/O; `close` closes only what it opened. Each file has a version: an `update` is written only if the version has
+    not changed, and retried otherwise. A file is read and written whole, up to 256 MiB. There are no links and no
+    folder on any disk, so there is no shell either.
     """
 
     is_near = False
@@ -58,7 +57,8 @@ class StoreFilesystem:
         if not _SPACE.fullmatch(space):
             raise ConfigurationError(f"not the name of a space for files: {space!r}; use up to 200 plain characters")
         self.space, self.read_limit = space, read_limit
-        self._database, self._is_own = database_of(store, "a StoreFilesystem")
+        self._database = sql_store(store, "a StoreFilesystem").database
+        self._is_own = isinstance(store, str)
         self._base: tuple[str, ...] = ()
         self._kept_back: KeptBack | None = None
         self.changing = Lock()
@@ -80,9 +80,9 @@ class StoreFilesystem:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database, for all that is `below` it too; not of a store that it was given."""
+        """Close the database, also for everything `below`; a store that was passed in stays open."""
         if self._is_own:
-            self._database.close_now()
+            self._database.close_blocking()
 
     def below(self, path: str) -> Self:
         made = copy(self)
@@ -90,13 +90,13 @@ class StoreFilesystem:
         return made
 
     def without(self, kept_back: KeptBack) -> Self:
-        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        """Return the same files without the folders that `kept_back` names."""
         made = copy(self)
         made._kept_back = kept_back
         return made
 
     def read(self, path: str) -> bytes:
-        """The whole file; one over `read_limit` bytes is refused, `open` reads it in parts."""
+        """Return a whole file of at most `read_limit` bytes; `open` reads larger ones in parts."""
         row, data = self._load(path, self.read_limit)
         if data is None:
             raise PathError(
@@ -107,21 +107,21 @@ class StoreFilesystem:
         return data
 
     def open(self, path: str) -> BinaryIO:
-        """The file as it is now: what is written to it later does not show."""
+        """Open the file as it is now; later writes do not show."""
         return BytesIO(self._load(path, LARGEST)[1] or b"")
 
     def write(self, path: str, data: bytes) -> None:
         spot = self._file_to_write(path, data)
         mark = token_hex(8)
-        self._write(path, lambda link: rows.put(link, spot, data, mark))
+        self._write(path, lambda link: _put(link, spot, data, mark))
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
         spot = self._file(path)
         deadline, pause = time.monotonic() + LONGEST_WAIT, 0.001
         while True:
-            found = self._read(path, lambda link: rows.load(link, spot, LARGEST))
+            found = self._read(path, lambda link: _load(link, spot, LARGEST))
             if found is not None and found[0].is_folder:
-                raise PathError(path, rows.IS_FOLDER)
+                raise PathError(path, _IS_FOLDER)
             version, before = (None, None) if found is None else (found[0].version, found[1])
             after = change(before)
             if after is None:
@@ -136,20 +136,20 @@ class StoreFilesystem:
 
     def make_folder(self, path: str) -> None:
         spot = self._folder(path)
-        self._write(path, lambda link: rows.make_folders(link, spot, len(spot.whole)))
+        self._write(path, lambda link: _make_folders(link, spot, len(spot.whole)))
 
     def list(self, path: str = "") -> list[FileEntry]:
-        found = self._children(path)
+        found, names = self._children(path), split_path(path)
         if found is None:
-            raise FileMissing(path, rows.MISSING)
-        return rows.entries(self._folder(path), found)
+            raise FileMissing(path, _MISSING)
+        return [FileEntry(join_path((*names, name)), row.is_folder, row.size) for name, row in sorted(found.items())]
 
     def walk(self, path: str = "") -> list[FileEntry]:
         return list(walk_files(self.list, path, True, lambda above, _: above))
 
     def stamp(self, path: str) -> Stamp | None:
         spot = self._file(path)
-        found = self._read(path, lambda link: rows.find(link, spot))
+        found = self._read(path, lambda link: _find(link, spot))
         return None if found is None or found.is_folder else found.version
 
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
@@ -162,43 +162,36 @@ class StoreFilesystem:
 
     def exists(self, path: str) -> bool:
         names = split_path(path)
-        spot = self._spot(names)
+        spot = _Spot(self.space, self._base, names)
         if self._is_kept_back(names[:-1]):
             return False
-        return spot.is_root or self._read(path, lambda link: rows.find(link, spot)) is not None
+        return spot.is_root or self._read(path, lambda link: _find(link, spot)) is not None
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a folder with nothing in it."""
+        """Delete a file or an empty folder."""
         spot = self._file(path)
-        removed: list[bool] = []  # once is enough: it may be done again
-        self._write(path, lambda link: removed.append(rows.remove(link, spot)))
+        removed: list[bool] = []  # one success is enough: the job may run twice
+        self._write(path, lambda link: removed.append(_remove(link, spot)))
         if not any(removed):
-            raise FileMissing(path, rows.MISSING)
+            raise FileMissing(path, _MISSING)
 
     @property
     def _root(self) -> tuple[int, str, tuple[str, ...]]:
         return id(self._database), self.space, self._base
 
-    def _spot(self, names: tuple[str, ...]) -> Spot:
-        return Spot(self.space, self._base, names)
+    def _folder(self, path: str) -> _Spot:
+        """Return the spot of a folder; raise PathDenied if it is kept back."""
+        return self._allowed(path, split_path(path))
 
-    def _folder(self, path: str) -> Spot:
-        """A folder that may be entered."""
-        names = split_path(path)
-        if self._is_kept_back(names):
-            raise PathDenied(path, "it is kept back from agents")
-        return self._spot(names)
-
-    def _file(self, path: str) -> Spot:
-        """Return the spot of a file, in a folder that may be entered."""
+    def _file(self, path: str) -> _Spot:
+        """Return the spot of a file; raise PathDenied if its folder is kept back."""
         names = split_path(path)
         if not names:
             raise PathError(path, "it is the root folder of this workspace, not a file")
-        if self._is_kept_back(names[:-1]):
-            raise PathDenied(path, "it is kept back from agents")
-        return self._spot(names)
+        self._allowed(path, names[:-1])
+        return _Spot(self.space, self._base, names)
 
-    def _file_to_write(self, path: str, data: bytes) -> Spot:
+    def _file_to_write(self, path: str, data: bytes) -> _Spot:
         spot = self._file(path)
         if path.endswith("/"):
             raise PathError(path, "it names a folder, not a file")
@@ -206,39 +199,178 @@ class StoreFilesystem:
             raise PathError(path, f"{len(data):,} bytes are over the limit of {LARGEST:,} for a file in a store")
         return spot
 
+    def _allowed(self, path: str, folder: tuple[str, ...]) -> _Spot:
+        if self._is_kept_back(folder):
+            raise PathDenied(path, "it is kept back from agents")
+        return _Spot(self.space, self._base, folder)
+
     def _is_kept_back(self, names: tuple[str, ...]) -> bool:
         return self._kept_back is not None and self._kept_back((*self._base, *names))
 
-    def _children(self, path: str) -> dict[str, Row] | None:
+    def _children(self, path: str) -> dict[str, _Row] | None:
         spot = self._folder(path)
-        return self._read(path, lambda link: rows.children(link, spot))
+        return self._read(path, lambda link: _children(link, spot))
 
-    def _load(self, path: str, most: int) -> tuple[Row, bytes | None]:
+    def _load(self, path: str, most: int) -> tuple[_Row, bytes | None]:
         spot = self._file(path)
-        found = self._read(path, lambda link: rows.load(link, spot, most))
+        found = self._read(path, lambda link: _load(link, spot, most))
         if found is None:
-            raise FileMissing(path, rows.MISSING)
+            raise FileMissing(path, _MISSING)
         if found[0].is_folder:
-            raise PathError(path, rows.IS_FOLDER)
+            raise PathError(path, _IS_FOLDER)
         return found
 
-    def _put_if(self, path: str, version: rows.Version | None, data: bytes) -> Stamp | None:
+    def _put_if(self, path: str, version: _Version | None, data: bytes) -> Stamp | None:
         spot = self._file_to_write(path, data)
         mark = token_hex(8)
-        return self._write(path, lambda link: rows.put_if(link, spot, version, data, mark))
+        return self._write(path, lambda link: _put_if(link, spot, version, data, mark))
 
     def _read(self, path: str, work: Callable[[Link], T]) -> T:
-        try:
-            return self._database.read_now(work)
-        except StoreError as error:
-            raise _refusal(path, error) from error
+        return self._reported(path, lambda: self._database.read_blocking(work))
 
     def _write(self, path: str, work: Callable[[Link], T]) -> T:
+        return self._reported(path, lambda: self._database.write_blocking(work, path))
+
+    def _reported(self, path: str, work: Callable[[], T]) -> T:
         try:
-            return self._database.write_now(work, path)
+            return work()
         except StoreError as error:
-            raise _refusal(path, error) from error
+            raise FilesystemDown(path, f"the store of this workspace cannot be used: {error}") from error
 
 
-def _refusal(path: str, error: StoreError) -> FilesystemError:
-    return FilesystemDown(path, f"the store of this workspace cannot be used: {error}")
+class _Version(NamedTuple):
+    """The version of a file. Numbers start again when a file is created again; marks are never reused."""
+
+    number: int
+    mark: str
+
+
+class _Row(NamedTuple):
+    """A file or folder without its bytes."""
+
+    is_folder: bool
+    version: _Version
+    size: int
+
+
+class _Spot(NamedTuple):
+    """A path in a space: the base folder, which the caller cannot leave, and the names below."""
+
+    space: str
+    base: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        return (*self.base, *self.names)
+
+    @property
+    def is_root(self) -> bool:
+        """True for the root folder, which has no row and always exists."""
+        return not self.base and not self.names
+
+    def shown(self, depth: int | None = None) -> str:
+        """Return the path, or its beginning, as the caller knows it."""
+        return join_path(self.names if depth is None else self.names[: max(depth - len(self.base), 0)])
+
+    def key(self, depth: int | None = None) -> tuple[str, str, str]:
+        names = self.whole[:depth]
+        return self.space, join_path(names[:-1]), names[-1]
+
+
+def _find(link: Link, spot: _Spot, depth: int | None = None, *, lock: bool = False) -> _Row | None:
+    """Return the row of a spot, or of its first `depth` names; with `lock`, lock it until the commit."""
+    query = f"SELECT {_COLUMNS} FROM files WHERE {_AT} {link.locking if lock else ''}"
+    return next(map(_row, link.run(query, *spot.key(depth))), None)
+
+
+def _load(link: Link, spot: _Spot, most: int) -> tuple[_Row, bytes | None] | None:
+    """Return a file with its bytes, or without them if there are more than `most`."""
+    query = f"SELECT {_COLUMNS}, CASE WHEN size <= ? THEN body END FROM files WHERE {_AT}"
+    for found in link.run(query, most, *spot.key()):
+        return _row(found), None if found[4] is None else bytes(found[4])
+    return None
+
+
+def _children(link: Link, spot: _Spot) -> dict[str, _Row] | None:
+    """Return the rows in a folder by name; None if there is no such folder."""
+    query = f"SELECT {_COLUMNS}, name FROM files WHERE space = ? AND folder = ?"
+    found = {row[4]: _row(row) for row in link.run(query, spot.space, join_path(spot.whole))}
+    if found or spot.is_root:
+        return found
+    own = _find(link, spot)
+    _refuse_file(own, spot)
+    return None if own is None else {}
+
+
+def _put(link: Link, spot: _Spot, data: bytes, mark: str) -> None:
+    """Replace a file, or create it with the folders above it."""
+    while _write(link, spot, _find(link, spot, lock=True), data, mark) is None:
+        continue
+
+
+def _put_if(link: Link, spot: _Spot, expected: _Version | None, data: bytes, mark: str) -> _Version | None:
+    """As `_put`, if the file still has the expected version (None: it is not there); return None if it has not."""
+    found = _find(link, spot, lock=True)
+    version = None if found is None else found.version
+    if version is not None and version.mark == mark:
+        return version  # an earlier try wrote it, and its outcome was lost
+    return _write(link, spot, found, data, mark) if version == expected else None
+
+
+def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> _Version | None:
+    """Replace the file that was found, or create it; return None if somebody else has created it since."""
+    if found is None:
+        _make_folders(link, spot, len(spot.whole) - 1)
+        made = link.run(
+            "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
+            f"VALUES (?, ?, ?, 0, 1, ?, ?, {link.now}, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
+            *(*spot.key(), mark, len(data), data),
+        )
+        return _Version(1, mark) if made else None
+    if found.is_folder:
+        raise PathError(spot.shown(), _IS_FOLDER)
+    version = _Version(found.version.number + 1, mark)
+    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = {link.now}, body = ? WHERE {_AT}"
+    link.run(update, *version, len(data), data, *spot.key())
+    return version
+
+
+def _make_folders(link: Link, spot: _Spot, depth: int) -> None:
+    """Create the folders down to `depth` names of a spot, and lock the last."""
+    there, found = depth, None
+    while there and found is None:
+        found = _find(link, spot, there, lock=True)
+        there -= found is None
+    _refuse_file(found, spot, there)
+    insert = (
+        "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at) "
+        f"VALUES (?, ?, ?, 1, 1, ?, 0, {link.now}) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
+    )
+    for making in range(there + 1, depth + 1):
+        found = None
+        while found is None and not link.run(insert, *spot.key(making), token_hex(8)):
+            found = _find(link, spot, making, lock=True)
+        _refuse_file(found, spot, making)
+
+
+def _remove(link: Link, spot: _Spot) -> bool:
+    """Remove a file or an empty folder; return whether there was one."""
+    found = _find(link, spot, lock=True)
+    if found is None:
+        return False
+    inside = "SELECT name FROM files WHERE space = ? AND folder = ? LIMIT 1"
+    if found.is_folder and link.run(inside, spot.space, join_path(spot.whole)):
+        raise PathError(spot.shown(), "the folder is not empty")
+    link.run(f"DELETE FROM files WHERE {_AT}", *spot.key())
+    return True
+
+
+def _row(found: Sequence[Any]) -> _Row:
+    is_folder, version, mark, size = found[:4]
+    return _Row(bool(is_folder), _Version(version, mark), size)
+
+
+def _refuse_file(found: _Row | None, spot: _Spot, depth: int | None = None) -> None:
+    if found is not None and not found.is_folder:
+        raise PathError(spot.shown(depth), _IS_FILE)

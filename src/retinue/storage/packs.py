@@ -1,4 +1,4 @@
-"""Rows of a log as rows of the database. Consecutive rows share one, but deltas never share one with other rows.
+"""Packs: consecutive rows of a log share one row of the database. Deltas never share one with other rows.
 
 A pack is stored under the place (`seq`, `sub`) of its last row. `body` has its events and nothing private; `private`
 has the private parts, each with its place. Deltas have no private part, so retention can drop their packs.
@@ -6,13 +6,15 @@ has the private parts, each with its place. Deltas have no private part, so rete
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Any
+from itertools import groupby
+from typing import Any, NoReturn
 
 import msgspec
 
 from ..core.codec import to_json_bytes
+from ..core.errors import LogUnreadable
 from ..core.events import (
     EVENT_TYPES,
     ActivityDelta,
@@ -25,16 +27,22 @@ from ..core.events import (
     event_from_bytes,
 )
 from ..core.rows import LogRow, Private
+from ..core.stores import StoredLog
+from .database import Link
 
 DELTAS = (TextDelta, ReasoningDelta, ToolCallArgsDelta, ToolCallStreamDelta, ActivityDelta)
-"""Events that report in pieces what another event reports as a whole."""
+"""Events that stream the parts of something that another event has whole."""
 ROWS_KIND, DELTAS_KIND = "rows", "deltas"
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
-"""A pack is full with so many rows, or when its rows have so many bytes."""
+"""The rows and bytes that fill a pack."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
+"""Errors that decoders raise."""
+BEING_PRUNED, THINNED = 1, 2
+"""Marks of a log: some of its rows are gone; all deltas and private parts are gone, and nothing else."""
 
 PackedRow = tuple[str, int, int, str, int, bytes | None, bytes | None]
-"""Log, seq and sub of the last row, kind, how many events it holds, events, private parts."""
+"""Log, seq and sub of the last row, kind, number of events, events, private parts."""
 
 _DELTAS, _TEXTS = frozenset(DELTAS), (TextDelta, ReasoningDelta)
 _kinds: list[Any] = list(EVENT_TYPES.values())
@@ -44,7 +52,7 @@ _decode_private = msgspec.json.Decoder(list[tuple[int, int, Private]]).decode
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="kind", tag="message"):
-    """Consecutive deltas of one message; what they have in common is stored once."""
+    """Consecutive deltas of one message; the fields they share are stored once."""
 
     first: TextDelta | ReasoningDelta
     deltas: list[str]
@@ -65,65 +73,41 @@ _MESSAGE, _decode_message = b'{"kind":"message"', msgspec.json.Decoder(_Message)
 def pack_rows(log_id: str, rows: Iterable[LogRow]) -> list[PackedRow]:
     """Pack consecutive rows of a log."""
     packed: list[PackedRow] = []
-    deltas: list[Event] = []
-    pack = _Pack(log_id)
-    for row in rows:
-        if row.event.__class__ in _DELTAS and row.private is None:
-            if pack.count:
-                packed.append(pack.close())
-            deltas.append(row.event)  # type: ignore[arg-type]
-            if len(deltas) == MOST_ROWS:
-                packed.append(_pack_deltas(log_id, deltas))
-                deltas = []
-            continue
-        if deltas:
-            packed.append(_pack_deltas(log_id, deltas))
-            deltas = []
-        pack.add(row)
-        if pack.count == MOST_ROWS or pack.size >= MOST_BYTES:
-            packed.append(pack.close())
-    if deltas:
-        packed.append(_pack_deltas(log_id, deltas))
-    if pack.count:
-        packed.append(pack.close())
+    for is_delta, group in groupby(rows, _is_delta):
+        if is_delta:
+            deltas: list[Any] = [row.event for row in group]
+            for first in range(0, len(deltas), MOST_ROWS):
+                packed.append(_pack_deltas(log_id, deltas[first : first + MOST_ROWS]))
+        else:
+            packed += _pack_others(log_id, group)
     return packed
 
 
-class _Pack:
-    """A pack in the making, of rows that are not deltas."""
+def _is_delta(row: LogRow) -> bool:
+    return row.event.__class__ in _DELTAS and row.private is None
 
-    __slots__ = ("_bodies", "_log_id", "_place", "_private", "count", "size")
 
-    def __init__(self, log_id: str) -> None:
-        self._log_id = log_id
-        self._clear()
-
-    def _clear(self) -> None:
-        self._bodies: list[bytes] = []
-        self._private: list[bytes] = []
-        self._place = (0, 0)
-        self.count = self.size = 0
-
-    def add(self, row: LogRow) -> None:
-        self._place = row.seq, row.sub
-        self.count += 1
+def _pack_others(log_id: str, rows: Iterable[LogRow]) -> Iterator[PackedRow]:
+    bodies: list[bytes] = []
+    private: list[bytes] = []
+    count = size = seq = sub = 0
+    for row in rows:
+        seq, sub, count = row.seq, row.sub, count + 1
         if row.event is not None:
-            body = to_json_bytes(row.event)
-            self._bodies.append(body)
-            self.size += len(body)
+            bodies.append(to_json_bytes(row.event))
+            size += len(bodies[-1])
         if row.private is not None:
-            private = to_json_bytes((row.seq, row.sub, row.private))
-            self._private.append(private)
-            self.size += len(private)
+            private.append(to_json_bytes((seq, sub, row.private)))
+            size += len(private[-1])
+        if count == MOST_ROWS or size >= MOST_BYTES:
+            yield (log_id, seq, sub, ROWS_KIND, len(bodies), _json_list(bodies), _json_list(private))
+            bodies, private, count, size = [], [], 0, 0
+    if count:
+        yield (log_id, seq, sub, ROWS_KIND, len(bodies), _json_list(bodies), _json_list(private))
 
-    def close(self) -> PackedRow:
-        """Return the pack and begin another."""
-        body = b"[%b]" % b",".join(self._bodies) if self._bodies else None
-        private = b"[%b]" % b",".join(self._private) if self._private else None
-        seq, sub = self._place
-        packed = (self._log_id, seq, sub, ROWS_KIND, len(self._bodies), body, private)
-        self._clear()
-        return packed
+
+def _json_list(parts: list[bytes]) -> bytes | None:
+    return b"[%b]" % b",".join(parts) if parts else None
 
 
 def _pack_deltas(log_id: str, deltas: list[Event]) -> PackedRow:
@@ -132,7 +116,7 @@ def _pack_deltas(log_id: str, deltas: list[Event]) -> PackedRow:
 
 
 def _as_message(deltas: Sequence[Any]) -> _Message | None:
-    """Return deltas as those of one message, if they are."""
+    """Return deltas as one record, if they belong to one message."""
     first, last = deltas[0], deltas[-1]
     if len(deltas) == 1 or not isinstance(first, _TEXTS) or len({event.__class__ for event in deltas}) > 1:
         return None
@@ -144,7 +128,7 @@ def _as_message(deltas: Sequence[Any]) -> _Message | None:
 
 
 def unpack_events(body: bytes) -> list[Event]:
-    """Return the events of a pack; raises where it cannot be read. Unknown kinds read as UnknownEvent."""
+    """Return the events of a pack; raise one of UNREADABLE if it is damaged. Unknown kinds read as UnknownEvent."""
     if body[: len(_MESSAGE)] == _MESSAGE:
         return _decode_message(body).events
     try:
@@ -154,7 +138,7 @@ def unpack_events(body: bytes) -> list[Event]:
 
 
 def unpack_rows(seq: int, sub: int, held: int, body: bytes | None, private: bytes | None) -> list[LogRow]:
-    """Return the rows of a pack; ValueError says what is wrong with it."""
+    """Return the rows of a pack; raise ValueError, with the reason, if it is damaged."""
     events = [] if body is None else unpack_events(body)
     parts = [] if private is None else _decode_private(private)
     _check_events(seq, held, events)
@@ -178,7 +162,7 @@ def _check_events(seq: int, held: int, events: Sequence[Event]) -> None:
 
 
 def _merged(events: list[Event], parts: list[tuple[int, int, Private]]) -> list[LogRow]:
-    """Give each event its private part, and the parts without an event rows of their own."""
+    """Join each event with its private part; parts without an event become rows of their own."""
     private = {(seq, sub): part for seq, sub, part in parts}
     rows = [LogRow(event.seq, 0, event, private.pop((event.seq, 0), None)) for event in events]
     rows += [LogRow(seq, sub, None, part) for (seq, sub), part in private.items()]
@@ -189,3 +173,80 @@ def _merged(events: list[Event], parts: list[tuple[int, int, Private]]) -> list[
         if (row.seq, row.sub) not in ((before.seq + 1, 0), (before.seq, before.sub + 1)):
             raise ValueError(f"the row after {before.seq}.{before.sub} is missing")
     return rows
+
+
+def read_bodies(link: Link, log_id: str, after: int, limit: int) -> tuple[list[Any], bool] | None:
+    """Read packs with the next public events; also return whether the log has ended with them."""
+    # Read `ended` first, so that rows written between the two queries are not missed.
+    log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
+    if not log:
+        return None
+    numbers = "SELECT seq FROM events WHERE log_id = ? AND seq > ? AND held > 0 ORDER BY seq LIMIT ?"
+    there = [row[0] for row in link.run(numbers, log_id, after, limit)]
+    # A pack may hold many events: read no more packs than are needed.
+    enough = next((seq for seq in there if seq - after >= limit), None)
+    last = enough or (there[-1] if there else after)
+    bodies = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq <= ? AND held > 0 ORDER BY seq"
+    is_all = enough is None and len(there) < limit
+    return link.run(bodies, log_id, after, last), is_all and bool(log[0][0])
+
+
+def read_log(link: Link, log_id: str) -> LogReading | None:
+    """Read a log with its private parts. Decode it outside the transaction."""
+    log = link.run("SELECT ended, pruned FROM logs WHERE log_id = ?", log_id)
+    return LogReading(link, log_id, *log[0]) if log else None
+
+
+class LogReading:
+    """The packs of a log as they are stored, without those of deltas."""
+
+    def __init__(self, link: Link, log_id: str, ended: int, pruned: int) -> None:
+        self._log_id, self._ended, self._thinned = log_id, bool(ended), bool(pruned)
+        self._packs = link.run(
+            "SELECT seq, sub, held, body, private FROM events WHERE log_id = ? AND kind <> ? ORDER BY seq, sub",
+            *(log_id, DELTAS_KIND),
+        )
+        deltas, last = link.run(
+            "SELECT COALESCE(SUM(held), 0), COALESCE(MAX(seq), 0) FROM events WHERE log_id = ? AND kind = ?",
+            *(log_id, DELTAS_KIND),
+        )[0]
+        self._end: tuple[int, int] = max((last, 0), tuple(self._packs[-1][:2]) if self._packs else (0, 0))
+        self._places: list[Any] = []
+        if not self._thinned and deltas + sum([pack[2] for pack in self._packs]) != self._end[0]:
+            # Some are missing: only now is it worth reading where each pack is.
+            query = "SELECT seq, held FROM events WHERE log_id = ? AND held > 0 ORDER BY seq"
+            self._places = link.run(query, log_id)
+
+    def decode(self, place: str) -> StoredLog:
+        """Decode the rows; raise LogUnreadable if some are missing or damaged."""
+        before = 0
+        for last, held in self._places:
+            if last - held != before:
+                self._refuse(place, before + 1, _describe_gap(before, last - held))
+            before = last
+        rows: list[LogRow] = []
+        end = (0, 0)
+        for seq, sub, held, body, private in self._packs:
+            try:
+                if self._thinned:
+                    rows += [LogRow(event.seq, 0, event) for event in (unpack_events(body) if body else ())]
+                else:
+                    unpacked = unpack_rows(seq, sub, held, body, private)
+                    first = unpacked[0]
+                    if first.sub > 1 and end != (first.seq, first.sub - 1):
+                        raise ValueError(f"the private row {first.seq}.{first.sub - 1} is missing")
+                    rows += unpacked
+            except UNREADABLE as exc:
+                self._refuse(place, max(seq - held + 1, 1), str(exc), exc)
+            end = (seq, sub)
+        return StoredLog(rows=rows, seq=self._end[0], sub=self._end[1], ended=self._ended, thinned=self._thinned)
+
+    def _refuse(self, place: str, seq: int, problem: str, cause: Exception | None = None) -> NoReturn:
+        raise LogUnreadable(place, self._log_id, seq, problem) from cause
+
+
+def _describe_gap(before: int, until: int) -> str:
+    """Describe the gap or overlap between event `before` and the events after `until`."""
+    if until < before:
+        return f"it is stored twice, from event {until + 1} on"
+    return f"event {until} is missing" if until == before + 1 else f"events {before + 1} to {until} are missing"

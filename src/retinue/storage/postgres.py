@@ -1,49 +1,73 @@
-"""A PostgreSQL database, for as many processes on as many machines as like."""
+"""A store in a PostgreSQL database, for any number of processes on any number of machines."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import re
 import selectors
 import threading
 import time
-import zlib
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import quote, unquote
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
+from ..core.errors import ConfigurationError, StoreError
 from ..core.stores import Durability, Watch
-from .address import PostgresAddress
-from .lanes import MOST, Lane, Later, Link, Unmet
+from .database import MOST, Database, Lane, Later, Link
 from .listen import Listener
-from .schema import MIGRATIONS, SCHEMA_VERSION, check_version, migrate, stored_version
+from .schema import newest_version, read_version, upgrade
 from .sql import SqlStore
 
-T = TypeVar("T")
-
-WRITERS, READERS, WRITERS_NOW = 2, 2, 2
+WRITERS, READERS, BLOCKING_WRITERS = 2, 2, 2
 _TYPES = {"BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "INTEGER": "BIGINT", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
-_MIGRATING = 0x7265_7469_6E75_6500
-"""The advisory lock under which the schema is changed."""
-_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_MIGRATION_LOCK = 0x7265_7469_6E75_6500
+_BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _NOTIFY_EVERY = 0.01
-"""Seconds in which topics are gathered, while they come often."""
+"""Seconds in which topics are gathered, while there are many."""
 _FEW = 8
-"""Rows that are inserted by one statement."""
+"""Rows that one statement inserts."""
+
+_SCHEMA = "retinue"
+_SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+_TIMEOUTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "fallback_application_name": "retinue",
+}
+"""Parameters of a connection, unless the URL sets others."""
+_PERMANENT = (
+    "authentication failed",
+    "does not exist",
+    "pg_hba.conf",
+    "no password supplied",
+    "not permitted",
+    "permission denied",
+    "not support SSL",
+    "certificate",
+    ": invalid ",
+)
+"""Parts of messages about failed connections that a retry does not help."""
+_TRANSIENT_STATES = ("08", "25006", "53", "57", "58")
+"""SQL states of connections, resources, and a server that stops or changes."""
+_CONFLICT_STATES = ("23505", "40", "55P03")
+"""SQL states of conflicts with others who change the same rows."""
 
 
 class PostgresStore(SqlStore):
-    """Keeps everything in one schema of a database, `retinue` where the URL names no other with `?schema=`.
+    """Stores everything in one schema of a database: `retinue`, unless the URL names another with `?schema=`.
 
-    `durability` changes nothing: a commit survives what the server's `synchronous_commit` says, which unless somebody
-    turned it off is the end of any process, of the server and of its machine. Were it turned off for us, a server that
-    crashed could forget who owns a run after two processes were told.
+    `durability` changes nothing: a commit survives what the server's `synchronous_commit` says. By default that is the
+    end of any process, of the server and of its machine. We never turn it off: a server that crashed could forget who
+    owns a run after it told two processes.
 
     Each connection needs a session of its own on the server: a pooler between them must not share sessions.
     """
@@ -55,79 +79,138 @@ class PostgresStore(SqlStore):
         return f"PostgresStore({self.place!r})"
 
 
-class PostgresDatabase:
-    """A few lanes that write, a few that read, each with a connection; one that notifies, and one that listens."""
+class PostgresAddress:
+    """A parsed URL. `place` is the part that may be shown: it has no password."""
+
+    def __init__(self, url: str) -> None:
+        bare, _, query = url.partition("?")
+        options = query.split("&") if query else []
+        schemas = [unquote(option.partition("=")[2]) for option in options if option.startswith("schema=")]
+        others = "&".join(option for option in options if not option.startswith("schema="))
+        self.schema = schemas[-1] if schemas else _SCHEMA
+        try:
+            given = conninfo_to_dict(f"{bare}?{others}" if others else bare)
+        except (psycopg.Error, ValueError):
+            given = {"host": "@"}
+        if "@" in str(given.get("host", "")):  # the driver's message about such a URL quotes parts of the password
+            raise ConfigurationError(
+                "the PostgreSQL URL cannot be read; use 'postgresql://user:password@host:5432/database', with every "
+                "special character of the password percent-encoded, and '?schema=name' for a schema of your choice"
+            )
+        if not _SCHEMA_NAME.fullmatch(self.schema):
+            raise ConfigurationError(f"not the name of a schema: {self.schema!r}; use small letters, digits and _")
+        self._parameters: dict[str, Any] = {**_TIMEOUTS, **given}
+        self._secrets = [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
+        self.place = _place(given) + ("" if self.schema == _SCHEMA else f"?schema={self.schema}")
+
+    def __repr__(self) -> str:
+        return f"PostgresAddress({self.place!r})"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect("", autocommit=True, **self._parameters)
+        try:
+            # A process that is frozen in a transaction must not block others for long.
+            connection.execute(b"SET idle_in_transaction_session_timeout = '60s'")
+            connection.execute(f'SET search_path = "{self.schema}"'.encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def problem(self, error: Exception) -> Exception:
+        """Turn an error of the driver into a StoreError of one line; return other errors as they are."""
+        if isinstance(error, UnicodeEncodeError):
+            return StoreError(self.place, f"it cannot store what is not text: {error}")
+        if not isinstance(error, psycopg.Error):
+            return error
+        said, state = self._shown(error), error.sqlstate or ""
+        is_of_connection = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        if state.startswith(_CONFLICT_STATES):
+            return StoreError(self.place, f"{said}: somebody else was faster, try again", transient=True)
+        if state.startswith(_TRANSIENT_STATES) or (is_of_connection and not any(word in said for word in _PERMANENT)):
+            return StoreError(self.place, f"{said}: is the server up, and can it take more?", transient=True)
+        if is_of_connection:
+            return StoreError(self.place, f"{said}: check user, password and database of its URL")
+        return StoreError(self.place, f"{said}: is it a Retinue database?")
+
+    def _shown(self, error: Exception) -> str:
+        lines = [" ".join(line.split()) for line in str(error).splitlines()]
+        said = " ".join([line for line in lines if not line.startswith("Is the server")])[:300] or type(error).__name__
+        for secret in self._secrets:
+            said = said.replace(secret, "***")
+        return said
+
+
+def _place(given: dict[str, Any]) -> str:
+    def part(name: str, before: str = "", after: str = "") -> str:
+        value = given.get(name)
+        return f"{before}{quote(str(value), safe=',:[]')}{after}" if value else ""
+
+    return f"postgresql://{part('user', after='@')}{part('host')}{part('port', before=':')}/{part('dbname')}"
+
+
+class PostgresDatabase(Database):
+    """Lanes that write and lanes that read, each with a connection; one more notifies, and one listens."""
 
     def __init__(self, address: PostgresAddress) -> None:
-        self.place, self._address = address.place, address
-        self._listener = Listener(lambda: _connect(address), address.schema)
-        self._sessions: list[_Session] = []
-        # Work about everything has a lane to itself: it may lock many logs, so no other work may be with it.
-        self._about_all = self._lane(most=1)
-        self._writing = [self._lane() for _ in range(WRITERS)]
-        # Threads that wait ask for work that locks several rows: each job is a transaction of its own.
-        self._writing_now = [self._lane(most=1) for _ in range(WRITERS_NOW)]
-        self._reading = [self._lane(_READING) for _ in range(READERS)]
-        self._notifying = self._lane()
-        self._turn = itertools.count()
+        super().__init__(address.place)
+        self._address = address
+        self._listener = Listener(address.connect, address.schema)
+        self._exclusive = self._lane(most=1)
+        self._writers = [self._lane() for _ in range(WRITERS)]
+        # These jobs lock several rows, so each is a transaction of its own.
+        self._blocking_writers = [self._lane(most=1) for _ in range(BLOCKING_WRITERS)]
+        self._readers = [self._lane(_BEGIN_READING) for _ in range(READERS)]
+        self._notifier = self._lane()
         self._topics: set[str] = set()
         self._notify_from = 0.0
         self._lock = threading.Lock()
 
-    def _lane(self, begin: bytes = b"", most: int = MOST) -> Lane:
-        session = _Session(self._address, begin, self._notify)
-        self._sessions.append(session)
-        return Lane(self.place, session.lend, self._address.problem, most)
-
-    async def open(self) -> None:
-        await self._about_all.do(lambda link: None)
-
-    def write(self, work: Callable[[Link], T], about: str = "", *, threads: Sequence[str] = ()) -> asyncio.Future[T]:
-        lane = self._writing[zlib.crc32(about.encode(errors="replace")) % WRITERS] if about else self._about_all
-        return lane.do(work, about, threads)
-
-    def read(self, work: Callable[[Link], T]) -> asyncio.Future[T]:
-        return self._reading[next(self._turn) % READERS].do(work)
-
-    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
-        return self._writing_now[zlib.crc32(about.encode(errors="replace")) % WRITERS_NOW].do_now(work, about)
-
-    def read_now(self, work: Callable[[Link], T]) -> T:
-        return self._reading[next(self._turn) % READERS].do_now(work)
-
-    async def version(self) -> int:
-        return await asyncio.to_thread(self._stored_version)
-
-    async def problems(self) -> list[str]:
-        return []  # the server looks after its files
-
-    def _stored_version(self) -> int:
-        try:
-            with _connect(self._address) as connection:
-                return _version(connection, self._address)
-        except psycopg.Error as exc:
-            raise self._address.problem(exc) from exc
-
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self._listener.watch(topic)
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.close_now)
-
-    def close_now(self) -> None:
-        for lane in (self._about_all, *self._writing, *self._writing_now, *self._reading):
-            lane.close_now()
-        self._notifying.close_now()
+    def close_blocking(self) -> None:
+        super().close_blocking()
+        self._notifier.close()
         self._listener.close()
-        for session in self._sessions:
-            session.close()
+
+    def _lane(self, begin: bytes = b"", most: int = MOST) -> Lane:
+        return Lane(self.place, lambda: self._connect(begin), self._address.problem, most)
+
+    def _connect(self, begin: bytes) -> Link:
+        link = PostgresLink(self._address.connect(), self._address.schema, self._notify)
+        try:
+            if self._version_of(link) < newest_version():
+                upgrade(link, self.place)
+        except BaseException:
+            link.close()
+            raise
+        link.begin_statement = begin
+        return link
+
+    def _version_of(self, link: PostgresLink) -> int:
+        link.begin()
+        try:
+            return read_version(link, self.place)
+        finally:
+            link.rollback()
+
+    def _read_version(self) -> int:
+        try:
+            link = PostgresLink(self._address.connect(), self._address.schema, self._notify)
+            try:
+                return self._version_of(link)
+            finally:
+                link.close()
+        except psycopg.Error as exc:
+            raise self._address.problem(exc) from exc
 
     def _notify(self, topics: set[str]) -> None:
-        """Wake those who watch topics, in a transaction of its own: on a server, transactions that notify commit one
-        after the other. Topics that gather meanwhile go together."""
+        """Wake watches in a transaction of its own: on a server, transactions that notify commit one after the other.
+        Topics that gather meanwhile go together."""
         with self._lock:
             self._topics |= topics
-        self._notifying.add(self._send_topics)
+        self._notifier.submit_from_thread(self._send_topics)
 
     def _send_topics(self, link: Link) -> None:
         time.sleep(max(0.0, self._notify_from - time.monotonic()))
@@ -144,70 +227,34 @@ class PostgresDatabase:
             )
         except psycopg.Error:
             with self._lock:
-                self._topics.update(topics)  # this job is tried again; if that fails too, they go with the next
+                self._topics.update(topics)  # the job is retried; if that fails too, they go with the next
             raise
 
 
-class _Session:
-    """One connection, opened when it is first needed, and again after it was lost."""
+class PostgresLink(Link):
+    """A connection in pipeline mode: a statement is sent without waiting for the answers of those before it.
 
-    def __init__(self, address: PostgresAddress, begin: bytes, notify: Callable[[set[str]], None]) -> None:
-        self._address, self._begin, self._notify = address, begin, notify
-        self._link: PostgresLink | None = None
-
-    @contextmanager
-    def lend(self) -> Generator[Link]:
-        link = self._link
-        if link is None or not link.is_alive():
-            self.close()
-            link = self._link = self._open()
-        try:
-            yield link
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.connection.close()
-            link.leave()
-
-    def _open(self) -> PostgresLink:
-        address = self._address
-        connection = _connect(address)
-        try:
-            if check_version(_version(connection, address), address.place) < SCHEMA_VERSION:
-                _migrate(connection, address)
-            return PostgresLink(connection, self._begin, self._notify)
-        except BaseException:
-            connection.close()
-            raise
-
-
-class PostgresLink:
-    """A connection, on which statements are sent without waiting for the answer of those that have none.
-
-    Without `begin`, all statements up to a commit are one implicit transaction, which takes one round trip if no answer
-    is needed before its end. Errors of a statement are raised with the next answer, at the latest by `commit`.
+    Without a BEGIN, all statements up to a commit are one implicit transaction. It takes one round trip if no answer is
+    needed before its end. The error of a statement is raised with the next answer, at the latest by `commit`.
     """
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], begin: bytes, notify: Callable[[set[str]], None] | None = None
-    ) -> None:
-        self.connection, self._begin, self._notify = connection, begin, notify
+    locking = " FOR UPDATE"
+    now = lease_now = "extract(epoch FROM clock_timestamp())::float8"
+    boot = "server"  # everyone measures by the server's clock
+    is_pipelined = True
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, notify: Callable[[set[str]], None]) -> None:
+        self.connection, self._schema, self._notify = connection, schema, notify
+        # `to_regclass` may not see a table that another process made while this one waited for it.
+        self.list_tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
+        self.begin_statement = b"BEGIN"
         self._entered = connection.pipeline()
         self._pipeline = self._entered.__enter__()
         self._topics: set[str] = set()
         self._is_open = False
-        self.locking = " FOR UPDATE"
-        self.now = self.lease_now = "extract(epoch FROM clock_timestamp())::float8"
-        self.boot = "server"  # the server's clock is the same for everybody
-        self.eager = self.lost = False
 
     def is_alive(self) -> bool:
-        """Return whether it can be used, as far as is known without asking the server."""
-        if self.lost or self.connection.closed:
+        if self.is_lost or self.connection.closed:
             return False
         with suppress(psycopg.Error):
             for _ in range(2):  # the last message of the server, and the end of the connection
@@ -215,31 +262,37 @@ class PostgresLink:
             return not self.connection.closed
         return False
 
-    def begin(self) -> None:
+    def begin(self, *, eager: bool = True) -> None:
+        self.eager = eager
         self._topics = set()
-        if self._begin:
-            self._execute(self._begin)
+        if self.begin_statement:
+            self._execute(self.begin_statement)
 
     def commit(self) -> None:
-        if self._begin:
+        if self.begin_statement:
             self._execute(b"COMMIT")
         if self._is_open:
             self._is_open = False
             self._pipeline.sync()
-        if self._topics and self._notify is not None:
+        if self._topics:
             self._notify(self._topics)
 
     def rollback(self) -> None:
-        """Take back what was not committed. A connection that cannot do that is closed."""
+        """Undo the transaction; close a connection that cannot."""
         try:
             if self._is_open:
                 self._execute(b"ROLLBACK")
                 self._is_open = False
-                with suppress(psycopg.errors.PipelineAborted):  # after an error the server does nothing until here
+                with suppress(psycopg.errors.PipelineAborted):  # after an error the server ignores all until here
                     self._pipeline.sync()
         except psycopg.Error:
-            self.lost = self.connection.closed
+            self.is_lost = self.connection.closed
             self.connection.close()
+
+    def close(self) -> None:
+        self.connection.close()
+        with suppress(psycopg.Error):
+            self._entered.__exit__(None, None, None)
 
     def run(self, sql: str, *values: Any) -> list[Any]:
         statement, has_rows = _translated(sql)
@@ -257,7 +310,7 @@ class PostgresLink:
         if not rows:
             return
         one = f"({', '.join('?' * len(rows[0]))})"
-        if len(rows) <= _FEW:  # a statement for each number of rows: the server knows all of them soon
+        if len(rows) <= _FEW:  # one statement for each number of rows: the server soon has all of them prepared
             values = [value for row in rows for value in row]
             self.run(f"INSERT INTO {into} VALUES {', '.join([one] * len(rows))}", *values)
         else:
@@ -267,14 +320,17 @@ class PostgresLink:
 
     def insert_if(self, sql: str, values: Sequence[Any], into: str, rows: Sequence[Sequence[Any]]) -> None:
         if self.eager:
-            if not self.run(sql, *values):
-                raise Unmet
-            self.insert(into, rows)
+            super().insert_if(sql, values, into, rows)
             return
         columns, first = ", ".join("?" * len(rows[0])) if rows else "", rows[0] if rows else ()
         met = f"done AS (INSERT INTO {into} SELECT {columns} FROM met RETURNING 1)" if rows else "done AS (TABLE met)"
         self.run(f"WITH met AS ({sql}), {met} SELECT 1 / COUNT(*) FROM done", *values, *first)
         self.insert(into, rows[1:])
+
+    def prepare_schema(self) -> None:
+        self.run("SELECT pg_advisory_xact_lock(?)", _MIGRATION_LOCK)
+        if not self.run("SELECT 1 FROM pg_namespace WHERE nspname = ?", self._schema):
+            self.run(f'CREATE SCHEMA "{self._schema}"')
 
     def lock_threads(self, thread_ids: Sequence[str]) -> None:
         keys = sorted({_lock_key(thread_id) for thread_id in thread_ids})
@@ -283,75 +339,28 @@ class PostgresLink:
     def notify(self, topic: str) -> None:
         self._topics.add(topic)
 
-    def leave(self) -> None:
-        """Give the connection back as it was."""
-        with suppress(psycopg.Error):
-            self._entered.__exit__(None, None, None)
-
     def _execute(self, statement: bytes, values: Sequence[Any] = ()) -> psycopg.Cursor[Any]:
         self._is_open = True
         return self.connection.execute(statement, values, binary=True)
 
     def _send(self) -> None:
-        """Send all statements: the driver only reads while it waits for an answer, and the server may wait for the rest."""
+        """Send all statements: the driver reads only while it waits for an answer, and the server may wait for the rest."""
         pgconn = self.connection.pgconn
         while pgconn.flush():
             with selectors.DefaultSelector() as ready:
                 ready.register(pgconn.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 if any(what & selectors.EVENT_READ for _, what in ready.select()):
-                    pgconn.consume_input()  # it may have to say something before it listens again
+                    pgconn.consume_input()  # the server may have to answer before it reads more
 
 
 def _lock_key(thread_id: str) -> int:
     return int.from_bytes(blake2b(thread_id.encode(errors="replace"), digest_size=8).digest(), signed=True)
 
 
-class _SchemaLink(PostgresLink):
-    """One on which statements have the types of SQLite."""
-
-    def run(self, sql: str, *values: Any) -> list[Any]:
-        return super().run(_TYPE.sub(lambda found: _TYPES[found[0]], sql), *values)
-
-
 @lru_cache(maxsize=256)
 def _translated(sql: str) -> tuple[bytes, bool]:
-    """Translate a statement for the driver; also return whether its answer has rows that are wanted."""
+    """Translate a statement for the driver; also return whether its rows are wanted."""
+    if sql.startswith("CREATE TABLE"):
+        sql = _TYPE.sub(lambda found: _TYPES[found[0]], sql)
     has_rows = not sql.startswith("WITH") and (sql.startswith("SELECT") or "RETURNING" in sql)
     return sql.replace("%", "%%").replace("?", "%s").encode(), has_rows
-
-
-def _connect(address: PostgresAddress) -> psycopg.Connection[Any]:
-    connection = psycopg.connect("", autocommit=True, **address.parameters)
-    try:
-        # Who is stopped in the middle of something must not keep others from it.
-        connection.execute(b"SET idle_in_transaction_session_timeout = '60s'")
-        connection.execute(f'SET search_path = "{address.schema}"'.encode())
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _version(connection: psycopg.Connection[Any], address: PostgresAddress) -> int:
-    # Not `to_regclass`, which may not see what another process made while this one waited for it.
-    query = b"SELECT tablename FROM pg_tables WHERE schemaname = %s"
-    tables = {row[0] for row in connection.execute(query, (address.schema,)).fetchall()}
-    return stored_version(tables, lambda query: connection.execute(query.encode()).fetchall(), address.place)
-
-
-def _migrate(connection: psycopg.Connection[Any], address: PostgresAddress) -> None:
-    """Bring the database to this version's schema, whole or not at all, one process at a time."""
-    link = _SchemaLink(connection, b"BEGIN")
-    try:
-        link.begin()
-        link.run("SELECT pg_advisory_xact_lock(?)", _MIGRATING)
-        version = check_version(_version(connection, address), address.place)
-        if not link.run("SELECT 1 FROM pg_namespace WHERE nspname = ?", address.schema):
-            link.run(f'CREATE SCHEMA "{address.schema}"')
-        migrate(link, version, MIGRATIONS)
-        link.commit()
-    except BaseException:
-        link.rollback()
-        raise
-    finally:
-        link.leave()

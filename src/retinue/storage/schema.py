@@ -1,14 +1,14 @@
-"""The schema, as the steps that lead to it. A step that has been released is never changed: add another.
+"""The schema, as migration steps. Never change a step that was released: add another.
 
-Types are SQLite's; PostgreSQL puts its own in their place.
+Types are SQLite's; PostgreSQL replaces them by its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..core.errors import StoreError
-from .lanes import Link
+from .database import Link
 
 Step = str | Callable[[Link], None]
 
@@ -50,18 +50,25 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     ),
 )
 
-SCHEMA_VERSION = len(MIGRATIONS)
-
-# The version is in a table of its own, which no development version made. All of those had a table `threads`. So a
-# database with `threads` but without `format` is of one of them, whatever else it says about its version.
-FORMAT_TABLE, OLD_TABLE = "format", "threads"
+# The version has a table of its own, which no development version made; all of those had a table `threads`. So a
+# database with `threads` and without `format` was written by one of them.
+_FORMAT, _OLD = "format", "threads"
 
 
-def stored_version(tables: set[str], read: Callable[[str], Sequence[Sequence[int]]], place: str) -> int:
-    """Return the version of a database with these tables, 0 where it has no schema yet."""
-    if FORMAT_TABLE in tables:
-        return read(f"SELECT version FROM {FORMAT_TABLE}")[0][0]
-    if OLD_TABLE in tables:
+def newest_version() -> int:
+    return len(MIGRATIONS)
+
+
+def read_version(link: Link, place: str) -> int:
+    """Return the version of a database, 0 if it has no schema; raise StoreError if this code cannot read it."""
+    tables = {row[0] for row in link.run(link.list_tables)}
+    if _FORMAT in tables:
+        version = link.run(f"SELECT version FROM {_FORMAT}")[0][0]
+        if version > newest_version():
+            known = f"schema {version}, known {newest_version()}"
+            raise StoreError(place, f"it was written by a newer version ({known}): upgrade")
+        return version
+    if _OLD in tables:
         raise StoreError(
             place,
             "it was written by a development version before the first release and cannot be converted: delete it, and "
@@ -70,23 +77,22 @@ def stored_version(tables: set[str], read: Callable[[str], Sequence[Sequence[int
     return 0
 
 
-def check_version(version: int, place: str) -> int:
-    """Return the version of a database, if this code can read it."""
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            place, f"it was written by a newer version (schema {version}, known {SCHEMA_VERSION}): upgrade"
-        )
-    return version
-
-
-def migrate(link: Link, version: int, steps: Sequence[Sequence[Step]]) -> None:
-    """Take the steps from a version to the newest. The caller commits them, or takes all of them back."""
-    if version == 0:
-        link.run(f"CREATE TABLE {FORMAT_TABLE} (version INTEGER NOT NULL)")
-        link.run(f"INSERT INTO {FORMAT_TABLE} (version) VALUES (0)")
-    for step in [step for steps_of_one in steps[version:] for step in steps_of_one]:
-        if isinstance(step, str):
-            link.run(step)
-        else:
-            step(link)
-    link.run(f"UPDATE {FORMAT_TABLE} SET version = ?", len(steps))
+def upgrade(link: Link, place: str) -> None:
+    """Bring a database to the newest schema, whole or not at all."""
+    try:
+        link.begin()
+        link.prepare_schema()
+        version = read_version(link, place)
+        if version == 0:
+            link.run(f"CREATE TABLE {_FORMAT} (version INTEGER NOT NULL)")
+            link.run(f"INSERT INTO {_FORMAT} (version) VALUES (0)")
+        for step in [step for steps in MIGRATIONS[version:] for step in steps]:
+            if isinstance(step, str):
+                link.run(step)
+            else:
+                step(link)
+        link.run(f"UPDATE {_FORMAT} SET version = ?", newest_version())
+        link.commit()
+    except BaseException:
+        link.rollback()
+        raise

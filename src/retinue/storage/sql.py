@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,27 +27,18 @@ from ..core.stores import (
     WhenBusy,
     Wish,
 )
-from .batches import BatchWrite
-from .lanes import Later, Link
-from .packs import unpack_events
-from .reading import UNREADABLE, read_bodies, read_log
-from .saving import saving_run, saving_thread
-from .turns import Beginning, take_thread
+from .database import Database, Later, Link
+from .packs import UNREADABLE, read_bodies, read_log, unpack_events
+from .writes import BatchWrite, RunBeginning, run_write, take_thread, thread_write
 
 T = TypeVar("T")
 
-_decode_message = msgspec.json.Decoder(Message).decode
-_decode_state = msgspec.json.Decoder(PersistedState).decode
-_decode_result = msgspec.json.Decoder(RunResult).decode
-_decode_identity = msgspec.json.Decoder(RunIdentity).decode
+_log = logging.getLogger(__name__)
 
-DECODERS: dict[str, Callable[[bytes], object]] = {
-    "message": _decode_message,
-    "state": _decode_state,
-    "result": _decode_result,
-    "identity": _decode_identity,
-}
-"""Decoders of what is stored, by what it is."""
+decode_message = msgspec.json.Decoder(Message).decode
+decode_state = msgspec.json.Decoder(PersistedState).decode
+decode_result = msgspec.json.Decoder(RunResult).decode
+decode_identity = msgspec.json.Decoder(RunIdentity).decode
 
 _MOST_VALUES = 1_000
 """Values in one statement."""
@@ -54,45 +46,8 @@ _RUN = "identity, started_at, result, status, run_id, log_id"
 _WISH = "inbox.log_id, wish_id, run_id, kind, body"
 
 
-class Database(Protocol):
-    """Contract: work is done in one transaction; work about one log is done in the order of the calls."""
-
-    place: str
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def write(self, work: Callable[[Link], T], about: str = "", *, threads: Sequence[str] = ()) -> asyncio.Future[T]:
-        """Begin work about one log, or about everything. It may lock that log and what belongs to it, and these
-        `threads`."""
-        ...
-
-    def read(self, work: Callable[[Link], T]) -> asyncio.Future[T]: ...
-
-    def write_now(self, work: Callable[[Link], T], about: str = "") -> T:
-        """As `write`, for a thread without an event loop. Blocking, as the next two."""
-        ...
-
-    def read_now(self, work: Callable[[Link], T]) -> T: ...
-
-    def close_now(self) -> None: ...
-
-    def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch for notifications of a topic."""
-        ...
-
-    async def version(self) -> int:
-        """Read the version of the schema, 0 where there is none; changes nothing."""
-        ...
-
-    async def problems(self) -> list[str]:
-        """Have the database check its own files; return what it finds wrong."""
-        ...
-
-
 class SqlStore:
-    """A store over a database."""
+    """A store in a database. The methods do what DurableStore says."""
 
     def __init__(self, database: Database) -> None:
         self.database, self.place = database, database.place
@@ -100,11 +55,11 @@ class SqlStore:
         """Claims whose outcome was lost: log and owner."""
 
     async def open(self) -> None:
-        """Create or migrate the schema; raises StoreError where the database cannot be used."""
+        """Create or migrate the schema; raise StoreError if the database cannot be used."""
         await self.database.open()
 
     async def close(self) -> None:
-        """Write what waits, and close all connections."""
+        """Finish the writes that wait, then close all connections."""
         await self.database.close()
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
@@ -122,24 +77,24 @@ class SqlStore:
         return ThreadRecord(
             thread_id=thread_id,
             user_id=user_id,
-            messages=tuple([self._decode(_decode_message, row[0], what) for row in rows]),
-            state=self._decode(_decode_state, state, what),
+            messages=tuple([self._decode(decode_message, row[0], what) for row in rows]),
+            state=self._decode(decode_state, state, what),
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        with self._storing(f"thread {record.thread_id!r}"):
-            save = saving_thread(ThreadUpdate(record))
-        await self.database.write(save, record.thread_id, threads=[record.thread_id])
+        with self._encoding(f"thread {record.thread_id!r}"):
+            write = thread_write(ThreadUpdate(record))
+        await self.database.write(write, record.thread_id, threads=[record.thread_id])
 
     async def load_run(self, run_id: str) -> RunRecord | None:
-        found = await self.database.read(lambda link: link.run(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id))
-        return self._run(found[0]) if found else None
+        found = await self._rows(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id)
+        return self._decode_run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
         identity = record.identity
-        with self._storing(f"run {identity.run_id!r}"):
-            save = saving_run(record)
-        await self.database.write(save, record.log_id or identity.run_id, threads=[identity.thread_id])
+        with self._encoding(f"run {identity.run_id!r}"):
+            write = run_write(record)
+        await self.database.write(write, record.log_id or identity.run_id, threads=[identity.thread_id])
 
     async def list_runs(
         self,
@@ -148,40 +103,41 @@ class SqlStore:
         user_id: str | None = None,
         status: str | None = None,
         limit: int | None = None,
+        on_unreadable: Callable[[StoreError], None] | None = None,
     ) -> list[RunRecord]:
+        """Return root runs, newest first. Pass each that cannot be read to `on_unreadable`, or log a warning."""
         given = {"thread_id": thread_id, "user_id": user_id, "status": status}
         wanted = {name: value for name, value in given.items() if value is not None}
         where = " AND ".join(["log_id = run_id", *[f"{name} = ?" for name in wanted]])
         query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
-        most = 2**62 if limit is None else limit
-        found = await self.database.read(lambda link: link.run(query, *wanted.values(), most))
-        return [self._run(row) for row in found]
+        runs: list[RunRecord] = []
+        for row in await self._rows(query, *wanted.values(), 2**62 if limit is None else limit):
+            try:
+                runs.append(self._decode_run(row))
+            except StoreError as exc:
+                (on_unreadable or _log.warning)(exc)
+        return runs
 
     async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
         """Return when runs ended, of those that have."""
-
-        def read(link: Link) -> dict[str, float]:
-            ends = dict[str, float]()
-            for first in range(0, len(run_ids), _MOST_VALUES):
-                some = run_ids[first : first + _MOST_VALUES]
-                marks = ", ".join("?" * len(some))
-                query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({marks}) AND ended_at IS NOT NULL"
-                ends.update(link.run(query, *some))
-            return ends
-
-        return await self.database.read(read)
+        ends = dict[str, float]()
+        for first in range(0, len(run_ids), _MOST_VALUES):
+            some = run_ids[first : first + _MOST_VALUES]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({marks}) AND ended_at IS NOT NULL"
+            ends.update(await self._rows(query, *some))
+        return ends
 
     async def begin_run(
         self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
     ) -> str | None:
         identity = record.identity
-        with self._storing(f"run {identity.run_id!r}"):
-            beginning = Beginning(self.place, record, request, owner, lease, when_busy)
-        return await self.database.write(beginning.begin, identity.run_id, threads=[identity.thread_id])
+        with self._encoding(f"run {identity.run_id!r}"):
+            beginning = RunBeginning(self.place, record, request, owner, lease, when_busy)
+        return await self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
 
     async def take_thread(self, run_id: str) -> str | None:
-        query = "SELECT thread_id FROM runs WHERE run_id = ?"
-        found = await self.database.read(lambda link: link.run(query, run_id))
+        found = await self._rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
         if not found:
             raise StoreError(self.place, f"there is no run {run_id!r}")
         thread_id = found[0][0]
@@ -189,7 +145,7 @@ class SqlStore:
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
         try:
-            with self._storing(f"run {batch.log_id!r}"):
+            with self._encoding(f"run {batch.log_id!r}"):
                 work = BatchWrite(self.place, batch)
         except StoreError as exc:
             failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -214,7 +170,7 @@ class SqlStore:
         return None if found is None else found.decode(self.place)
 
     async def read_request(self, run_id: str) -> bytes | None:
-        return await self._one("SELECT request FROM runs WHERE run_id = ?", run_id)
+        return await self._value("SELECT request FROM runs WHERE run_id = ?", run_id)
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
@@ -222,7 +178,7 @@ class SqlStore:
     async def claim(
         self, log_id: str, owner: str, lease: float, *, gone: str | None = None, seen: float | None = None
     ) -> int | None:
-        """As DurableStore says. A claim that is tried again, because its outcome is unknown, succeeds again."""
+        """As DurableStore says. A claim that is retried because its outcome is unknown succeeds again."""
         key = log_id, owner
         tried = key in self._unsure
 
@@ -247,14 +203,14 @@ class SqlStore:
         return claimed[0][0] if claimed else None
 
     async def owner_of(self, log_id: str) -> str | None:
-        return await self._one("SELECT owner FROM logs WHERE log_id = ?", log_id)
+        return await self._value("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
     async def log_of(self, run_id: str) -> str | None:
-        return await self._one("SELECT log_id FROM runs WHERE run_id = ?", run_id)
+        return await self._value("SELECT log_id FROM runs WHERE run_id = ?", run_id)
 
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:
-            # They are locked in the order in which others lock them.
+            # Lock the logs in the order in which everyone locks them.
             return link.ask(
                 f"UPDATE logs SET lease_until = {link.lease_now} + ?, boot = ? WHERE owner = ? AND log_id IN "
                 f"(SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}) RETURNING log_id",
@@ -294,46 +250,44 @@ class SqlStore:
         await self.database.write(put, wish.log_id)
 
     async def wishes(self, owner: str) -> list[Wish]:
-        # CROSS JOIN: SQLite begins with the inboxes, which are mostly empty, not with all logs of the owner.
-        return await self._wishes(
-            f"SELECT {_WISH} FROM inbox CROSS JOIN logs WHERE inbox.log_id = logs.log_id AND owner = ? "
-            "AND reply IS NULL ORDER BY at, wish_id",
-            owner,
-        )
+        # CROSS JOIN makes SQLite begin with the inboxes, which are mostly empty, not with all logs of the owner.
+        return await self._wishes("CROSS JOIN logs WHERE inbox.log_id = logs.log_id AND owner = ?", owner)
 
     async def wishes_for(self, log_id: str) -> list[Wish]:
-        query = f"SELECT {_WISH} FROM inbox WHERE log_id = ? AND reply IS NULL ORDER BY at, wish_id"
-        return await self._wishes(query, log_id)
+        return await self._wishes("WHERE log_id = ?", log_id)
 
     async def reply_to(self, log_id: str, wish_id: str) -> bytes | None:
-        return await self._one("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
+        return await self._value("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
 
-    async def _wishes(self, query: str, of: str) -> list[Wish]:
-        found = await self.database.read(lambda link: link.run(query, of))
+    async def _wishes(self, where: str, value: str) -> list[Wish]:
+        found = await self._rows(f"SELECT {_WISH} FROM inbox {where} AND reply IS NULL ORDER BY at, wish_id", value)
         return [
             Wish(log_id=log, wish_id=wish, run_id=run, kind=kind, body=body) for log, wish, run, kind, body in found
         ]
 
-    async def _one(self, query: str, *values: str) -> Any:
-        """Return the only column of the only row, None where there is none."""
-        found = await self.database.read(lambda link: link.run(query, *values))
+    async def _rows(self, query: str, *values: Any) -> list[Any]:
+        return await self.database.read(lambda link: link.run(query, *values))
+
+    async def _value(self, query: str, *values: str) -> Any:
+        """Return the only column of the only row, or None."""
+        found = await self._rows(query, *values)
         return found[0][0] if found else None
 
     @contextmanager
-    def _storing(self, what: str) -> Generator[None]:
+    def _encoding(self, what: str) -> Generator[None]:
         """Turn errors of encoders into StoreErrors."""
         try:
             yield
         except (TypeError, ValueError, msgspec.MsgspecError) as exc:
             raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
 
-    def _run(self, row: Any) -> RunRecord:
+    def _decode_run(self, row: Any) -> RunRecord:
         identity, started_at, result, status, run_id, log_id = row
         what = f"run {run_id!r}"
         return RunRecord(
-            identity=self._decode(_decode_identity, identity, what),
+            identity=self._decode(decode_identity, identity, what),
             started_at=started_at,
-            result=None if result is None else self._decode(_decode_result, result, what),
+            result=None if result is None else self._decode(decode_result, result, what),
             queued=status == "queued",
             log_id=log_id,
         )

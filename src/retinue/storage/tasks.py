@@ -1,4 +1,4 @@
-"""Task records in a database: the same for every process that can reach it."""
+"""Task records in a database: every process that can reach it sees the same."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from ..core.lifecycle import RunStatus
 from ..core.stores import Store
 from ..tasks.repository import Change, TaskLiveness, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded
-from .urls import database_of
+from .stores import sql_store
 
 if TYPE_CHECKING:
-    from .lanes import Link
+    from .database import Link
 
 T = TypeVar("T")
 
-_decode = msgspec.json.Decoder(TaskRecord).decode
+_decode_task = msgspec.json.Decoder(TaskRecord).decode
 _AT = "agent = ? AND session_id = ? AND task_id = ?"
 _WAITING = frozenset({RunStatus.SUSPENDED.value, RunStatus.WAITING_INPUT.value, RunStatus.WAITING_AUTH.value})
 
 
 class SqlTaskRepository:
-    """Task records as rows, for agents on as many machines as like; each sees those of its own name.
+    """Task records as rows, for agents on any number of machines. An agent sees the tasks under its own name.
 
-    A task whose run is stored in the same database lives as long as the log of that run has an owner, and needs no
+    If the run of a task is in the same database, the task is alive while the log of the run has an owner: it needs no
     heartbeats.
 
-    Give it a URL (`sqlite:///app.db`, `postgresql://…`), or a store that is open already and shares its connections.
-    Making one does no I/O; `close` lets go of what it opened itself.
+    Pass a URL (`sqlite:///app.db`, `postgresql://…`), or an open store to share its connections. Creating one does no
+    I/O; `close` closes only what it opened.
     """
 
     def __init__(self, store: str | Store, settings: TaskSettings | None = None) -> None:
         self.settings = settings or TaskSettings()
-        self._database, self._is_own = database_of(store, "a SqlTaskRepository")
+        self._database = sql_store(store, "a SqlTaskRepository").database
+        self._is_own = isinstance(store, str)
         self.place = self._database.place
 
     def __repr__(self) -> str:
@@ -50,33 +51,32 @@ class SqlTaskRepository:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the database; not of a store that it was given."""
+        """Close the database; a store that was passed in stays open."""
         if self._is_own:
             await self._database.close()
 
     async def add(self, record: TaskRecord) -> None:
-        if not _can_be_kept(record.scope, record.task_id):
+        if not _can_be_stored(record.scope, record.task_id):
             raise TaskStoreError(self.place, f"the ids of task {record.task_id!r} have characters that are not text")
-        made: list[bool] = []  # once is enough: it may be done again
+        made: list[bool] = []  # one success is enough: the job may run twice
         await self._write(record.scope, record.task_id, lambda link: made.append(_insert(link, record)))
         if not any(made):
-            raise TaskStoreError(self.place, f"task {record.task_id} is there already")
+            raise TaskStoreError(self.place, f"there is a task {record.task_id} already")
 
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        if not _can_be_kept(scope, task_id):
+        if not _can_be_stored(scope, task_id):
             return None
         return await self._read(lambda link: self._find(link, scope, task_id))
 
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
-        if not _can_be_kept(scope):
+        if not _can_be_stored(scope):
             return []
         where, values = _within(scope)
-        query = f"SELECT body FROM tasks WHERE {where} ORDER BY place, task_id"
-        found = await self._read(lambda link: link.run(query, *values))
-        return [self._decoded(row[0], scope) for row in found]
+        found = await self._rows(f"SELECT body FROM tasks WHERE {where} ORDER BY place, task_id", *values)
+        return [self._decode(row[0], scope) for row in found]
 
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
-        if not _can_be_kept(scope, task_id):
+        if not _can_be_stored(scope, task_id):
             return None
         written: TaskRecord | None = None
 
@@ -89,7 +89,7 @@ class SqlTaskRepository:
             try:
                 changed = change(record)
             except Exception as exc:
-                return exc  # nothing was written: what else is in this transaction need not be taken back
+                return exc  # nothing was written, so the other jobs of this transaction may be committed
             if changed is None or changed == record:
                 return record
             written = _replace(link, changed)
@@ -107,31 +107,33 @@ class SqlTaskRepository:
         if not is_long(text):
             return None
         data = text.encode(errors="replace")
-        await self._write(record.scope, record.task_id, lambda link: _keep(link, record, data))
+        await self._write(record.scope, record.task_id, lambda link: _save_result(link, record, data))
         return f"task_results/{record.task_id}"
 
     async def read_result(self, record: TaskRecord) -> str | None:
         if record.result_file is None:
             return record.result
-        query = f"SELECT body FROM task_results WHERE {_AT}"
-        found = await self._read(lambda link: link.run(query, *_key(record.scope, record.task_id)))
+        key = _key(record.scope, record.task_id)
+        found = await self._rows(f"SELECT body FROM task_results WHERE {_AT}", *key)
         if not found:
             return f"{record.result or ''}\n[the whole result is not in {self.place} any more]"
         return bytes(found[0][0]).decode(errors="replace")
 
     async def everything(self) -> Sequence[TaskRecord]:
-        """The tasks of every agent, session and user."""
-        query = "SELECT agent, session_id, user_id, body FROM tasks ORDER BY agent, session_id, place, task_id"
-        found = await self._read(lambda link: link.run(query))
-        return [self._decoded(body, TaskScope(*scope)) for *scope, body in found]
+        """Return the tasks of every agent, session and user."""
+        found = await self._rows(
+            "SELECT agent, session_id, user_id, body FROM tasks ORDER BY agent, session_id, place, task_id"
+        )
+        return [self._decode(body, TaskScope(*scope)) for *scope, body in found]
 
     async def open_scopes(self) -> Sequence[TaskScope]:
-        query = "SELECT DISTINCT agent, session_id, user_id FROM tasks WHERE is_open = 1"
-        found = [TaskScope(*row) for row in await self._read(lambda link: link.run(query))]
-        return sorted(found, key=lambda scope: (scope.agent, scope.session_id, scope.user_id or ""))
+        found = await self._rows("SELECT DISTINCT agent, session_id, user_id FROM tasks WHERE is_open = 1")
+        return sorted(
+            [TaskScope(*row) for row in found], key=lambda scope: (scope.agent, scope.session_id, scope.user_id or "")
+        )
 
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
-        if not _can_be_kept(scope):
+        if not _can_be_stored(scope):
             return {}
         where, values = _within(scope)
 
@@ -148,26 +150,29 @@ class SqlTaskRepository:
 
     def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:
         for row in link.run(f"SELECT body FROM tasks WHERE {_AT} {locking}", *_key(scope, task_id)):
-            record = self._decoded(row[0], scope)
+            record = self._decode(row[0], scope)
             return record if record.user_id == scope.user_id else None
         return None
 
-    def _decoded(self, body: bytes, scope: TaskScope) -> TaskRecord:
+    def _decode(self, body: bytes, scope: TaskScope) -> TaskRecord:
         try:
-            return _decode(body)
+            return _decode_task(body)
         except (msgspec.MsgspecError, ValueError) as exc:
             what = f"a task of session {scope.session_id!r}"
             raise TaskStoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
 
+    async def _rows(self, query: str, *values: str) -> list[Any]:
+        return await self._read(lambda link: link.run(query, *values))
+
     async def _read(self, work: Callable[[Link], T]) -> T:
-        return await _told(self._database.read(work))
+        return await _as_task_errors(self._database.read(work))
 
     async def _write(self, scope: TaskScope, task_id: str, work: Callable[[Link], T]) -> T:
-        return await _told(self._database.write(work, f"{scope.session_id}/{task_id}"))
+        return await _as_task_errors(self._database.write(work, f"{scope.session_id}/{task_id}"))
 
 
-async def _told(work: Awaitable[T]) -> T:
-    """Turn errors of the database into those of task records."""
+async def _as_task_errors(work: Awaitable[T]) -> T:
+    """Turn StoreErrors into TaskStoreErrors."""
     try:
         return await work
     except TaskStoreError:
@@ -177,62 +182,56 @@ async def _told(work: Awaitable[T]) -> T:
 
 
 def _insert(link: Link, record: TaskRecord) -> bool:
-    """Write a new record; whether there was none of its id."""
+    """Insert a record; return False if there is one with its id."""
     record, body = encoded(record)
     scope = record.scope
     last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
     place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
     made = link.run(
         "INSERT INTO tasks (agent, session_id, task_id, user_id, log_id, place, is_open, saved_at, body) "
-        # A log in another database says nothing here: the column is for those in this one.
+        # The column is only for logs in this database.
         f"VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, {link.now}, ?) "
         "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id",
-        *_key(scope, record.task_id),
-        scope.user_id,
-        record.log_id,
-        place,
-        _is_open(record),
-        body,
+        *(*_key(scope, record.task_id), scope.user_id, record.log_id, place, _is_open(record), body),
     )
     return bool(made)
 
 
 def _replace(link: Link, record: TaskRecord) -> TaskRecord:
-    """Write a record over the one that is there; as it was written."""
+    """Replace a record; return it as it was written."""
     record, body = encoded(record)
     update = f"UPDATE tasks SET is_open = ?, saved_at = {link.now}, body = ? WHERE {_AT}"
     link.run(update, _is_open(record), body, *_key(record.scope, record.task_id))
     return record
 
 
-def _keep(link: Link, record: TaskRecord, data: bytes) -> None:
-    """Write a long result, unless the task has ended and has one."""
+def _save_result(link: Link, record: TaskRecord, data: bytes) -> None:
+    """Store a long result, unless the task has ended."""
     key = _key(record.scope, record.task_id)
     if link.run(f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0 {link.locking}", *key):
         return
     link.run(
         "INSERT INTO task_results (agent, session_id, task_id, body) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (agent, session_id, task_id) DO UPDATE SET body = excluded.body",
-        *key,
-        data,
+        *(*key, data),
     )
 
 
 def _liveness(
     ended: int | None, owner: str | None, epoch: int, lease_until: float, expired: int | None, status: str | None
 ) -> TaskLiveness:
-    """How a task stands whose log stands like this; `ended` is None where there is no log any more."""
+    """Return the liveness of a task with such a log; `ended` is None if the log is gone."""
     if ended is None or ended:
         return TaskLiveness(status="lost")
     mark = f"{epoch}/{lease_until}"
-    # A lease by a clock that cannot be compared with ours says nothing. But a living owner renews it.
+    # A lease by another clock cannot be compared with ours, but a living owner renews it.
     if owner is not None:
         return TaskLiveness(status="orphaned" if expired or expired is None else "alive", mark=mark, owner=owner)
     return TaskLiveness(status="waiting" if status in _WAITING else "orphaned", mark=mark)
 
 
 def _within(scope: TaskScope) -> tuple[str, tuple[str, ...]]:
-    """The condition for tasks of a session and user, and its values."""
+    """Return the condition for the tasks of a session and user, and its values."""
     where, values = "tasks.agent = ? AND tasks.session_id = ?", (scope.agent, scope.session_id)
     if scope.user_id is None:
         return f"{where} AND tasks.user_id IS NULL", values
@@ -247,8 +246,8 @@ def _is_open(record: TaskRecord) -> int:
     return int(not record.status.is_terminal)
 
 
-def _can_be_kept(scope: TaskScope, task_id: str = "") -> bool:
-    """Return whether a database takes these ids as text."""
+def _can_be_stored(scope: TaskScope, task_id: str = "") -> bool:
+    """Return whether a database can store these ids as text."""
     try:
         return b"\0" not in "".join((scope.agent, scope.session_id, scope.user_id or "", task_id)).encode()
     except UnicodeEncodeError:

@@ -1,0 +1,244 @@
+"""Checks of a store: reports what cannot be read, does not fit together, or was left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from ..core.errors import LogUnreadable, StoreError
+from ..core.events import RunFinished, RunStarted
+from ..core.stores import StoredLog
+from ..tasks.task import TaskRecord
+from .database import Database, Link
+from .packs import BEING_PRUNED, UNREADABLE, unpack_events
+from .schema import newest_version
+from .sql import SqlStore, decode_identity, decode_message, decode_result, decode_state
+
+MOST_FINDINGS = 100
+"""Findings of one kind that are listed; the rest are counted."""
+_PAGE = 2_000
+
+_decode_json = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_task = msgspec.json.Decoder(TaskRecord).decode
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """A problem. A warning marks what a dead process left behind; the next one repairs it."""
+
+    code: str
+    what: str
+    """A run, thread or file."""
+    problem: str
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.what}: {self.problem}"
+
+
+Progress = Callable[[str, int, int], None]
+"""Receives the table that is being checked, the number of rows done, and their total."""
+IsGone = Callable[[str], bool]
+"""Returns whether the process of an owner is known to be gone, though its lease has not expired."""
+Fold = Callable[[str, StoredLog], str | None]
+"""Folds a log and returns what is wrong with it."""
+
+
+async def check(
+    store: SqlStore,
+    progress: Progress = lambda table, done, total: None,
+    is_gone: IsGone = lambda owner: False,
+    fold: Fold = lambda log_id, log: None,
+) -> list[Finding]:
+    """Check everything, changing nothing. It reads all that is stored: a large database takes minutes."""
+    database = store.database
+    try:
+        version = await database.version()
+    except StoreError as exc:
+        if not exc.damaged:
+            raise
+        return [_unreadable(exc)]
+    if version < newest_version():
+        problem = f"its schema is {version}, this version has {newest_version()}: run retinue db migrate"
+        return [Finding(code="schema", what=store.place, problem=problem)]
+    findings = _Findings()
+    checks: list[Callable[[], Awaitable[None]]] = [
+        partial(_check_files, database, findings),
+        partial(_check_logs, store, findings, progress, fold),
+        partial(_check_bodies, database, findings, progress),
+        partial(_check_relations, database, findings),
+        partial(_check_owners, database, findings, is_gone),
+    ]
+    for run_check in checks:
+        try:
+            await run_check()
+        except StoreError as exc:
+            if exc.transient:
+                raise
+            findings.add(_unreadable(exc))
+    return findings.all()
+
+
+def _unreadable(problem: StoreError) -> Finding:
+    return Finding(code="unreadable", what=problem.place, problem=problem.problem)
+
+
+class _Findings:
+    """Findings, at most MOST_FINDINGS of each code."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[Finding]] = {}
+        self._more: Counter[str] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        alike = self._found.setdefault(finding.code, [])
+        if len(alike) >= MOST_FINDINGS:
+            self._more[finding.code] += 1
+        elif finding not in alike:
+            alike.append(finding)
+
+    def all(self) -> list[Finding]:
+        found = list[Finding]()
+        for code, alike in self._found.items():
+            found += alike
+            if more := self._more[code]:
+                severity = alike[-1].severity
+                found.append(Finding(code=code, what=f"{more:,} more", problem="of the same kind", severity=severity))
+        return found
+
+
+async def _check_files(database: Database, findings: _Findings) -> None:
+    for problem in await database.find_damage():
+        findings.add(Finding(code="integrity", what=database.place, problem=f"{problem}: restore a backup"))
+
+
+async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, fold: Fold) -> None:
+    """Check that every log can be read and folded, and ends as the record of its run says."""
+    total, done = await _count(store.database, "logs"), 0
+    query = (
+        "SELECT logs.log_id, epoch, owner, pruned, status, ended_at IS NOT NULL FROM logs LEFT JOIN runs "
+        f"ON run_id = logs.log_id WHERE logs.log_id > ? ORDER BY logs.log_id LIMIT {_PAGE}"
+    )
+    async for page in store.database.pages(query, ("",)):
+        for log_id, epoch, owner, pruned, status, has_ended in page:
+            what = f"run {log_id!r}"
+            try:
+                stored = await store.read_log(log_id)
+            except LogUnreadable as exc:
+                findings.add(Finding(code="log", what=f"event {exc.seq} of {what}", problem=exc.reason))
+                continue
+            if stored is None or pruned == BEING_PRUNED:
+                continue
+            waits = owner is None and status not in (None, "running", "queued")
+            if (has_ended or waits) and _lacks_end(stored, log_id, status, bool(has_ended)):
+                if not waits or await _epoch(store, log_id) == epoch:  # nobody has continued the run since
+                    problem = f"the log is truncated: the run is {status}, but its log does not end so"
+                    findings.add(Finding(code="truncated", what=what, problem=problem))
+            elif not pruned and (problem := fold(log_id, stored)):
+                findings.add(Finding(code="fold", what=what, problem=problem))
+        done += len(page)
+        progress("logs", done, total)
+
+
+async def _epoch(store: SqlStore, log_id: str) -> int | None:
+    found = await store.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
+    return found[0][0] if found else None
+
+
+def _lacks_end(log: StoredLog, root: str, status: str | None, has_ended: bool) -> bool:
+    """Return whether the end or suspension of a run is missing from its log. A run that never began needs no events."""
+    events = [row.event for row in log.rows if isinstance(row.event, RunStarted | RunFinished)]
+    own = [event for event in events if event.run_id == root]
+    if not own:
+        return status == "completed" or not has_ended
+    return isinstance(own[-1], RunStarted) or own[-1].status.is_terminal is not has_ended
+
+
+_BODIES: tuple[tuple[str, str, str, str, Callable[[bytes], object], str], ...] = (
+    ("events", "events", "log_id, seq, sub", "body", unpack_events, "run {!r}: event {}"),
+    ("identity", "runs", "run_id", "identity", decode_identity, "run {!r}: who it is"),
+    ("result", "runs", "run_id", "result", decode_result, "run {!r}: its result"),
+    ("json", "runs", "run_id", "request", _decode_json, "run {!r}: what was asked of it"),
+    ("state", "threads", "thread_id", "state", decode_state, "thread {!r}: its state"),
+    ("message", "messages", "thread_id, place", "body", decode_message, "thread {!r}: message {}"),
+    ("json", "inbox", "log_id, wish_id", "body", _decode_json, "run {!r}: wish {!r}"),
+    ("json", "inbox", "log_id, wish_id", "reply", _decode_json, "run {!r}: the reply to wish {!r}"),
+    ("task", "tasks", "agent, session_id, task_id", "body", _decode_task, "agent {!r}, session {!r}: task {!r}"),
+)
+"""Columns of JSON: the code of a finding, table, key, column, decoder, and a name for people."""
+_NUMBERS = ("seq", "sub", "place")
+
+
+async def _check_bodies(database: Database, findings: _Findings, progress: Progress) -> None:
+    """Check that all other JSON can be read."""
+    for code, table, key, column, decode, name in _BODIES:
+        total, done = await _count(database, table), 0
+        start = [-1 if part in _NUMBERS else "" for part in key.split(", ")]
+        query = (
+            f"SELECT {key}, {column} FROM {table} WHERE ({key}) > ({', '.join('?' * len(start))}) "
+            f"ORDER BY {key} LIMIT {_PAGE}"
+        )
+        async for page in database.pages(query, start):
+            for *at, body in page:
+                try:
+                    if body:
+                        decode(body)
+                except UNREADABLE as exc:
+                    findings.add(Finding(code=code, what=name.format(*at), problem=f"cannot be read: {exc}"))
+            done += len(page)
+            progress(table, done, total)
+
+
+async def _count(database: Database, table: str) -> int:
+    return await database.read(lambda link: link.run(f"SELECT COUNT(*) FROM {table}")[0][0])
+
+
+_NO_LOG = """SELECT DISTINCT log_id FROM events
+    WHERE NOT EXISTS (SELECT 1 FROM logs WHERE logs.log_id = events.log_id) ORDER BY log_id"""
+_NO_RUN = """SELECT log_id FROM logs
+    WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id) ORDER BY log_id"""
+_ENDED = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
+    WHERE ended = 1 AND ended_at IS NULL ORDER BY run_id"""
+_HELD = """SELECT threads.thread_id, holder, COALESCE('has ended (' || status || ')', 'is not there') FROM threads
+    LEFT JOIN runs ON run_id = holder WHERE holder IS NOT NULL AND (status IS NULL OR ended_at IS NOT NULL)
+    ORDER BY threads.thread_id"""
+_OWNERLESS = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
+    WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 ORDER BY run_id"""
+_TAKEOVER = "the next runtime that opens this database takes it over"
+_RELATIONS = (
+    ("no_log", "run {!r}", "has events, but no log", _NO_LOG),
+    ("no_run", "log {!r}", "there is no such run", _NO_RUN),
+    ("ended", "run {!r}", "its log has ended, but the run is {1}: nobody can continue it", _ENDED),
+    ("held", "thread {!r}", "it is held by run {1!r}, which {2}: no run can begin on it", _HELD),
+    ("ownerless", "run {!r}", f"it is {{1}}, but no process has it: {_TAKEOVER}", _OWNERLESS),
+)
+"""Rows that do not fit together: code, name for people, problem with columns of the query, query."""
+
+
+async def _check_relations(database: Database, findings: _Findings) -> None:
+    """Check that logs belong to runs, threads are held by runs that have not ended, and working runs have owners."""
+    for code, name, problem, query in _RELATIONS:
+        for row in await database.read(lambda link, query=query: link.run(query)):
+            severity = "warning" if code == "ownerless" else "error"
+            findings.add(Finding(code=code, what=name.format(*row), problem=problem.format(*row), severity=severity))
+
+
+async def _check_owners(database: Database, findings: _Findings, is_gone: IsGone) -> None:
+    def read(link: Link) -> list[Any]:
+        return link.run(
+            f"SELECT log_id, owner, CASE WHEN boot = ? AND lease_until < {link.lease_now} THEN 1 ELSE 0 END FROM logs "
+            "WHERE owner IS NOT NULL ORDER BY log_id",
+            link.boot,
+        )
+
+    for log_id, owner, expired in await database.read(read):
+        if is_gone(owner):
+            problem = f"the process {owner}, which owns it, is gone: {_TAKEOVER}"
+            findings.add(Finding(code="gone", what=f"run {log_id!r}", problem=problem, severity="warning"))
+        elif expired:
+            problem = f"the lease of its owner {owner} is over: {_TAKEOVER}"
+            findings.add(Finding(code="expired", what=f"run {log_id!r}", problem=problem, severity="warning"))

@@ -1,0 +1,141 @@
+"""Stores by URL, and the store in memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ..core.errors import ConfigurationError
+from ..core.stores import Durability, RunRecord, Store, ThreadRecord
+
+if TYPE_CHECKING:
+    from .sql import SqlStore
+
+_FORMS = (
+    "'memory:', 'sqlite:///app.db' (relative), 'sqlite:////data/app.db' (absolute) or "
+    "'postgresql://user:password@host/database'"
+)
+
+
+class MemoryStore:
+    """Threads and runs in dictionaries. Past `max_runs`, the oldest finished runs are dropped."""
+
+    def __init__(self, max_runs: int = 1_000) -> None:
+        self._threads: dict[str, ThreadRecord] = {}
+        self._runs: dict[str, RunRecord] = {}
+        self._uses: dict[str, int] = {}
+        """The number of runs on each thread."""
+        self._max_runs = max_runs
+
+    async def load_thread(self, thread_id: str) -> ThreadRecord | None:
+        return self._threads.get(thread_id)
+
+    async def save_thread(self, record: ThreadRecord) -> None:
+        self._threads[record.thread_id] = record
+
+    async def load_run(self, run_id: str) -> RunRecord | None:
+        return self._runs.get(run_id)
+
+    async def save_run(self, record: RunRecord) -> None:
+        identity = record.identity
+        if identity.run_id not in self._runs:
+            self._uses[identity.thread_id] = self._uses.get(identity.thread_id, 0) + 1
+        self._runs[identity.run_id] = record
+        while len(self._runs) > self._max_runs:
+            oldest = next((key for key, run in self._runs.items() if run.result is not None), None)
+            if oldest is None:
+                return
+            self._release_thread(self._runs.pop(oldest))
+
+    def _release_thread(self, record: RunRecord) -> None:
+        """Drop the conversation of a run that was started without a thread, unless another run continued it."""
+        thread_id, run_id = record.identity.thread_id, record.identity.run_id
+        self._uses[thread_id] -= 1
+        if not self._uses[thread_id]:
+            del self._uses[thread_id]
+            if thread_id.removeprefix("thread_") == run_id.removeprefix("run_"):
+                self._threads.pop(thread_id, None)
+
+    async def list_runs(
+        self,
+        thread_id: str | None = None,
+        *,
+        user_id: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
+        found = [
+            run
+            for run in self._runs.values()
+            if run.log_id in ("", run.identity.run_id)
+            and thread_id in (None, run.identity.thread_id)
+            and user_id in (None, run.identity.user_id)
+            and status in (None, run.status)
+        ]
+        return found[::-1][:limit]
+
+
+def open_store(url: str, durability: Durability = "process") -> Store:
+    """Return the store at a URL. No file or server is touched before the first use.
+
+    Writes survive `kill -9`; with `durability="full"` a file also survives a power loss. A PostgreSQL server has its
+    own setting for that, which is left as it is.
+    """
+    if url == "memory:":
+        return MemoryStore()
+    if durability not in ("process", "full"):
+        raise ConfigurationError(f"durability is 'process' or 'full', not {durability!r}")
+    scheme, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    if scheme == "sqlite" and rest.startswith("/") and path:
+        from .sqlite import SqliteStore
+
+        return SqliteStore(path, durability)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from .postgres import PostgresStore
+        except ImportError as exc:
+            raise ConfigurationError("PostgreSQL storage needs: pip install 'retinue[postgres]'") from exc
+        return PostgresStore(url, durability)
+    raise ConfigurationError(f"not the URL of a store: {without_secrets(url)!r}; use {_FORMS}")
+
+
+def sql_store(given: str | Store, purpose: str = "this command") -> SqlStore:
+    """Return a store, or the one at a URL, if it is in a database. It is not opened yet."""
+    from .sql import SqlStore
+
+    store = open_store(given) if isinstance(given, str) else given
+    if not isinstance(store, SqlStore):
+        named = repr(without_secrets(given) if isinstance(given, str) else given)
+        raise ConfigurationError(f"{purpose} needs a database, not {named}: use such as 'sqlite:///app.db'")
+    return store
+
+
+class Migrated(Struct, frozen=True, kw_only=True):
+    """The version of a schema before and after a migration; 0 if there was none."""
+
+    place: str
+    before: int
+    after: int
+
+
+async def migrate(url: str, *, dry_run: bool = False) -> Migrated:
+    """Bring a database to the newest schema, or create it. Opening a store does this too."""
+    from .schema import newest_version
+
+    store = sql_store(url)
+    try:
+        before = await store.database.version()
+        if not dry_run:
+            await store.open()
+    finally:
+        await store.close()
+    return Migrated(place=store.place, before=before, after=newest_version())
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL with everything hidden that may be a secret."""
+    hidden = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)((?:password|passwd|pwd|secret|token|key)[^=&]*=)[^&]*", r"\1***", hidden)

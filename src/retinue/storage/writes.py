@@ -1,0 +1,260 @@
+"""Writes of threads, runs and logs: each is encoded first, then carried out in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..core.codec import to_json_value
+from ..core.errors import OwnershipLost, StoreError
+from ..core.stores import WISHES, LogBatch, RunRecord, ThreadUpdate, WhenBusy
+from .database import ConditionFailed, Later, Link
+from .packs import PackedRow, pack_rows
+
+encode = msgspec.json.Encoder().encode
+
+_INTERRUPTED = encode("a newer run was started")
+_LOG = "log_id, owner, epoch, lease_until, boot"
+_RUN = "run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity"
+_BEFORE = (
+    "SELECT run_id FROM runs WHERE thread_id = ? AND status = 'queued' AND (started_at, run_id) < (?, ?) "
+    "ORDER BY started_at DESC, run_id DESC LIMIT 1"
+)
+"""The queued run right before another one."""
+_PACK = "log_id, seq, sub, kind, held, body, private"
+_OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
+_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
+
+
+def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Link], None]:
+    """Write a thread, without the messages that are stored already. If its run `ended`, release it."""
+    record, keep = update.record, update.keep
+    thread_id, count = record.thread_id, len(record.messages)
+    rows = [(thread_id, place, encode(record.messages[place])) for place in range(keep, count)]
+    state = encode(record.state)
+
+    def write(link: Link) -> None:
+        link.run_two(
+            "DELETE FROM messages WHERE thread_id = ? AND place >= ?",
+            (thread_id, keep),
+            f"INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, {link.now}) "
+            "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state, "
+            "saved_at = excluded.saved_at, holder = NULLIF(threads.holder, ?)",
+            (thread_id, record.user_id, state, ended or ""),
+        )
+        link.insert("messages (thread_id, place, body)", rows)
+
+    return write
+
+
+def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], None]:
+    """Write a run. One that ends releases its thread; one that had ended before is not changed."""
+    result = None
+    if record.result is not None:
+        result = encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
+    ends = has_ended(record)
+    values = (*_run_values(record), record.status, result)
+    identity = record.identity
+
+    def write(link: Link) -> None:
+        upsert = (
+            f"INSERT INTO runs ({_RUN}, status, result, ended_at) "
+            f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {link.now if ends else 'NULL'}) "
+            "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
+            "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
+        )
+        if ends and release:
+            free = "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?"
+            link.run_two(free, (identity.thread_id, identity.run_id), upsert, values)
+        else:
+            link.run(upsert, *values)
+
+    return write
+
+
+def has_ended(record: RunRecord) -> bool:
+    return record.result is not None and record.result.status.is_terminal
+
+
+def _run_values(record: RunRecord) -> tuple[Any, ...]:
+    """Return the columns of a run that never change, as in `_RUN`."""
+    identity = record.identity
+    return (
+        identity.run_id,
+        record.log_id or identity.run_id,
+        identity.parent_run_id,
+        identity.thread_id,
+        identity.user_id,
+        identity.agent,
+        record.started_at,
+        encode(identity),
+    )
+
+
+class BatchWrite:
+    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
+
+    def __init__(self, place: str, batch: LogBatch) -> None:
+        self._place, self._batch = place, batch
+        self._packs = pack_rows(batch.log_id, batch.rows)
+        saved = [update.record.thread_id for update in batch.threads]
+        ended = [run.identity.thread_id for run in batch.runs if has_ended(run)]
+        self.threads = saved + ended
+        """The threads that it changes."""
+        # Saving the thread of a root that has ended releases it too, in one statement.
+        own = {run.identity.thread_id for run in batch.runs if has_ended(run) and run.identity.run_id == batch.log_id}
+        self._writes = [
+            thread_write(update, batch.log_id if update.record.thread_id in own else None) for update in batch.threads
+        ]
+        self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
+
+    def write(self, link: Link) -> None:
+        batch, log_id = self._batch, self._batch.log_id
+        try:
+            self._append(link)
+        except ConditionFailed:
+            self._check_written(link)
+            return
+        for write in self._writes:
+            write(link)
+        for reply in batch.replies:
+            answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
+            link.run(answer, reply.body, log_id, reply.wish_id)
+        link.notify(log_id)
+
+    def _append(self, link: Link) -> None:
+        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
+        batch = self._batch
+        where, values = _OWNED, [batch.log_id, batch.epoch]
+        if self._packs:
+            first = batch.rows[0]
+            where, values = _OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
+        if batch.released or batch.ended:
+            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)} WHERE {where} RETURNING 1"
+        else:
+            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
+        link.insert_if(owned, values, f"events ({_PACK})", self._packs)
+
+    def _check_written(self, link: Link) -> None:
+        """Raise unless an earlier try wrote this batch and its outcome was lost."""
+        batch = self._batch
+        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
+        epoch, owner, ended = found[0] if found else (None, None, 1)
+        is_ours = epoch == batch.epoch
+        if self._packs:
+            if self._stored_packs(link) == self._packs:
+                return
+            if is_ours and owner is not None and not ended:
+                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
+        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
+            return
+        raise OwnershipLost(self._place, batch.log_id)
+
+    def _stored_packs(self, link: Link) -> list[PackedRow]:
+        first, last = self._batch.rows[0], self._batch.rows[-1]
+        return link.run(
+            f"SELECT {_PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
+            "ORDER BY seq, sub",
+            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
+        )
+
+
+class RunBeginning:
+    """A new run: its record, its log and its thread. A thread carries one run at a time; others are queued."""
+
+    def __init__(
+        self, place: str, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy
+    ) -> None:
+        self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
+        self._identity, self._started_at = record.identity, record.started_at
+        self._values = (*_run_values(record), request)
+
+    def write(self, link: Link) -> Any:
+        """Store the run and own its log; return the run before it, if its thread is taken."""
+        run_id, thread_id = self._identity.run_id, self._identity.thread_id
+        if not link.eager:
+            before: Any = self._write_at_once(link)
+        else:
+            insert = "INSERT INTO threads (thread_id, user_id) VALUES (?, ?) ON CONFLICT (thread_id) DO NOTHING"
+            link.run(insert, thread_id, self._identity.user_id)
+            before = _run_before(link, thread_id, run_id, self._started_at)
+            if before is not None and self._when_busy == "reject":
+                return before
+            made = link.run(
+                f"INSERT INTO logs ({_LOG}) VALUES (?, ?, 1, {link.lease_now} + ?, ?) "
+                "ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
+                *(run_id, self._owner, self._lease, link.boot),
+            )
+            if not made:
+                self._check_begun(link)
+                return take_thread(link, run_id, thread_id)
+            link.insert(f"runs ({_RUN}, request, status)", [(*self._values, "running" if before is None else "queued")])
+            if before is None:
+                link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
+        if self._when_busy == "interrupt":
+            self._cancel_others(link)
+        return before
+
+    def _write_at_once(self, link: Link) -> Later:
+        """Write all of it in one statement, which fails if there is such a log already."""
+        run_id, thread_id = self._identity.run_id, self._identity.thread_id
+        refused = "before.run_id IS NOT NULL" if self._when_busy == "reject" else "FALSE"
+        before = link.ask(
+            f"WITH before AS (SELECT COALESCE(({_BEFORE}), "
+            "(SELECT NULLIF(holder, ?) FROM threads WHERE thread_id = ?)) AS run_id), "
+            f"log AS (INSERT INTO logs ({_LOG}) SELECT ?, ?, 1, {link.lease_now} + ?, ? FROM before "
+            f"WHERE NOT ({refused}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id), "
+            f"run AS (INSERT INTO runs ({_RUN}, request, status) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+            "CASE WHEN before.run_id IS NULL THEN 'running' ELSE 'queued' END FROM before, log), "
+            "thread AS (INSERT INTO threads (thread_id, user_id, holder) SELECT ?, ?, ? FROM before, log "
+            "WHERE before.run_id IS NULL ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder) "
+            f"SELECT run_id, 1 / CASE WHEN {refused} OR EXISTS (SELECT 1 FROM log) THEN 1 ELSE 0 END FROM before",
+            *(thread_id, self._started_at, run_id, run_id, thread_id),
+            *(run_id, self._owner, self._lease, link.boot),
+            *self._values,
+            *(thread_id, self._identity.user_id, run_id),
+        )
+        return Later(lambda: before.read()[0][0])
+
+    def _cancel_others(self, link: Link) -> None:
+        """Ask the run that has the thread, and all queued before this one, to stop."""
+        run_id, thread_id = self._identity.run_id, self._identity.thread_id
+        link.run(
+            "INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) "
+            f"SELECT log_id, ?, run_id, 'cancel', ?, {link.now} FROM runs WHERE (started_at, run_id) < (?, ?) AND "
+            "(run_id = (SELECT holder FROM threads WHERE thread_id = ?) OR (thread_id = ? AND status = 'queued')) "
+            "ON CONFLICT (log_id, wish_id) DO NOTHING",
+            *(f"interrupt-{run_id}", _INTERRUPTED, self._started_at, run_id, thread_id, thread_id),
+        )
+        link.notify(WISHES)
+
+    def _check_begun(self, link: Link) -> None:
+        """Raise unless an earlier try began this run and its outcome was lost."""
+        run_id = self._identity.run_id
+        log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", run_id)
+        run = link.run("SELECT identity, request FROM runs WHERE run_id = ?", run_id)
+        if log != [(self._owner, 1)] or run != [self._values[-2:]]:
+            raise StoreError(self._place, f"there is a run {run_id!r} already")
+
+
+def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
+    """Give a queued run its thread if it is its turn; else return the run before it."""
+    found = link.run("SELECT started_at FROM runs WHERE run_id = ? AND status = 'queued'", run_id)
+    if not found:
+        return None
+    before = _run_before(link, thread_id, run_id, found[0][0])
+    if before is None:
+        link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
+        link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", run_id)
+    return before
+
+
+def _run_before(link: Link, thread_id: str, run_id: str, started_at: float) -> str | None:
+    """Return the run that is queued before this one, or has the thread."""
+    found = link.run(
+        f"SELECT COALESCE(({_BEFORE}), holder) FROM threads WHERE thread_id = ?",
+        *(thread_id, started_at, run_id, thread_id),
+    )
+    return found[0][0] if found and found[0][0] != run_id else None
