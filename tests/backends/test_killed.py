@@ -81,7 +81,7 @@ async def dispatched(database: str, server: TaskServer, kind: str) -> AsyncItera
     try:
         assert process.stdout is not None
         run_id = (await asyncio.to_thread(process.stdout.readline)).strip()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await server.has_work.wait()
         await asyncio.sleep(0.5)  # what was accepted is stored
         yield process, run_id
@@ -103,7 +103,7 @@ async def test_the_next_process_waits_for_the_same_run(tmp_path: Path, kind: str
         if has_ended:
             far.may_answer.set()
             await remote.result()
-        async with opened(database, server.url, kind) as runtime, asyncio.timeout(20):
+        async with opened(database, server.url, kind) as runtime, asyncio.timeout(90):
             await asyncio.sleep(0.2)
             far.may_answer.set()
             result = await runtime.result(run_id)

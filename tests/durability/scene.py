@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,13 +21,12 @@ from msgspec import Struct
 from retinue import Agent, Decision, Event, ModelRequest, RunResult, Runtime
 from retinue.loop.fold import fold_all
 from retinue.models import ModelChunk
+from retinue.storage.logs import LogWriter
 from retinue.storage.stores import open_store
 from retinue.stores import ThreadRecord
 from retinue.testing import ScriptedModel
 
-FLUSH = 0.12
-"""Seconds in which events that nobody waits for are in the store."""
-
+from ..waiting import let_others_run, until
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["retinue", "retinue.testing", "retinue.storage.sqlite", "tests.durability.scene"])
@@ -36,10 +37,21 @@ class Spot:
 
     def __init__(self, folder: Path, die: str = "") -> None:
         self.folder, self.die = folder, die
+        self._dying = False
+        self.held = ""
+        """A thing that is not done as long as this names it."""
 
     @property
     def url(self) -> str:
         return f"sqlite:///{self.folder}/app.db"
+
+    def clock(self) -> float:
+        """Return the time here: the real one and what `pass_time` added to it."""
+        path = self.folder / "passed"
+        return time.time() + (float(path.read_text()) if path.exists() else 0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        (self.folder / "passed").write_text(str(seconds))
 
     def did(self, what: str) -> None:
         """Do something that can be counted, and cannot be taken back."""
@@ -53,14 +65,25 @@ class Spot:
 
     async def point(self, name: str) -> None:
         """Die here, if this is the point, once everything that was told is in the store."""
-        if self.die == name:
-            await asyncio.sleep(FLUSH)
+        if self.die == name and not self._dying:
+            self._dying = True
+            await stored()
             self.at_once(name)
 
     def at_once(self, name: str) -> None:
         """Die here, if this is the point, with what is in the store by chance."""
         if self.die == name:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def stored() -> None:
+    """Return when this process has stored every row, and no task adds one while the caller waits."""
+    quiet = 0
+    while quiet < 3:
+        writers = [it for it in gc.get_objects() if isinstance(it, LogWriter)]
+        await asyncio.gather(*[writer.flush() for writer in writers], return_exceptions=True)
+        await let_others_run()
+        quiet = 0 if any(writer.rows for writer in writers) else quiet + 1
 
 
 class Scene(Struct):
@@ -114,7 +137,7 @@ def kill(spot: Spot, where: str, die: str) -> None:
     """Play a scene, named `module:function`, in a process of its own that dies at a point."""
     process = _processes.Process(target=_in_process, args=(spot.folder, where, die))
     process.start()
-    process.join(30)
+    process.join(90)
     if process.exitcode is None:
         process.kill()
         process.join()
@@ -167,7 +190,7 @@ class Played(Struct):
 @asynccontextmanager
 async def recovering(spot: Spot, play: Play, **options: Any) -> AsyncIterator[Runtime]:
     """A runtime with the agents of a scene, on the store that a dead process left."""
-    async with Runtime.open(spot.url, play(spot).agents, **options) as runtime:
+    async with Runtime.open(spot.url, play(spot).agents, clock=spot.clock, **options) as runtime:
         yield runtime
 
 
@@ -201,7 +224,7 @@ async def seen(spot: Spot, runtime: Runtime) -> Played:
 async def undisturbed(spot: Spot, play: Play) -> Played:
     """The same scene, with nobody dying."""
     scene = play(spot)
-    async with Runtime.open(spot.url, scene.agents) as runtime:
+    async with Runtime.open(spot.url, scene.agents, clock=spot.clock) as runtime:
         await start(spot, runtime, scene)
         return await seen(spot, runtime)
 
@@ -222,8 +245,7 @@ async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
         return await later.result()
     if not scene.cancel_after:
         return await run.result()
-    while scene.cancel_after not in spot.done():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: scene.cancel_after in spot.done())
     return await run.cancel("not wanted")
 
 
@@ -260,22 +282,23 @@ def _check_calls(own: list[Any]) -> None:
     assert set(ended) == set(begun), (ended, begun)
 
 
+async def is_free(store: Any, run_id: str) -> bool:
+    """Return whether nobody owns a run."""
+    return await store.owner_of(run_id) is None
+
+
 async def check_store(url: str, run_id: str, events: list[Event]) -> None:
     """What another process finds: the same log, ended, nobody's, and one that folds to runs that are over."""
     store: Any = open_store(url)
     await store.open()
     try:
-        for _ in range(100):
-            if await store.owner_of(run_id) is None:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: is_free(store, run_id))
         stored, ended = await store.read_events(run_id, 0, 100_000)
         assert list(stored) == events or [e.kind for e in stored] == [e.kind for e in events]
         assert ended
         tree = fold_all((await store.read_log(run_id)).rows)
         assert all(run.is_over for run in tree.runs.values())
         assert not tree.has_open_tasks()
-        assert await store.owner_of(run_id) is None
     finally:
         await store.close()
 
@@ -306,7 +329,7 @@ async def main(folder: Path, where: str, die: str) -> None:
     play: Play = getattr(import_module(module), name)
     spot = Spot(folder, die)
     scene = play(spot)
-    async with Runtime.open(spot.url, scene.agents) as runtime:
+    async with Runtime.open(spot.url, scene.agents, clock=spot.clock) as runtime:
         known = folder / "run_id"
         if scene.crowd:
             await crowd(spot, runtime, scene, scene.crowd)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from retinue import Agent, HookContext, Limits, Plugin, Registrar, StateKey, ToolOutput, Usage, tool
 from retinue.testing import ScriptedModel, call, say
 
+from ..waiting import until
 from .scene import Model, Scene, Spot, turn_of, turns
 
 SEEN: StateKey[tuple[str, ...], str] = StateKey(
@@ -22,7 +23,7 @@ SEEN: StateKey[tuple[str, ...], str] = StateKey(
     scope="thread",
     default=tuple[str, ...],
 )
-CROWD = 200
+CROWD = 60
 """How many runs are interrupted at once."""
 LAST = StateKey("solo.last", str, persistent=True)
 
@@ -96,19 +97,15 @@ def conflict(spot: Spot) -> Scene:
     @tool
     async def mark(text: str, after: int) -> ToolOutput:
         """Write the key, once others have."""
-        for _ in range(200):
-            if spot.done().get("marked", 0) >= after:
-                break
-            await asyncio.sleep(0.005)
+        await until(lambda: spot.done().get("marked", 0) >= after)
         spot.did(f"mark {text}")
         spot.did("marked")
-        await asyncio.sleep(0.03)
         return ToolOutput(f"marked {text}", {LAST: text})
 
     @tool
     async def linger() -> str:
         """End last."""
-        await asyncio.sleep(0.2)
+        await until(lambda: spot.done().get("marked", 0) >= 3)
         spot.did("linger")
         await spot.point("linger")
         return "lingered"
@@ -216,16 +213,16 @@ def slow(spot: Spot) -> Scene:
     async def rest(seconds: float) -> str:
         """Take time."""
         spot.did("rest")
-        await asyncio.sleep(seconds)
+        spot.pass_time(seconds)
         return "rested"
 
     def more(request: Any) -> Any:
         turn = turn_of(request)
         if "limit" in request.messages[-1].text:
             return say("Enough.")
-        return call("rest", {"seconds": 0.5 if turn < 2 else 0.0}, id=f"c{turn}")
+        return call("rest", {"seconds": 3601}, id=f"c{turn}")
 
-    return Scene([Agent("solo", Model(spot, "m", more), "", [rest], limits=Limits(seconds=0.4))])
+    return Scene([Agent("solo", Model(spot, "m", more), "", [rest], limits=Limits(seconds=3600))])
 
 
 def unwanted(spot: Spot) -> Scene:
@@ -236,7 +233,7 @@ def unwanted(spot: Spot) -> Scene:
         """Take long, and then some."""
         spot.did("linger")
         try:
-            await asyncio.sleep(20 if spot.done()["linger"] == 1 else 0.3)
+            await asyncio.sleep(3600 if spot.done()["linger"] == 1 else 0)
         finally:
             spot.did("stopping")
             await spot.point("stopping")

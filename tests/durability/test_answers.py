@@ -29,6 +29,8 @@ from retinue.core.events import RunFinished
 from retinue.errors import OwnershipLost
 from retinue.testing import ScriptedModel, call, say
 
+from ..waiting import until
+
 Build = Callable[[], list[Agent]]
 
 
@@ -241,6 +243,7 @@ from retinue import Decision, RetinueError, Runtime
 from tests.durability.test_answers import slow_payer
 async def main():
     async with Runtime.open(sys.argv[1], slow_payer(sys.argv[2]), recover=False) as runtime:
+        print("ready", flush=True)
         sys.stdin.readline()
         try:
             result = await runtime.resume(sys.argv[3], {"c1": Decision.resume({"ok": True})})
@@ -259,7 +262,7 @@ def slow_payer(file: str) -> list[Agent]:
             return ToolResult.suspended("may I?")
         with Path(file).open("a") as paid:
             paid.write(f"{to}\n")
-        await asyncio.sleep(0.3)
+        await until(Path(f"{file}.go").exists)
         return "paid"
 
     def turn(request: Any) -> Any:
@@ -273,8 +276,11 @@ async def test_two_processes_answer_at_once_and_one_wins(url: str, tmp_path: Pat
     run_id = await suspended(url, lambda: slow_payer(str(file)), expect={"c1"})
     command = [sys.executable, "-c", ANSWERER, url, str(file), run_id]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    await asyncio.sleep(0.8)
-    said = await asyncio.gather(*[asyncio.to_thread(process.communicate, "go\n", 30) for process in both])
+    for process in both:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+    file.with_name("paid.txt.go").touch()
+    said = await asyncio.gather(*[asyncio.to_thread(process.communicate, "go\n") for process in both])
     lines = sorted([out.strip() for out, _ in said])
     assert lines[0] == "answered completed"
     assert lines[1] in ("told RunElsewhere", "told DecisionRefused")
@@ -286,9 +292,10 @@ async def test_what_another_runtime_works_on_is_not_taken_from_it(url: str, tmp_
     run_id = await suspended(url, lambda: slow_payer(str(file)), expect={"c1"})
     async with Runtime.open(url, slow_payer(str(file))) as first, Runtime.open(url, slow_payer(str(file))) as second:
         job = asyncio.create_task(first.resume(run_id, {"c1": yes()}))
-        await asyncio.sleep(0.15)
+        await until(file.exists)
         with pytest.raises(DecisionRefused, match="is running, it waits for nothing"):
             await second.resume(run_id, {"c1": yes()})
+        file.with_name("paid.txt.go").touch()
         assert (await second.result(run_id)).status is RunStatus.COMPLETED
         assert (await job).status is RunStatus.COMPLETED
     assert json.loads(json.dumps(file.read_text())) == "ann\n"

@@ -9,6 +9,7 @@ import pytest
 
 from retinue import RunStatus, Runtime
 
+from ..waiting import until
 from . import family
 from .scene import Play, Spot, died, kill, name_of, recover, recovering, same, seen, undisturbed
 
@@ -97,7 +98,7 @@ async def test_what_a_child_streamed_is_whole(spot: Spot, point: str) -> None:
 
 
 async def test_a_child_has_what_is_left_of_its_time(spot: Spot) -> None:
-    played = await died(spot, family.in_time, "rest:3")
+    played = await died(spot, family.in_time, "rest:0")
     assert played.texts()[2][1] == RunStatus.TIMEOUT
     assert played.result.response == "All done."
 
@@ -114,7 +115,7 @@ async def test_a_task_goes_on_when_its_run_has_ended(spot: Spot) -> None:
         assert (await runtime.store.load_run(run_id)).status == "completed"  # type: ignore[union-attr]
         # Its thread is for others, also while the task goes on.
         assert (await runtime.run("boss", "more", thread_id="thread-1")).response == "Still there."
-        played = await asyncio.wait_for(seen(spot, runtime), 10)
+        played = await asyncio.wait_for(seen(spot, runtime), 90)
         assert [run.status for run in await runtime.store.list_runs(status="completed")] == ["completed"] * 2
     assert [event.status for event in played.all("task_updated")][-1] == "COMPLETED"
     assert played.done["look A2"] == 2
@@ -134,12 +135,13 @@ async def test_a_follower_in_another_process_sees_no_hole(spot: Spot) -> None:
 
     async with Runtime.open(spot.url, recover=False) as onlooker:
         following = asyncio.create_task(follow(onlooker))
-        await asyncio.sleep(0.2)
-        before = len(seen_there)
+        stored: Any = onlooker.store
+        before = len((await stored.read_events(run_id, 0, 1_000))[0])
         assert before > 20
+        await until(lambda: len(seen_there) == before)
         told: list[Any] = []
         played = await recover(spot, family.one_task, sinks=[told.append])
-        await asyncio.wait_for(following, 10)
+        await asyncio.wait_for(following, 90)
     assert [event.seq for event in seen_there] == list(range(1, len(played.events) + 1))
     assert [event.kind for event in seen_there] == [event.kind for event in played.events]
     assert [event.seq for event in told] == list(range(before + 1, len(played.events) + 1))

@@ -34,7 +34,7 @@ def saying() -> Agent:
 async def test_a_heartbeat_does_not_drop_runs_that_begin_or_end(
     tmp_path: Path, turns: int, thread_id: str | None
 ) -> None:
-    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()]) as runtime, asyncio.timeout(20):
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()]) as runtime, asyncio.timeout(90):
         owner: Any = runtime._runs.owner  # pyright: ignore[reportPrivateUsage]
         run = runtime.stream("says", "hi", thread_id=thread_id)
         for _ in range(turns):
@@ -46,7 +46,7 @@ async def test_a_heartbeat_does_not_drop_runs_that_begin_or_end(
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_cancel_right_after_an_answer_counts(tmp_path: Path, kind: str) -> None:
     url = "memory:" if kind == "memory" else f"sqlite:///{tmp_path}/app.db"
-    async with Runtime.open(url, [asking()]) as runtime, asyncio.timeout(20):
+    async with Runtime.open(url, [asking()]) as runtime, asyncio.timeout(90):
         waiting = await runtime.run("asks", "go", thread_id="t")
         handle = runtime.stream_resume(waiting.run_id, {"c1": Decision.resume(True)})
         ended = await runtime.cancel(waiting.run_id)
@@ -74,7 +74,7 @@ async def test_whoever_follows_a_run_that_is_lost_reads_on_in_the_store(tmp_path
     def agent() -> Agent:
         return Agent("works", ScriptedModel(turn), tools=[work])
 
-    async with Runtime.open(url, [agent()]) as first, asyncio.timeout(20):
+    async with Runtime.open(url, [agent()]) as first, asyncio.timeout(90):
         run = first.stream("works", "go")
         seen: list[Any] = []
 

@@ -12,6 +12,8 @@ from retinue.testing import ScriptedModel, call, say
 from ..prefix.program import Call, World
 from ..prefix.scenes import below, boss, look, work
 from ..prefix.tape import Tasks, a_store
+from ..waiting import let_others_run, until
+from .scene import is_free
 
 
 class Gate:
@@ -50,9 +52,9 @@ async def test_an_answer_that_comes_while_the_log_is_given_up_counts() -> None:
             run = runtime.stream("a", "go")
             await gate.reached.wait()  # it waits, and this is being stored
             answered = asyncio.create_task(runtime.resume(run.run_id, {"c1": Decision.resume("yes")}))
-            await asyncio.sleep(0.02)
+            await let_others_run()
             gate.open.set()
-            result = await asyncio.wait_for(answered, 5)
+            result = await asyncio.wait_for(answered, 90)
             assert (result.status, result.response) == (RunStatus.COMPLETED, "done")
             record = await store.load_run(run.run_id)
             assert record is not None
@@ -66,9 +68,9 @@ async def test_a_cancel_that_comes_while_the_log_is_given_up_counts() -> None:
             run = runtime.stream("a", "go")
             await gate.reached.wait()
             cancelled = asyncio.create_task(runtime.cancel(run.run_id))
-            await asyncio.sleep(0.02)
+            await let_others_run()
             gate.open.set()
-            result = await asyncio.wait_for(cancelled, 5)
+            result = await asyncio.wait_for(cancelled, 90)
             assert result.status is RunStatus.CANCELLED
             assert (await store.read_log(run.run_id)).ended
 
@@ -95,9 +97,9 @@ async def test_an_answer_that_comes_as_the_last_task_ends_counts() -> None:
             await gate.reached.wait()  # the task has ended: the log is given up
             answer = {"c-a1": Decision.resume({"key": "a1", "n": 1})}
             answered = asyncio.create_task(runtime.resume(run.run_id, answer))
-            await asyncio.sleep(0.02)
+            await let_others_run()
             gate.open.set()
-            result = await asyncio.wait_for(answered, 5)
+            result = await asyncio.wait_for(answered, 90)
             assert (result.status, result.response) == (RunStatus.COMPLETED, "all done")
             assert [event.kind async for event in runtime.events(run.run_id)][-1] == "run_finished"
             assert (await store.read_log(run.run_id)).ended
@@ -115,7 +117,7 @@ async def test_a_log_ends_whose_last_task_ends_while_the_end_of_its_run_is_store
             await of_child.reached.wait()
 
         world.on_run = on_run
-        async with Runtime(world.agents(), store=store) as runtime, asyncio.timeout(10):
+        async with Runtime(world.agents(), store=store) as runtime, asyncio.timeout(90):
             run = runtime.stream("boss", "do A")
             async for event in runtime.events(run.run_id):
                 if event.kind == "run_finished" and event.agent == "boss":
@@ -124,6 +126,5 @@ async def test_a_log_ends_whose_last_task_ends_while_the_end_of_its_run_is_store
                     await asyncio.sleep(0)
                     of_boss.open.set()
             assert (await run.result()).status is RunStatus.COMPLETED
-            while await store.owner_of(run.run_id) is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: is_free(store, run.run_id))
             assert (await store.read_log(run.run_id)).ended

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, RunStatus, Runtime, ThreadBusy, tool
+from retinue import Agent, ConfigurationError, MemoryStore, Run, RunStatus, Runtime, ThreadBusy, tool
 from retinue.testing import ScriptedModel, call, say
+
+from ..waiting import expire_lease, let_others_run, until
 
 
 class Gate:
@@ -51,10 +53,14 @@ async def two_nodes(url: str, gate: Gate) -> AsyncIterator[tuple[Runtime, Runtim
         yield first, second
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 the condition is a test's own
-            await asyncio.sleep(0.01)
+async def queue(runtime: Runtime, input: str) -> Run:
+    """Start a run that waits for its turn, and return when its place in the queue is stored."""
+    run = runtime.stream("a", input, thread_id="t", when_busy="enqueue")
+    if isinstance(runtime.store, MemoryStore):
+        await let_others_run()
+    else:
+        await until(lambda: runtime.store.load_run(run.run_id))
+    return run
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -93,8 +99,7 @@ async def test_runs_wait_their_turn_in_order(anywhere: str) -> None:
         runs = [first.stream("a", "one", thread_id="t")]
         await until(lambda: gate.entered)
         for place, name in enumerate(["two", "three", "four"]):
-            runs.append((second, first, second)[place].stream("a", name, thread_id="t", when_busy="enqueue"))
-            await asyncio.sleep(0.02)
+            runs.append(await queue((second, first, second)[place], name))
         with pytest.raises(ThreadBusy):
             await second.run("a", "five", thread_id="t")
         gate.open.set()
@@ -123,8 +128,7 @@ async def test_a_run_that_waits_for_its_turn_can_be_cancelled(anywhere: str) -> 
     async with two_nodes(anywhere, gate) as (first, second):
         run = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
-        queued = second.stream("a", "two", thread_id="t", when_busy="enqueue")
-        await asyncio.sleep(0.1)
+        queued = await queue(second, "two")
         assert (await queued.cancel()).status is RunStatus.CANCELLED
         gate.open.set()
         assert (await run.result()).status is RunStatus.COMPLETED
@@ -137,14 +141,11 @@ async def test_a_newer_run_ends_also_those_that_wait(anywhere: str) -> None:
     async with two_nodes(anywhere, gate) as (first, second):
         old = first.stream("a", "one", thread_id="t")
         await until(lambda: gate.entered)
-        queued = second.stream("a", "two", thread_id="t", when_busy="enqueue")
-        await asyncio.sleep(0.2)
-        began = asyncio.get_running_loop().time()
+        queued = await queue(second, "two")
         new = first.stream("a", "three", thread_id="t", when_busy="interrupt")
         ended = [await old.result(), await queued.result()]
         assert [result.status for result in ended] == [RunStatus.CANCELLED] * 2
         await until(lambda: len(gate.entered) == 2)
-        assert asyncio.get_running_loop().time() - began < 4.5  # nobody waits out a grace period
         gate.open.set()
         assert (await new.result()).response == "three went through"
         kinds = [event.kind async for event in second.events(queued.run_id)]
@@ -168,14 +169,14 @@ from retinue.testing import ScriptedModel, call, say
 async def main():
     @tool
     async def slow() -> str:
-        "Take a while."
+        "Wait for a line."
         print("in", flush=True)
-        await asyncio.sleep(2)
+        await asyncio.to_thread(sys.stdin.readline)
         return "slow is done"
     def turn(request):
         last = request.messages[-1]
         return say(last.text) if last.role == "tool" else call("slow", {})
-    async with Runtime.open(sys.argv[1], [Agent("a", ScriptedModel(turn), tools=[slow])], lease=1.0) as runtime:
+    async with Runtime.open(sys.argv[1], [Agent("a", ScriptedModel(turn), tools=[slow])]) as runtime:
         run = runtime.stream("a", "go", thread_id="t")
         print(run.run_id, flush=True)
         result = await run.result()
@@ -185,15 +186,19 @@ asyncio.run(main())
 
 
 async def test_an_owner_that_wakes_up_late_cannot_write(stored: str) -> None:
-    """A process is stopped for longer than its lease; another takes its run over; the first wakes up and is too late."""
+    """A process is stopped until its lease is over; another takes its run over; the first wakes up and is too late."""
     url = stored
-    process = subprocess.Popen([sys.executable, "-c", LATE, url], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LATE, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
     assert process.stdout is not None
     run_id = (await asyncio.to_thread(process.stdout.readline)).strip()
     assert (await asyncio.to_thread(process.stdout.readline)).strip() == "in"
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(1.2)
+        async with Runtime.open(url, recover=False) as looking:
+            await expire_lease(looking.store, run_id)
 
         @tool
         async def slow() -> str:
@@ -209,7 +214,7 @@ async def test_an_owner_that_wakes_up_late_cannot_write(stored: str) -> None:
             assert result.response == "interrupted, outcome unknown"
             before = [event.kind async for event in runtime.events(run_id)]
             os.kill(process.pid, signal.SIGCONT)
-            said = await asyncio.to_thread(process.stdout.read)
+            said, _ = await asyncio.to_thread(process.communicate, "go\n")
             assert said.strip() == "interrupted, outcome unknown", "it says what the new owner stored"
             record = await runtime.store.load_run(run_id)
             assert record is not None
@@ -219,5 +224,4 @@ async def test_an_owner_that_wakes_up_late_cannot_write(stored: str) -> None:
             assert [event.kind async for event in runtime.events(run_id)] == before
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()

@@ -19,7 +19,7 @@ from retinue import Agent, Decision, Runtime, ToolContext, ToolResult, tool
 from retinue.testing import ScriptedModel, call, say
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE = 20.0
+PATIENCE = 90.0
 """Seconds after which a test fails because something did not happen."""
 
 

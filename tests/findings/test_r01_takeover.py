@@ -27,7 +27,7 @@ async def test_three_nodes_that_start_together_end_each_orphaned_run_once(url: s
             await asyncio.to_thread(other.expect, "ready")
         for other in others:
             other.tell()
-        async with Runtime.open(url, recover=False) as reader, asyncio.timeout(40):
+        async with Runtime.open(url, recover=False) as reader, asyncio.timeout(90):
             for run_id in run_ids:
                 await reader.result(run_id)
         for other in others:
@@ -52,7 +52,7 @@ async def test_of_two_humans_who_answer_on_two_nodes_one_decides(url: str, effec
     run_ids = await suspend_many(url, effects, 12)
     async with Runtime.open(url, [payer(effects)]) as one, Runtime.open(url, [payer(effects)]) as two:
         for number, run_id in enumerate(run_ids):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 said = await asyncio.gather(
                     one.resume(run_id, {"p1": yes()}), two.resume(run_id, {"p1": yes()}), return_exceptions=True
                 )
@@ -68,7 +68,7 @@ async def test_the_same_decision_on_two_nodes_gives_both_the_same_result(url: st
     async with Runtime.open(url, [payer(effects)]) as one, Runtime.open(url, [payer(effects)]) as two:
         for run_id in run_ids:
             decisions = {"p1": yes()}
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 said = await asyncio.gather(
                     one.resume(run_id, decisions), two.resume(run_id, decisions), return_exceptions=True
                 )
@@ -81,7 +81,7 @@ async def test_a_ticket_that_two_nodes_answer_never_fails_its_run(url: str, effe
     """As above, whatever the loser is told: the call is made once and the run stays completed."""
     run_ids = await suspend_many(url, effects, 40)
     async with Runtime.open(url, [payer(effects)]) as one, Runtime.open(url, [payer(effects)]) as two:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(90):
             for number, run_id in enumerate(run_ids):
                 first = asyncio.create_task(one.resume(run_id, {"p1": yes()}))
                 await asyncio.sleep(number * 0.0002)  # so that the second comes at every moment of the first

@@ -48,7 +48,7 @@ async def test_an_approved_call_is_made_though_a_task_ended_meanwhile(
 ) -> None:
     gate = asyncio.Event()
     url = "memory:" if kind == "memory" else sqlite_url
-    async with Runtime.open(url, [boss(tmp_path / "ws", effects, gate)]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(url, [boss(tmp_path / "ws", effects, gate)]) as runtime, asyncio.timeout(90):
         waiting = await runtime.run("boss", "go", thread_id="t")
         assert waiting.status is RunStatus.SUSPENDED
         (ticket,) = waiting.suspended
@@ -81,7 +81,7 @@ def careless(effects: Effects) -> Agent:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_child_that_waits_is_cancelled_when_its_call_ends(kind: str, sqlite_url: str, effects: Effects) -> None:
     url = "memory:" if kind == "memory" else sqlite_url
-    async with Runtime.open(url, [careless(effects), payer(effects)]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(url, [careless(effects), payer(effects)]) as runtime, asyncio.timeout(90):
         result = await runtime.run("careless", "go")
         assert (result.status, result.response) == (RunStatus.COMPLETED, "the child is suspended")
         assert not result.suspended

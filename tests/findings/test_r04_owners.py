@@ -54,7 +54,7 @@ async def test_a_node_that_wakes_after_its_lease_leaves_the_run_to_the_new_owner
     with node("owner", url, tmp_path, "first", LEASE) as first:
         run_id = await begun(first)
         first.stop()
-        async with Runtime.open(url, [gate.agent()], lease=LEASE) as second, asyncio.timeout(30):
+        async with Runtime.open(url, [gate.agent()], lease=LEASE) as second, asyncio.timeout(90):
             await until(lambda: gate.entered)
             first.wake()
             await asyncio.sleep(2.5 * LEASE)  # the first looks at its lease several times meanwhile
@@ -117,7 +117,7 @@ async def test_the_heartbeat_survives_an_unexpected_error(
     async with (
         Runtime.open(url, [one.agent()], lease=LEASE) as first,
         Runtime.open(url, [two.agent()], lease=LEASE) as second,
-        asyncio.timeout(30),
+        asyncio.timeout(90),
     ):
         renew = type(first.store).renew  # type: ignore[attr-defined]
 

@@ -36,7 +36,7 @@ async def killed_first_half(url: str, folder: Path) -> str:
 async def test_the_answered_child_does_not_wait_again(url: str, tmp_path: Path, effects: Effects, how: str) -> None:
     run_id = await (first_half(url, effects) if how == "closed" else killed_first_half(url, tmp_path))
     assert effects.lines == ["paid ann"]
-    async with Runtime.open(url, payers(effects)) as runtime, asyncio.timeout(20):
+    async with Runtime.open(url, payers(effects)) as runtime, asyncio.timeout(90):
         before = await runtime.result(run_id)
         assert [ticket.path[-1] for ticket in before.suspended.values()] == ["p-bob"]
         result = await runtime.resume(run_id, {ticket_of(before.suspended, "p-bob"): yes()})
@@ -53,7 +53,7 @@ async def test_usage_and_ends_of_children_are_complete_after_a_restart(
 ) -> None:
     """Whether or not the answered child waits again, which is the fault above."""
     run_id = await (first_half(url, effects) if how == "closed" else killed_first_half(url, tmp_path))
-    async with Runtime.open(url, payers(effects)) as runtime, asyncio.timeout(20):
+    async with Runtime.open(url, payers(effects)) as runtime, asyncio.timeout(90):
         result = await finished(runtime, await runtime.result(run_id))
         assert result.status is RunStatus.COMPLETED
         assert (result.usage.requests, result.usage.tokens) == (6, 6 * EACH.tokens)
@@ -73,7 +73,7 @@ async def test_a_token_limit_counts_what_was_used_before_a_restart(url: str, eff
     for restarted in (False, True):
         first = Runtime.open(url, payers(effects))
         limits = Limits(tokens=calls * EACH.tokens)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             async with first:
                 result = await first.run("boss", "go", limits=limits)
                 result = await first.resume(result.run_id, {ticket_of(result.suspended, "p-ann"): yes()})

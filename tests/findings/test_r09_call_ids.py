@@ -83,7 +83,7 @@ def boss(effects: Effects, root_id: str) -> list[Agent]:
 @pytest.mark.parametrize("root_id", ["x/c1", "c1", "y#c1"])
 async def test_every_ticket_is_shown_and_can_be_answered(place: str, effects: Effects, root_id: str) -> None:
     """Calls of the boss and of both children wait; each is answered by the key under which it is shown."""
-    async with Runtime.open(place, boss(effects, root_id)) as runtime, asyncio.timeout(20):
+    async with Runtime.open(place, boss(effects, root_id)) as runtime, asyncio.timeout(90):
         waiting = await runtime.run("boss", "go", thread_id="t")
         asked = {ticket.message: key for key, ticket in waiting.suspended.items()}
         assert sorted(asked) == ["may I pay ann?", "may I pay bob?", "may I pay cid?"]

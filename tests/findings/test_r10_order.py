@@ -24,7 +24,7 @@ async def test_the_answer_of_the_model_is_stored_before_its_calls_start(
         run_id = (await asyncio.to_thread(first.line)).split()[1]
         await asyncio.to_thread(first.wait)
     assert effects.lines[:2] == ["model 1", "look"]
-    async with Runtime.open(url, [lookers(effects, calls)]) as runtime, asyncio.timeout(20):
+    async with Runtime.open(url, [lookers(effects, calls)]) as runtime, asyncio.timeout(90):
         result = await runtime.result(run_id)
         assert ends_of(await whole_log(runtime, run_id)) == {run_id: ["completed"]}
     assert result.response == f"looked {calls} times"
@@ -58,7 +58,7 @@ async def test_two_messages_of_one_step_arrive_in_their_order(sqlite_url: str, t
         general_purpose=False,
         max_steps=ROUNDS + 2,
     )
-    async with Runtime.open(sqlite_url, [boss]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(sqlite_url, [boss]) as runtime, asyncio.timeout(90):
         result = await runtime.run("boss", "go", thread_id="t")
     assert result.status is RunStatus.COMPLETED
     assert heard == ["zero", *[f"{turn}-{number}" for turn in range(1, ROUNDS + 1) for number in range(3)]]

@@ -39,7 +39,7 @@ async def test_a_run_whose_database_is_deleted_does_not_complete_silently(
 ) -> None:
     raised: RetinueError | None = None
     result = None
-    async with Runtime.open(sqlite_url, [remover(tmp_path)]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(sqlite_url, [remover(tmp_path)]) as runtime, asyncio.timeout(90):
         try:
             result = await runtime.run("a", "go", thread_id="t")
         except RetinueError as exc:
@@ -54,7 +54,7 @@ async def test_the_next_run_after_the_database_was_deleted_is_refused_or_stored(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     """What is reported as completed is there for the next process."""
-    async with Runtime.open(sqlite_url, [remover(tmp_path)]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(sqlite_url, [remover(tmp_path)]) as runtime, asyncio.timeout(90):
         completed = []
         for number in range(2):
             try:

@@ -177,11 +177,11 @@ async def test_pruning_drops_the_tasks_of_old_runs(sqlite_url: str, tmp_path: Pa
         scope = TaskScope("boss", "t")
         (record,) = await tasks.list(scope)
         assert await tasks.read_result(record) == long
-        async with Runtime.open(sqlite_url, retention=Retention(days=0)) as pruner, asyncio.timeout(10):
+        async with Runtime.open(sqlite_url, retention=Retention(days=0)) as pruner, asyncio.timeout(90):
             while await pruner.store.load_run(result.run_id) is not None:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.02)
             try:
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(90):
                     while await tasks.list(scope):  # noqa: ASYNC110 - nobody tells
                         await asyncio.sleep(0.02)
             except TimeoutError:

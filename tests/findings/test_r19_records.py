@@ -74,7 +74,7 @@ async def test_background_children_that_begin_late_are_announced(
 ) -> None:
     urls = {"memory": "memory:", "sqlite": sqlite_url}
     url = urls.get(kind) or request.getfixturevalue("postgres_url")
-    async with Runtime.open(url, [boss(tmp_path / "ws", 4)]) as runtime, asyncio.timeout(30):
+    async with Runtime.open(url, [boss(tmp_path / "ws", 4)]) as runtime, asyncio.timeout(90):
         result = await runtime.run("boss", "go", thread_id="t")
         assert (result.status, result.response) == (RunStatus.COMPLETED, "started")
         events = await whole_log(runtime, result.run_id)

@@ -25,7 +25,7 @@ def test_example_runs(code: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
     command = [sys.executable, "-W", "error", script]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     assert out.stdout
 

@@ -37,7 +37,7 @@ SHOWS = {
 def test_example(name: str) -> None:
     arguments, lines = SHOWS[name]
     out = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=50
+        [sys.executable, "-W", "error", EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=90
     )
     assert out.returncode == 0, out.stderr
     for line in lines:
@@ -46,7 +46,7 @@ def test_example(name: str) -> None:
 
 def test_a_human_may_refuse() -> None:
     out = subprocess.run(
-        [sys.executable, EXAMPLES / "approve.py"], input="yes\nno\n", capture_output=True, text=True, timeout=50
+        [sys.executable, EXAMPLES / "approve.py"], input="yes\nno\n", capture_output=True, text=True, timeout=90
     )
     assert "old.log is deleted" in out.stdout
     assert "[refused] the human said no" in out.stdout

@@ -21,7 +21,7 @@ MISTAKES = {
 
 def retinue(*args: str) -> str:
     command = [sys.executable, "-W", "error", "-m", "retinue", *args]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
     assert out.returncode == 0, out.stderr
     return out.stdout
 

@@ -65,7 +65,7 @@ async def failing(answer: Answer, wire: str = "chat", **options: Any) -> AsyncIt
     async with serving(answer) as server:
         model = connect(wire, server.url, **options)
         with pytest.raises(ModelError) as caught:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(90):
                 await hear(model)
         await close_model(model)
         yield server, check_error(caught.value)
@@ -336,7 +336,7 @@ async def test_an_error_that_drips() -> None:
             await reply.piece(b"x")
             await asyncio.sleep(0.05)
 
-    async with asyncio.timeout(5), failing(drip, idle_timeout=0.3) as (_, error):
+    async with asyncio.timeout(90), failing(drip, idle_timeout=0.3) as (_, error):
         assert type(error) is ModelUnavailable
         assert "the server said: xx" in str(error)
 
@@ -504,7 +504,7 @@ async def main(port, model):
 port, model = asyncio.run(main(0, None))
 asyncio.run(main(port, model))
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
     assert (out.stdout, out.stderr) == ("Hi\nHi\n", "")
 
 

@@ -447,6 +447,6 @@ async def test_a_cancelled_run_closes_its_connection() -> None:
             if event.kind == "text_delta":
                 break
         await running.cancel()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(90):
             await left.wait()
         assert (await running.result()).status is RunStatus.CANCELLED

@@ -291,8 +291,8 @@ async def see_through(runtime: Runtime, run_id: str, world: World, recorder: Rec
     world.cancel = lambda: runtime.cancel(run_id, reason="halted")
     tasks = asyncio.create_task(answer_tasks(runtime, world))
     try:
-        result = await asyncio.wait_for(answer_all(runtime, run_id, world), 20)
-        events = await asyncio.wait_for(_events(runtime, run_id), 20)
+        result = await asyncio.wait_for(answer_all(runtime, run_id, world), 90)
+        events = await asyncio.wait_for(_events(runtime, run_id), 90)
     finally:
         tasks.cancel()
     store: Any = runtime.store

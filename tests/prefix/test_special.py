@@ -324,7 +324,7 @@ async def _continue_in_memory(scene: Scene, rows: list[Any], run_id: str, whole:
             await live.take_up()
         else:
             live.proceed()
-        result = await asyncio.wait_for(answer_all(runtime, run_id, world), 10)
+        result = await asyncio.wait_for(answer_all(runtime, run_id, world), 90)
         assert (result.status, result.response) == (whole.status, whole.response)
         for ours, theirs in zip(whole.messages, result.messages, strict=True):
             assert theirs.text == ours.text or theirs.text.startswith(UNKNOWN) or unknown

@@ -55,7 +55,7 @@ async def keep_writing(store: PostgresStore, enough: asyncio.Event, refusals: li
     return seq
 
 
-async def until(is_so: Callable[[], Any], seconds: float = 20.0) -> None:
+async def until(is_so: Callable[[], Any], seconds: float = 90.0) -> None:
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not is_so():

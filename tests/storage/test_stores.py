@@ -166,10 +166,10 @@ async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Pa
             sys.executable, "-c", FOLLOWER, url, run.run_id, stdout=asyncio.subprocess.PIPE
         )
         assert follower.stdout is not None
-        first = await asyncio.wait_for(follower.stdout.readline(), 20)
+        first = await asyncio.wait_for(follower.stdout.readline(), 90)
         may_end.set()
         live = [f"{event.seq} {event.kind} {event.run_id}" async for event in runtime.events(run.run_id)]
-        rest, _ = await asyncio.wait_for(follower.communicate(), 20)
+        rest, _ = await asyncio.wait_for(follower.communicate(), 90)
     assert (first + rest).decode().split("\n")[:-1] == live
     assert live[-1].split()[1] == "task_updated"
     assert f"run_finished {run.run_id}" in "\n".join(live[:-3])

@@ -301,7 +301,7 @@ async def test_retention_prunes_at_once_and_goes_on_after_trouble(
     job.cancel()
     assert (await rows_in(store))["runs"] == 1
     assert failed
-    await asyncio.wait_for(keep_pruning(store, Retention()), 1)
+    await asyncio.wait_for(keep_pruning(store, Retention()), 90)
 
 
 async def test_check_names_what_is_wrong(store: SqlStore) -> None:

@@ -499,5 +499,5 @@ async def test_parallel_holds_for_the_whole_tree_and_cannot_wait_for_itself() ->
     sub = Agent("sub", ScriptedModel(worker), tools=[busy.tool])
     fan_out = [call("task", {"subagent_type": "sub", "description": str(n)}) for n in range(6)]
     parent = Agent("parent", ScriptedModel([fan_out, say("done")]), subagents=[sub], limits=Limits(parallel=2))
-    result = await asyncio.wait_for(Runtime([parent]).run("parent", "go"), 10)
+    result = await asyncio.wait_for(Runtime([parent]).run("parent", "go"), 90)
     assert (result.response, busy.most) == ("done", 2)

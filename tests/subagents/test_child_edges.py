@@ -87,7 +87,7 @@ async def test_a_call_that_leaves_its_child_behind_keeps_no_slot() -> None:
 
     script = [call("leave", id=f"c{n}") for n in range(3)]
     agent = Agent("boss", ScriptedModel([*script, say("done")]), tools=[leave], limits=Limits(parallel=1))
-    result = await asyncio.wait_for(Runtime([agent]).run("boss", "go"), 5)
+    result = await asyncio.wait_for(Runtime([agent]).run("boss", "go"), 90)
     assert result.response == "done"
     await asyncio.gather(*left, return_exceptions=True)
 
@@ -117,7 +117,7 @@ async def test_a_tool_may_start_a_child_while_another_ends() -> None:
     runtime = boss(go, call("work"), limits=Limits(parallel=1))
     agent = runtime.agents["boss"]
     wide = Agent("boss", agent.model, tools=[go, work], limits=Limits(parallel=1))
-    result = await asyncio.wait_for(Runtime([wide]).run("boss", "go"), 5)
+    result = await asyncio.wait_for(Runtime([wide]).run("boss", "go"), 90)
     assert texts(result) == ["ok", "worked"]
 
 
@@ -373,5 +373,5 @@ async def test_a_child_may_have_a_narrower_limit_on_parallel_calls() -> None:
         """Delegate."""
         return (await ctx.run_child(child, "x")).response or ""
 
-    assert texts(await asyncio.wait_for(boss(delegate).run("boss", "go"), 5)) == ["ok"]
+    assert texts(await asyncio.wait_for(boss(delegate).run("boss", "go"), 90)) == ["ok"]
     assert busy.most == 2

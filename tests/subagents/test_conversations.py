@@ -189,7 +189,7 @@ async def test_waiting_for_a_busy_sub_agent_does_not_keep_it_from_its_tools(tmp_
         return call("look") if request.messages[-1].role == "user" else say("done")
 
     agent = harness(tmp_path, spawn(GP, label="a"), [send("x", label="a")] * 3, child=child, tools=[look])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         result = await Runtime([agent]).run("boss", "go", limits=Limits(parallel=1))
     assert last_lines(result) == ["status: accepted", *["done"] * 3]
 

@@ -389,7 +389,7 @@ thread.join()
 
 
 def test_nesting_without_end_does_not_bring_the_process_down() -> None:
-    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["True 3", "False 4", "False 4", "True 3", "False 4"]
 

@@ -25,7 +25,7 @@ _PLAIN = (
 )
 
 
-async def eventually(holds: Callable[[], object], seconds: float = 10) -> None:
+async def eventually(holds: Callable[[], object], seconds: float = 90) -> None:
     """Return when something holds."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - anything can be asked for
@@ -124,7 +124,7 @@ class Office:
     async def until(
         self, task_id: str, holds: Callable[[TaskRecord], bool], thread: str = "s1", user: str | None = None
     ) -> TaskRecord:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while not holds(record := await self.record(task_id, thread, user)):  # noqa: ASYNC110 - the record tells
                 await asyncio.sleep(0.005)
         return record

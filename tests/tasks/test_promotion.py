@@ -158,7 +158,7 @@ async def test_a_cancelled_run_leaves_promoted_work_alone(office: Office) -> Non
 
     office._turns = [call("agent_spawn", {"agent_id": "worker", "task": "wait here", "timeout_seconds": 1}), park]  # pyright: ignore[reportPrivateUsage]
     run = office.runtime.stream("boss", "go", thread_id="s1")
-    await asyncio.wait_for(parked.wait(), 5)
+    await asyncio.wait_for(parked.wait(), 90)
     assert (await office.runtime.cancel(run.run_id)).status is RunStatus.CANCELLED
     (record,) = await office.repository.list(S1)
     assert record.status is TaskStatus.RUNNING

@@ -57,7 +57,7 @@ async def test_the_task_of_a_killed_process_continues_in_another(tmp_path: Path,
     task_id = said(process)
     tasks = boss.task_repository
     assert isinstance(tasks, SqlTaskRepository)
-    async with Runtime.open(url, [boss], lease=LEASE), asyncio.timeout(30):
+    async with Runtime.open(url, [boss], lease=LEASE), asyncio.timeout(90):
         await at_work(tmp_path, tasks, task_id)
         first = (await found(tasks, task_id)).node or ""
         assert not is_node_gone(first)
@@ -80,7 +80,7 @@ async def test_a_task_that_nobody_continues_is_swept_after_orphan_after(tmp_path
     async with (
         Runtime.open(url, [boss], lease=LEASE, recover=False),
         SqlTaskRepository(url, SETTINGS) as tasks,
-        asyncio.timeout(30),
+        asyncio.timeout(90),
     ):
         sweeping = TaskService(tasks)
         await at_work(tmp_path, tasks, task_id)
@@ -101,7 +101,7 @@ async def test_a_process_that_loses_the_log_writes_nothing_of_the_task(tmp_path:
     process = node("start", str(time.time() + 60), url)
     task_id = said(process)
     store: Any = open_store(url)
-    async with SqlTaskRepository(store, SETTINGS) as tasks, asyncio.timeout(30):
+    async with SqlTaskRepository(store, SETTINGS) as tasks, asyncio.timeout(90):
         await at_work(tmp_path, tasks, task_id)
         log_id = (await found(tasks, task_id)).log_id
         assert await store.claim(log_id, "another", 60.0, gone=await store.owner_of(log_id)) == 2

@@ -98,7 +98,7 @@ async def test_an_outage_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     repository = Unreliable(False, False, False, True, False, False, True)
     service = TaskService(repository)
     service.watch()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(90):
         await repository.are_over.wait()
     await service.close()
     said = "lost tasks cannot be looked for, which is tried again: app.db: it is broken"

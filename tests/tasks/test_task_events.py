@@ -132,7 +132,7 @@ async def test_cancelling_a_run_stops_its_tasks_only_when_asked_to(office: Offic
         await asyncio.Event().wait()
 
     run = await stream(office, [spawn("wait here"), spawn("wait there")], park)
-    await asyncio.wait_for(parked.wait(), 5)
+    await asyncio.wait_for(parked.wait(), 90)
     assert (await office.runtime.cancel(run.run_id)).status is RunStatus.CANCELLED
     await asyncio.sleep(0.05)
     records = await office.repository.list(S1)

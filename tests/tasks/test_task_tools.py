@@ -224,7 +224,7 @@ async def test_a_task_that_does_not_stop_in_time_is_cancelling(tmp_path: Path, m
     async with Office(tmp_path, worker_tools=[stubborn]) as office:
         office.answers["go"] = call("stubborn")
         task_id = await office.start("go")
-        await asyncio.wait_for(running.wait(), 5)
+        await asyncio.wait_for(running.wait(), 90)
         assert plain(await office.do("task_cancel", {"task_id": task_id})) == (
             "task_id: <task>\nstatus: cancelling\nnote: Cancellation requested; the task has not stopped yet."
         )

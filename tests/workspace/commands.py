@@ -55,7 +55,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def until(holds: Callable[[], bool], seconds: float = 5) -> bool:
+async def until(holds: Callable[[], bool], seconds: float = 90) -> bool:
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end:  # noqa: ASYNC110 - nobody tells when a process has ended
         await asyncio.sleep(0.01)
