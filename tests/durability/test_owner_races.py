@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Decision, RunStatus, Runtime, ToolContext, ToolResult, tool
+from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
+from retinue.loop.execution import Execution
+from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
+
+from ..waiting import until
 
 
 @tool(idempotent=True)
@@ -92,6 +96,44 @@ async def test_whoever_follows_a_run_that_is_lost_reads_on_in_the_store(tmp_path
             await following
             assert (await run.result()).status is RunStatus.COMPLETED
         assert (seen[-1].kind, seen[-1].status) == ("run_finished", RunStatus.COMPLETED)
+
+
+async def test_a_background_child_that_begins_when_its_log_is_lost_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be appended to a lost log: the loop of the child must not wait for its state to change."""
+    lost, begin = asyncio.Event(), TaskService._begin  # pyright: ignore[reportPrivateUsage]
+
+    async def begin_late(self: TaskService, task: Any) -> bool:
+        await lost.wait()
+        return await begin(self, task)
+
+    emitted, emit = list[Any](), Execution.emit
+
+    def emit_some(self: Execution, event: Any, *more: Any) -> Any:
+        if lost.is_set():
+            emitted.append(event)
+        if len(emitted) >= 10:
+            raise asyncio.CancelledError
+        return emit(self, event, *more)
+
+    monkeypatch.setattr(Execution, "emit", emit_some)
+    monkeypatch.setattr(TaskService, "_begin", begin_late)
+    spawn = call("agent_spawn", {"agent_id": "worker", "task": "work", "timeout_seconds": 0})
+    boss = HarnessAgent(
+        "boss",
+        ScriptedModel([spawn, say("started")]),
+        subagents=[Agent("worker", ScriptedModel([say("worked")]))],
+        workspace=tmp_path,
+        general_purpose=False,
+    )
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [boss]) as runtime:
+        run_id = (await runtime.run("boss", "go")).run_id
+        live: Any = runtime._runs.get(run_id)  # pyright: ignore[reportPrivateUsage]
+        live.lose()
+        lost.set()
+        await until(lambda: not live.log.holders)
+    assert len(emitted) < 10
 
 
 async def test_a_damaged_record_does_not_keep_others_from_their_work(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, MemoryStore, Run, RunStatus, Runtime, ThreadBusy, tool
+from retinue import Agent, ConfigurationError, Run, RunStatus, Runtime, ThreadBusy, tool
+from retinue.stores import MemoryStore
 from retinue.testing import ScriptedModel, call, say
 
 from ..waiting import expire_lease, let_others_run, until

@@ -162,7 +162,7 @@ async def execute(
 
 
 def stop_if_given_up(x: Execution) -> None:
-    """Stop a call whose run ended, or was lost to another process, while it worked."""
+    """Stop if the run has ended, or was lost to another process, during the last await."""
     if x.state.status is not RUNNING or x.log.lost:
         raise asyncio.CancelledError
 

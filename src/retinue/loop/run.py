@@ -53,6 +53,7 @@ async def run_loop(x: Execution) -> Ending:
         await continue_turn(x)
     # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
+        stop_if_given_up(x)  # nothing is appended to a lost log, so no move would lead to the next
         match next_move(run):
             case "ask_model":
                 await ask_model(x)
