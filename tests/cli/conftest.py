@@ -35,7 +35,7 @@ Cli = Callable[..., Outcome]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETINUE_MODEL", "NO_COLOR"):
+    for name in ("RETINUE_DB", "RETINUE_MODEL", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setitem(registry._PROVIDERS, "test", "tests.cli.models")  # pyright: ignore[reportPrivateUsage]

@@ -176,8 +176,7 @@ def test_validate_as_json(cli: Cli, faulty: Path) -> None:
         (["list", "lamp.md"], "'lamp.md' is a file: give the folder it is in as DIR"),
         (["validate", "lamp.md"], "'lamp.md' is a file: give the folder it is in as DIR"),
         (["validate", "."], "'.' declares no sub-agents: write one as subagents/<id>.md"),
-        (["fly"], "invalid choice: 'fly'"),
-        ([], "required: ACTION"),
+        (["lst"], "unknown action 'lst'; did you mean list? see retinue agents --help"),
     ],
 )
 def test_misuse_is_one_line(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from retinue.cli import demo
+from retinue.cli import demo, text
 
 from .conftest import Cli
 
@@ -71,7 +73,26 @@ def test_its_sub_agents_are_declared_without_a_fault(cli: Cli) -> None:
     assert cli("agents", "validate", str(FOLDER)).out == "3 declared sub-agents can be used, no problems\n"
 
 
-def test_it_ends_with_a_summary_and_what_to_type_next(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("on_path", "argv", "typed"),
+    [
+        ("/usr/bin/retinue", "/usr/bin/retinue", "retinue"),
+        (None, str(Path.cwd() / ".venv/bin/retinue"), ".venv/bin/retinue"),
+        (None, "/opt/tool.py", f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m retinue"),
+    ],
+)
+def test_the_program_is_named_so_that_it_can_be_typed(
+    monkeypatch: pytest.MonkeyPatch, on_path: str | None, argv: str, typed: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
+    monkeypatch.setattr("sys.argv", [argv])
+    assert text.program() == typed
+
+
+def test_it_ends_with_a_summary_and_what_to_type_next(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)
     *_, done, after = cli("demo").out.splitlines()
     took = r"(\d+ ms|\d+\.\d s)"
     counted = r"Done: 5 questions, 4 sub-agents, \d+ steps, \d+ tool calls \(1 failed\), \d files read, "
@@ -102,12 +123,12 @@ def test_json_is_events_only(cli: Cli) -> None:
     assert [bool(event["ns"]) for event in finished].count(False) == 5
     assert sorted(event["agent"] for event in finished if event["ns"]) == sorted([*SUBAGENTS, "tides"])
     assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "task_updated")
-    assert events[-1]["status"] == "COMPLETED"
+    assert events[-1]["status"] == "completed"
     assert "rules, not a language model" in err
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_its_files_are_short_texts(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert 150 <= len(text.split()) <= 400
-    assert text.startswith("# ")
+    content = path.read_text(encoding="utf-8")
+    assert 150 <= len(content.split()) <= 400
+    assert content.startswith("# ")

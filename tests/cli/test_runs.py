@@ -111,8 +111,8 @@ def test_a_run_whose_process_is_gone_is_listed_so(cli: Cli, url: str, path: Path
     sql(path, "UPDATE logs SET owner = 'elsewhere/1/1/x', lease_until = 1 WHERE log_id = 'run_d'")
     lines = cli("runs", "list").out.splitlines()
     assert [line.endswith("no process works on it now") for line in lines] == [False, True, False]
-    assert [run["left"] for run in json.loads(cli("runs", "list", "--json").out)] == [True, False]
-    assert json.loads(cli("runs", "show", "run_d", "--json").out)["left"] is True
+    assert [run["orphaned"] for run in json.loads(cli("runs", "list", "--json").out)] == [True, False]
+    assert json.loads(cli("runs", "show", "run_d", "--json").out)["orphaned"] is True
 
 
 def test_events_are_one_a_line(cli: Cli, url: str, path: Path) -> None:
@@ -143,9 +143,9 @@ def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: list[
         (["list", "--limit", "9" * 19], "is not a whole number above 0"),
         (["events", "run_a", "--after", "-3"], "'-3' is not a whole number of 0 or more"),
         (["events", "run_a", "--after", "1.5"], "'1.5' is not a whole number of 0 or more"),
-        (["list", "--status", "odd"], "invalid choice: 'odd'"),
+        (["list", "--status", "odd"], "--status: unknown value 'odd'; choose from queued, running"),
         (["resume", "run_c"], "what is the answer? It waits for: call_1 (ticket ticket_1)"),
-        (["resume", "run_c", "--approve", "call_1={"], "--approve call_1: what follows = is not JSON"),
+        (["resume", "run_c", "--approve", "call_1={"], "--approve call_1: '{' is not JSON"),
         (["resume", "run_c", "--approve", "=1"], "a decision is on a call"),
         (["resume", "run_c", "--approve", "call_1", "--cancel", "call_1=no"], "two decisions on 'call_1'"),
         (["resume", "run_a", "--approve", "call_1"], "has ended already: completed"),
@@ -157,7 +157,7 @@ def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: list[
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:NOT_AN_AGENT"], "it is int, not an agent"),
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:broken"], "RuntimeError: no staff today"),
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:clerk"], "unknown agent 'assistant'"),
-        (["cancel", "run_c", "--target", "tests.cli.staff:everyone"], "name with --target who has it"),
+        (["cancel", "run_c", "--target", "tests.cli.staff:everyone"], "name one that has it with --target"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(cli: Cli, url: str, path: Path, args: list[str], says: str) -> None:
@@ -177,7 +177,7 @@ def test_what_cannot_be_done_is_one_line(cli: Cli, url: str, path: Path, args: l
 def test_a_process_that_does_not_stop_was_asked(
     cli: Cli, url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steering, "PATIENCE", 0.3)
+    monkeypatch.setattr(steering, "CANCEL_TIMEOUT", 0.3)
     stored(path, ("run_a", RunStatus.COMPLETED, "t1"), ("run_d", RunStatus.RUNNING, "t4"))
     asked = cli("runs", "cancel", "run_d", "--reason", "too slow")
     assert asked.code == 1
@@ -221,13 +221,52 @@ def test_children_that_wait_under_one_name_are_answered_by_their_paths(url: str)
     assert "\ncompleted: 2 steps, 4 calls, " in shown
 
 
+TARGET = ("--target", "tests.cli.staff:everyone")
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (["approve", "RUN"], '"approved":true'),
+        (["approve", "RUN", "call_sign"], '"approved":true'),
+        (["deny", "RUN", "--message", "not today"], "not today"),
+        (["deny", "RUN", *TARGET, "ticket_1", "-m", "never"], "never"),
+        (["answer", "RUN", '{"approved": true, "by": "Ida"}'], '"by":"Ida"'),
+        (["answer", "RUN", "call_sign", '{"approved": false}'], '"approved":false'),
+        (["answer", "RUN", "--json", "call_sign", '{"approved": false}'], "run_finished"),
+    ],
+)
+def test_a_question_is_answered_in_one_command(cli: Cli, url: str, action: list[str], said: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
+    words = [run_id if word == "RUN" else word for word in action]
+    answered = cli("runs", *words, *([] if "--target" in words else TARGET))
+    assert (answered.code, answered.err) == (0, "")
+    assert said in answered.out.replace('": ', '":')
+
+
+def test_of_several_questions_one_is_named(cli: Cli, url: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "manager", "Have both signed"))
+    for words in (["approve", run_id], ["deny", run_id], ["answer", run_id, "yes"]):
+        several = cli("runs", *words, *TARGET)
+        assert (several.code, several.out, several.err.count("\n")) == (2, "", 1)
+        assert (
+            "2 calls wait, name one of them as CALL: first/call_sign (Sign lease?), second/call_sign (Sign lease?)"
+            in several.err
+        )
+    assert cli("runs", "approve", run_id, "second/call_sign", *TARGET).code == 1
+    assert cli("runs", "deny", run_id, *TARGET).code == 0
+    late = cli("runs", "approve", run_id, *TARGET)
+    assert (late.code, "has ended already: completed; it waits for nothing" in late.err) == (2, True)
+
+
 @pytest.mark.parametrize("action", [["resume", "--approve", "call_sign"], ["cancel"]])
 def test_an_agent_of_ones_own_code_is_asked_for(cli: Cli, url: str, folder: Path, action: list[str]) -> None:
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
     code, out, err = cli("runs", *action, run_id, "--workspace", str(folder))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert (
-        f"the agent 'clerk' is not declared in '{folder}': name with --target MODULE:ATTR the one in your code" in err
+        f"the agent 'clerk' is not declared in '{folder}': name it with --target MODULE:ATTR if it is in your code"
+        in err
     )
     assert json.loads(cli("runs", "show", run_id, "--json").out)["status"] == "suspended"
 
@@ -337,7 +376,7 @@ def test_a_run_of_a_dead_process_is_shown_and_said_to_be_left(url: str) -> None:
     run_id = left(url)
     shown = finished("runs", "show", run_id)
     assert "status: running" in shown.out
-    assert f"no process works on it now: retinue runs resume {run_id} goes on with it" in shown.err
+    assert f"no process works on it now: retinue runs resume {run_id} continues it" in shown.err
     checked = finished("db", "check")
     assert checked.code == 0
     assert f"warning: run '{run_id}': the process " in checked.out

@@ -25,7 +25,8 @@ from retinue.testing import ScriptedModel, call, say
 from retinue.testing.rows import begin
 from retinue.testing.stores import stored_run
 
-from .conftest import Cli
+from .conftest import Cli, finished, started
+from .test_process import after_line
 
 
 async def with_tasks(workspace: Path, *tasks: str) -> None:
@@ -64,7 +65,7 @@ def test_list_and_show(cli: Cli, tmp_path: Path) -> None:
     assert lines[1].startswith(f"{done['taskId']}  completed  general-purpose  orch   monday")
     assert lines[2].startswith(f"{failed['taskId']}  failed     general-purpose  orch   monday")
     only = cli("tasks", "list", "--workspace", str(tmp_path), "--status", "failed", "--json")
-    assert [record["taskId"] for record in json.loads(only.out)] == [failed["taskId"]]
+    assert [record["task_id"] for record in json.loads(only.out)] == [failed["taskId"]]
     none = cli("tasks", "list", "--workspace", str(tmp_path), "--session", "tuesday")
     assert (none.code, none.out) == (0, "")
     shown = cli("tasks", "show", done["taskId"][-8:], "--workspace", str(tmp_path))
@@ -111,13 +112,11 @@ def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
         (["wait", "task_1", "--timeout", "-1"], "'-1' is not a number of seconds"),
         (["show"], "see retinue tasks show --help"),
         (["list", "--db", "sqlite:///app.db"], "argument --workspace: not allowed with argument --db"),
-        (["list", "--status", "odd"], "invalid choice: 'odd'"),
-        ([], "see retinue tasks --help"),
+        (["list", "--status", "odd"], "unknown value 'odd'; choose from running"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:
-    where = ["--workspace", str(tmp_path)] if words else []
-    answer = cli("tasks", *words, *where)
+    answer = cli("tasks", *words, "--workspace", str(tmp_path))
     assert said in answer.err
     assert answer.err.count("\n") == 1
     assert answer.code == (0 if words == ["list"] else 2)
@@ -214,4 +213,43 @@ def test_a_task_in_a_workspace_whose_process_is_gone_is_told_as_such(cli: Cli, t
             await tasks.add(open_task(f"task_{name}", node=node))
 
     asyncio.run(put())
-    assert listed_status(cli, "--workspace", str(tmp_path)) == ["running", "running (its process is gone)", "running"]
+    assert listed_status(cli, "--workspace", str(tmp_path)) == ["running", "failed", "running"]
+
+
+@pytest.mark.parametrize("has_database", [True, False])
+def test_a_killed_task_is_reported_at_once(cli: Cli, folder: Path, has_database: bool) -> None:
+    url = f"sqlite:///{folder}/app.db"
+    where = ("--db", url) if has_database else ("--workspace", str(folder))
+    run = started("run", "do it slowly", "--workspace", str(folder), "--model", "test:delegating", *where)
+    after_line(run, b"waiting for 1 background task")
+    (alive,) = json.loads(cli("tasks", "list", *where, "--json").out)
+    assert (alive["status"], alive["orphaned"], alive["sub_agent_id"]) == ("running", False, "general-purpose")
+    run.kill()
+    run.communicate()
+    (gone,) = json.loads(cli("tasks", "list", *where, "--json").out)
+    waited = finished("tasks", "wait", gone["task_id"], *where)
+    assert waited.code == 1
+    if has_database:
+        assert (gone["status"], gone["orphaned"]) == ("running", True)
+        assert f"its process is gone; retinue runs resume {gone['log_id']} continues its run" in waited.err
+        cancelled = cli("tasks", "cancel", gone["task_id"], *where)
+        assert (cancelled.code, "ends when a process resumes its run" in cancelled.err) == (1, True)
+    else:
+        assert (gone["status"], gone["error_message"]) == ("failed", "executor lost: its process is gone")
+        assert "status: failed" in waited.out
+
+
+def test_tasks_of_a_run_in_a_database_are_listed_there(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{folder}/app.db"
+    args = ("run", "do it", "--workspace", str(folder), "--model", "test:delegating")
+    failed = cli(*args, "--db", url)
+    assert failed.err == f"retinue: 1 background task did not complete; see: retinue tasks list --db {url}\n"
+    (record,) = json.loads(cli("tasks", "list", "--db", url, "--json").out)
+    assert (record["status"], record["parent_agent_id"]) == ("failed", "assistant")
+    assert datetime.fromisoformat(record["created_at"]).tzinfo is not None
+    assert not (folder / "agents").exists()
+    monkeypatch.setenv("RETINUE_DB", url)
+    assert json.loads(cli("tasks", "list", "--json").out) == [record]
+    assert cli(*args).code == 1
+    assert len(json.loads(cli("tasks", "list", "--json").out)) == 2
+    assert json.loads(cli("tasks", "list", "--workspace", str(folder), "--json").out) == []

@@ -1,62 +1,58 @@
-"""The command line. One file a command; each is imported in full only when it is the one that was asked for."""
+"""The command line. `parsers` declares the commands; the module of the one that is used is imported and run here."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import TextIO
 
 from ..core.errors import ConfigurationError, RetinueError, StoreError
-from .exits import FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
+from .parsers import COMPLETED, FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED, parse
 from .text import clean, complain, is_unicode
-
-COMMANDS = ("run", "agents", "tasks", "runs", "db", "demo")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code; whatever goes wrong is one line on stderr that says what to do."""
+    """Run a command and return its exit code; an error is one line on stderr that says what to do."""
     _make_writable()
+    verbose = False
     try:
-        args = _parser().parse_args(argv)
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else MISUSED
-    try:
-        with _logging(args.verbose):
-            return args.execute(args)
+        try:
+            args = parse(argv)
+            verbose = args.verbose
+            with _logging(verbose):
+                code = _run(args)
+        except SystemExit as exc:  # from argparse
+            code = exc.code if isinstance(exc.code, int) else MISUSED
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
+        _discard_stdout()
         return PIPE_CLOSED
     except Exception as exc:
-        return _report(exc, args.verbose)
+        return _report(exc, verbose)
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._negative_number_matcher = re.compile(r"-\d")  # -1d is a wrong time, not an option
+def _run(args: argparse.Namespace) -> int:
+    if args.command is None:
+        args.parser.print_help()
+        return COMPLETED
+    import asyncio
 
-    def error(self, message: str) -> NoReturn:
-        complain(f"{message}; see {self.prog} --help")
-        self.exit(MISUSED)
+    module, _, function = args.command.partition(":")
+    execute = getattr(import_module(f".{module}", __name__), function)
+    if not args.handles_interrupt:
+        return asyncio.run(execute(args))
+    from .interrupt import Interrupt
 
-
-def _parser() -> argparse.ArgumentParser:
-    from .. import __version__
-
-    parser = _Parser(prog="retinue", description="A runtime for agents that delegate to sub-agents.")
-    parser.add_argument("--version", action="version", version=f"retinue {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        import_module(f".{name}", __name__).add_to(commands)
-    return parser
+    with Interrupt() as interrupt:
+        return asyncio.run(execute(args, interrupt))
 
 
 def _report(exc: Exception, verbose: bool) -> int:
@@ -74,7 +70,7 @@ def _report(exc: Exception, verbose: bool) -> int:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what sys.stderr is at the time, which a live view may have put something before."""
+    """Write to the current sys.stderr, which a live view may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(clean(self.format(record)), file=sys.stderr)
@@ -82,7 +78,7 @@ class _StderrHandler(logging.Handler):
 
 @contextmanager
 def _logging(verbose: bool) -> Generator[None]:
-    """Log to stderr; without --verbose not at all, since what the user must know is said in one line."""
+    """Log to stderr with --verbose, else nowhere."""
     logger, handler = logging.getLogger("retinue"), _StderrHandler() if verbose else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
@@ -97,20 +93,20 @@ def _logging(verbose: bool) -> Generator[None]:
 
 
 def _make_writable() -> None:
-    """What stdout cannot hold is written as escapes instead of failing; a stream that is closed swallows all."""
-    sys.stdout = sys.stdout or _nowhere()
-    sys.stderr = sys.stderr or _nowhere()
+    """Write what stdout cannot encode as escapes; replace closed streams by the null device."""
+    sys.stdout = sys.stdout or _null_device()
+    sys.stderr = sys.stderr or _null_device()
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None and not is_unicode(sys.stdout):
         reconfigure(errors="backslashreplace")
 
 
-def _nowhere() -> TextIO:
+def _null_device() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _drop_stdout() -> None:
-    """Nobody reads any more; Python would complain about that once more at its end."""
+def _discard_stdout() -> None:
+    """Redirect stdout to the null device: Python would report the closed pipe again at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

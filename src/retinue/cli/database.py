@@ -1,4 +1,4 @@
-"""The database a command works on."""
+"""The database of a command: open it, find runs in it, read their events, and see which have a living owner."""
 
 from __future__ import annotations
 
@@ -6,60 +6,58 @@ import argparse
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, StoreError
-
-if TYPE_CHECKING:
-    from ..core.events import Event
-    from ..core.stores import RunRecord
-    from ..storage.sql import SqlStore
+from ..core.events import Event
+from ..core.stores import RunRecord
+from ..runtime.owner import is_gone
+from ..storage.schema import newest_version
+from ..storage.sql import SqlStore
+from ..storage.stores import sql_store
 
 VARIABLE = "RETINUE_DB"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every command on a database takes."""
-    parser.add_argument("--db", metavar="URL", help=f"the database, as in sqlite:///app.db (default: ${VARIABLE})")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
-
-
-def database_url(given: str | None) -> str:
-    """The database named on the command line or in the environment."""
-    url = given if given is not None else os.environ.get(VARIABLE)
-    if not url:
-        raise ConfigurationError(f"which database? Give --db URL, as in sqlite:///app.db, or set ${VARIABLE}")
+def database_url(args: argparse.Namespace) -> str:
+    """Return the database of --db or $RETINUE_DB; raises ConfigurationError if there is none."""
+    if not (url := optional_url(args)):
+        raise ConfigurationError(f"no database is given: use --db URL, as in sqlite:///app.db, or set ${VARIABLE}")
     return url
 
 
+def optional_url(args: argparse.Namespace) -> str | None:
+    """Return the database of --db or $RETINUE_DB, None if there is none."""
+    return args.db if args.db is not None else os.environ.get(VARIABLE) or None
+
+
 @asynccontextmanager
-async def opened(url: str, *, as_it_is: bool = False) -> AsyncGenerator[SqlStore]:
-    """A database that is there already; brought to this version's schema unless it is to stay as it is.
+async def open_database(url: str, *, migrate: bool = True) -> AsyncGenerator[SqlStore]:
+    """Open a database that exists, without a write lock; an older schema is migrated first, or refused.
 
-    Nothing else is written, so that who only looks waits for nobody. What goes wrong with it is misuse of whoever named it.
+    Errors of the database are raised as ConfigurationError: another --db may be meant.
     """
-    from ..storage.schema import newest_version
-    from ..storage.stores import sql_store
-
     store = sql_store(url)
     try:
-        with said_as_misuse():
+        with as_misuse():
             version = await store.database.version()
             if not version:
-                raise ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
+                raise missing(store)
             if version < newest_version():
-                if as_it_is:
-                    raise ConfigurationError(f"{store.place} has an older schema: bring it up with retinue db migrate")
+                if not migrate:
+                    raise ConfigurationError(f"{store.place} has an older schema: run retinue db migrate first")
                 await store.open()
             yield store
     finally:
         await store.close()
 
 
+def missing(store: SqlStore) -> ConfigurationError:
+    return ConfigurationError(f"there is no Retinue database at {store.place}: is it the right --db?")
+
+
 @contextmanager
-def said_as_misuse() -> Generator[None]:
-    """Turns the error of a database that cannot be used into one of whoever named it."""
+def as_misuse() -> Generator[None]:
+    """Raise errors of a database that cannot be used as ConfigurationError."""
     try:
         yield
     except StoreError as exc:
@@ -73,9 +71,29 @@ async def find_run(store: SqlStore, run_id: str) -> RunRecord:
     return record
 
 
-async def so_far(store: SqlStore, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-    """The events of a run that are stored by now."""
+async def stored_events(store: SqlStore, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    """Yield the events of a run that are stored by now."""
     while found := (await store.read_events(run_id, after) or ((), True))[0]:
         for event in found:
             yield event
         after = found[-1].seq
+
+
+async def follow_events(store: SqlStore, run_id: str, after: int) -> AsyncIterator[Event]:
+    """Yield the events of a run after a number, until it has ended, or waits without an owner."""
+    with store.watch(run_id) as changes:
+        while True:
+            record = await find_run(store, run_id)
+            is_idle = record.result is not None and run_id not in await owned_logs(store)
+            async for event in stored_events(store, run_id, after):
+                after = event.seq
+                yield event
+            if is_idle:
+                return
+            await changes.wait(1.0)
+
+
+async def owned_logs(store: SqlStore) -> set[str]:
+    """Return the ids of the logs whose owners live."""
+    logs = await store.open_logs()
+    return {log.log_id for log in logs if log.owner is not None and not log.expired and not is_gone(log.owner)}

@@ -14,7 +14,7 @@ from ..core.events import Event, TaskUpdated
 from ..core.runs import RunResult
 from ..runtime import Run
 from ..tasks.task import TaskStatus
-from .exits import INTERRUPTED
+from .parsers import INTERRUPTED
 from .text import complain, count
 from .view import View
 

@@ -12,7 +12,7 @@ from ..core.results import SuspendTicket
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..wire.tree import CallNode, RunNode
-from .text import arguments, headline, one_line
+from .text import arguments, headline, iso, one_line
 from .tree import call_line, summary
 
 _STAMP = ("kind", *Event.__struct_fields__)
@@ -46,8 +46,8 @@ def tree_json(run: RunNode) -> dict[str, Any]:
         "task": run.task,
         "status": run.status.value,
         "error": run.error,
-        "started_at": run.started,
-        "ended_at": run.ended,
+        "started_at": iso(run.started),
+        "ended_at": iso(run.ended),
         "tokens": run.usage.tokens,
         "steps": [
             {"step": step.number, "calls": [_call_json(call) for call in step.calls.values()]} for step in run.steps
@@ -61,28 +61,28 @@ def _call_json(call: CallNode) -> dict[str, Any]:
         "tool": call.tool,
         "args": arguments(call.args or {}),
         "status": call.status.value,
-        "started_at": call.started,
-        "ended_at": call.ended,
+        "started_at": iso(call.started),
+        "ended_at": iso(call.ended),
         "result": call.result or "",
         "children": [tree_json(child) for child in call.children.values()],
     }
 
 
-def run_json(record: RunRecord, ended_at: float | None, *, left: bool = False) -> dict[str, Any]:
-    """What is known of a run, without what was said in it; `left`: no process works on it."""
+def run_json(record: RunRecord, ended_at: float | None, *, orphaned: bool = False) -> dict[str, Any]:
+    """Return a run without its messages; `orphaned`: no process works on it."""
     import msgspec
 
     identity, result = record.identity, record.result
     return {
         "run_id": identity.run_id,
         "status": record.status,
-        "left": left,
+        "orphaned": orphaned,
         "agent": identity.agent,
         "thread_id": identity.thread_id,
         "user_id": identity.user_id,
         "parent_run_id": identity.parent_run_id,
-        "started_at": record.started_at,
-        "ended_at": ended_at,
+        "started_at": iso(record.started_at),
+        "ended_at": iso(ended_at),
         "steps": None if result is None else result.steps,
         "usage": None if result is None else msgspec.structs.asdict(result.usage),
         "response": None if result is None else result.response,

@@ -1,269 +1,224 @@
-"""`retinue tasks`: the background tasks of a workspace, whichever process runs them."""
+"""`retinue tasks`: the background tasks of a folder or a database, whichever process runs them."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
+from ..core.errors import ConfigurationError
+from ..runtime.owner import is_gone
+from ..storage.stores import without_secrets
+from ..storage.tasks import SqlTaskRepository
+from ..tasks.files import WorkspaceTaskRepository
+from ..tasks.lifecycle import give_up
 from ..tasks.repository import TaskRepository
-from .numbers import seconds
+from ..tasks.service import TaskService, is_node_gone
+from ..tasks.task import TaskRecord, TaskStatus
+from ..workspace import LocalFilesystem
+from .assistant import check_folder
+from .database import open_database, optional_url
+from .interrupt import Interrupt
+from .parsers import COMPLETED, FAILED
+from .text import clean, complain, iso, moment, one_line, print_json, table
 
-if TYPE_CHECKING:
-    from ..tasks.task import TaskRecord
-    from .interrupt import Interrupt
-
-_WHERE = "Tasks are kept in DIR/agents/<agent>/tasks, or in a database; docs/tasks.md says how."
-_STATUSES = ("running", "completed", "failed", "cancelled", "pending", "all")
+_GONE = "its process is gone"
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at whether the process of a task lives."""
 
 
 class _Repository(TaskRepository, Protocol):
     async def everything(self) -> Sequence[TaskRecord]: ...
 
 
-def add_to(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tasks",
-        help="list, show, await or cancel the background tasks of a folder or a database",
-        description=f"The background tasks of a workspace, or of a database. {_WHERE}",
-    )
-    actions: Any = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = _action(actions, "list", "list tasks, oldest first", execute_list)
-    listing.add_argument("--session", metavar="ID", help="only those of one conversation (its thread id)")
-    listing.add_argument("--status", choices=_STATUSES, default="all", help="only these (default: all)")
-    for name, about, execute in (
-        ("show", "show a task with its result", execute_show),
-        ("wait", "wait for a task to end, and show it; exit 1 unless it completed", execute_wait),
-        ("cancel", "stop a task, and wait until it has stopped", execute_cancel),
-    ):
-        action = _action(actions, name, about, execute)
-        action.add_argument("task_id", metavar="TASK_ID", help="the whole id, or enough of its end to know it by")
-        if name == "wait":
-            action.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
+class _Task(NamedTuple):
+    """A task, the repository that has it, and whether its process is gone."""
+
+    record: TaskRecord
+    repository: _Repository
+    is_orphaned: bool = False
+    """No process works on it; one that resumes its run will continue it."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.record.status.is_terminal
+
+    @property
+    def status(self) -> str:
+        """The status in words."""
+        status = self.record.status.lower()
+        if self.record.awaiting and self.is_open:
+            return f"{status} (waits for a human)"
+        return f"{status} ({_GONE})" if self.is_orphaned else status
+
+    def to_json(self) -> dict[str, Any]:
+        record = self.record
+        times = {"created_at": iso(record.created_at), "last_updated_at": iso(record.last_updated_at)}
+        return {
+            **msgspec.structs.asdict(record),
+            "status": record.status.lower(),
+            "orphaned": self.is_orphaned,
+            **times,
+        }
 
 
-def _action(actions: Any, name: str, about: str, execute: Any) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about}. {_WHERE}")
-    where = action.add_mutually_exclusive_group()
-    where.add_argument("--workspace", metavar="DIR", default=".", help="the workspace (default: this folder)")
-    where.add_argument("--db", metavar="URL", help="the database, where they are in one: sqlite:///app.db")
-    action.add_argument("--json", action="store_true", help="print JSON")
-    action.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
-    action.set_defaults(execute=execute)
-    return action
-
-
-def execute_list(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from .exits import COMPLETED
-    from .text import complain
-
-    async def look() -> tuple[list[TaskRecord], set[str]]:
-        async with _repositories(args) as repositories:
-            found = await _everything(repositories)
-            return [record for record, _ in found], await _abandoned(found)
-
-    found, abandoned = asyncio.run(look())
-    records = [
-        record
-        for record in found
-        if args.session in (None, record.parent_session_id) and args.status in ("all", record.status.lower())
+async def list_tasks(args: argparse.Namespace) -> int:
+    """List tasks, oldest first."""
+    async with _open_repositories(args) as (repositories, place):
+        found = await _all_tasks(repositories)
+    tasks = [
+        task
+        for task in found
+        if args.session in (None, task.record.parent_session_id) and args.status in ("all", task.record.status.lower())
     ]
     if args.json:
-        _print_json([_as_json(record) for record in records])
-    else:
-        _print_table(records, abandoned)
-    if found and not records:
-        complain(f"{_where(args)!r} has no such tasks")
+        print_json([task.to_json() for task in tasks])
+    elif tasks:
+        rows = [("task", "status", "sub-agent", "agent", "session", "started", "input")]
+        for task in tasks:
+            record = task.record
+            agents = (record.sub_agent_id, record.parent_agent_id, record.parent_session_id)
+            rows.append((record.task_id, task.status, *agents, moment(record.created_at), one_line(record.input, 60)))
+        print("\n".join(table(rows)))
+    if found and not tasks:
+        complain(f"{place!r} has no such tasks")
     if not found:
-        complain(f"{_where(args)!r} has no background tasks: agents start them with timeout_seconds=0")
+        complain(f"{place!r} has no background tasks: agents start them with timeout_seconds=0")
     return COMPLETED
 
 
-def execute_show(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from .exits import COMPLETED
-
-    async def show() -> None:
-        async with _repositories(args) as repositories:
-            record, repository = await _find(repositories, args)
-            await _print_task(record, repository, as_json=args.json)
-
-    asyncio.run(show())
+async def show_task(args: argparse.Namespace) -> int:
+    """Show a task with its result."""
+    async with _open_repositories(args) as (repositories, place):
+        await _print_task(await _find(repositories, args.task_id, place), as_json=args.json)
     return COMPLETED
 
 
-def execute_wait(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from .interrupt import Interrupt
-
-    with Interrupt() as interrupt:
-        return asyncio.run(_wait(args, interrupt))
-
-
-def execute_cancel(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from ..tasks.service import TaskService
-    from ..tasks.task import TaskStatus
-    from .exits import COMPLETED, FAILED
-    from .text import complain
-
-    async def cancel() -> int:
-        async with _repositories(args) as repositories:
-            record, repository = await _find(repositories, args)
-            if record.status.is_terminal:
-                complain(f"task {record.task_id} has ended already: {record.status.lower()}")
-                return FAILED
-            after = await TaskService(repository).cancel(record.scope, record.task_id) or record
-            await _print_task(after, repository, as_json=args.json)
-        if not after.status.is_terminal:
-            complain("it has not stopped yet; its process looks for cancels twice a second, if it lives")
-        return COMPLETED if after.status is TaskStatus.CANCELLED else FAILED
-
-    return asyncio.run(cancel())
+async def cancel_task(args: argparse.Namespace) -> int:
+    """Stop a task and wait until it has stopped; one whose process is gone ends at once."""
+    async with _open_repositories(args) as (repositories, place):
+        task = await _find(repositories, args.task_id, place)
+        record, repository = task.record, task.repository
+        if not task.is_open:
+            complain(f"task {record.task_id} has ended already: {record.status.lower()}")
+            return FAILED
+        grace = {"grace": 0.0} if task.is_orphaned else {}
+        after = await TaskService(repository).cancel(record.scope, record.task_id, **grace) or record
+        task = task._replace(record=after)
+        await _print_task(task, as_json=args.json)
+    if task.is_open and task.is_orphaned:
+        complain(f"{_GONE}; the task ends when a process resumes its run {after.log_id or ''}".rstrip())
+    elif task.is_open:
+        complain("it has not stopped yet; its process looks for cancels twice a second")
+    return COMPLETED if after.status is TaskStatus.CANCELLED else FAILED
 
 
-async def _wait(args: argparse.Namespace, interrupt: Interrupt) -> int:
-    async with _repositories(args) as repositories:
-        return await _wait_for(*await _find(repositories, args), args, interrupt)
-
-
-async def _wait_for(
-    record: TaskRecord, repository: TaskRepository, args: argparse.Namespace, interrupt: Interrupt
-) -> int:
-    import asyncio
-
-    from ..tasks.service import TaskService
-    from ..tasks.task import TaskStatus
-    from .exits import COMPLETED, FAILED
-    from .text import complain
-
-    service = TaskService(repository)
-    await service.sweep(trust_clock=True)
-    service.watch()  # an executor that is gone is found out
-    most = args.timeout if args.timeout is not None else float("inf")
-    waiting = asyncio.create_task(service.wait(record.scope, record.task_id, most))
-    stopped = asyncio.create_task(interrupt.wait())
-    await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if interrupt.happened:
-        waiting.cancel()
-        return interrupt.code
-    record = await waiting or record
-    await service.close()
-    await _print_task(record, repository, as_json=args.json)
-    if not record.status.is_terminal:
+async def wait_task(args: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Wait for a task to end, or for its process to be gone, and show it."""
+    async with _open_repositories(args) as (repositories, place):
+        task = await _find(repositories, args.task_id, place)
+        waiting = asyncio.create_task(_wait_for(task))
+        stopped = asyncio.create_task(interrupt.wait())
+        await asyncio.wait({waiting, stopped}, timeout=args.timeout, return_when=asyncio.FIRST_COMPLETED)
+        task = waiting.result() if waiting.done() else await _look_again(task)
+        for job in (waiting, stopped):
+            job.cancel()
+        if interrupt.happened:
+            return interrupt.code
+        await _print_task(task, as_json=args.json)
+    record = task.record
+    if task.is_orphaned:
+        complain(f"task {record.task_id}: {_GONE}; retinue runs resume {record.log_id} continues its run")
+    elif task.is_open:
         complain(f"task {record.task_id} still runs after {args.timeout:g} s")
     return COMPLETED if record.status is TaskStatus.COMPLETED else FAILED
 
 
+async def _wait_for(task: _Task) -> _Task:
+    """Wait until a task has ended or is orphaned."""
+    service = TaskService(task.repository)
+    while task.is_open and not task.is_orphaned:
+        await service.wait(task.record.scope, task.record.task_id, _LOOK_EVERY)
+        task = await _look_again(task)
+    return task
+
+
+async def _look_again(task: _Task) -> _Task:
+    found = await _all_tasks([task.repository])
+    return next((one for one in found if one.record.task_id == task.record.task_id), task)
+
+
 @asynccontextmanager
-async def _repositories(args: argparse.Namespace) -> AsyncGenerator[list[_Repository]]:
-    """What has the tasks of a database, or of the agents of a workspace."""
-    from ..tasks.files import WorkspaceTaskRepository
-    from ..workspace import LocalFilesystem
-    from .assistant import check_workspace
-    from .database import opened
-
-    if args.db is not None:
-        from ..storage.tasks import SqlTaskRepository
-
-        async with opened(args.db) as store:
-            yield [SqlTaskRepository(store)]
+async def _open_repositories(args: argparse.Namespace) -> AsyncGenerator[tuple[list[_Repository], str]]:
+    """Open the tasks of a database, or of the agents of a folder; with the name of the place."""
+    url = optional_url(args) if args.workspace is None else None
+    if url is not None:
+        async with open_database(url) as store:
+            yield [SqlTaskRepository(store)], without_secrets(url)
         return
-    check_workspace(args.workspace)
-    files = LocalFilesystem(args.workspace)
+    folder = args.workspace or "."
+    check_folder(folder)
+    files = LocalFilesystem(folder)
     agents = [entry.path.rpartition("/")[2] for entry in files.list("agents")] if files.exists("agents") else []
-    yield [WorkspaceTaskRepository(files, agent) for agent in agents]
+    yield [WorkspaceTaskRepository(files, agent) for agent in agents], folder
 
 
-def _where(args: argparse.Namespace) -> str:
-    from ..storage.stores import without_secrets
+async def _all_tasks(repositories: Sequence[_Repository]) -> list[_Task]:
+    """Return every task, oldest first. One whose process is gone and whose run is not stored reads as failed.
 
-    return args.workspace if args.db is None else without_secrets(args.db)
-
-
-async def _everything(repositories: Sequence[_Repository]) -> list[tuple[TaskRecord, _Repository]]:
-    """Every task with the repository it is in, oldest first."""
-    from ..tasks.service import TaskService
-
-    found: list[tuple[TaskRecord, _Repository]] = []
+    The sweeper of a runtime writes that later: from here, a process of another pid namespace looks gone too.
+    """
+    found: list[_Task] = []
     for repository in repositories:
-        await TaskService(repository).sweep(trust_clock=True)  # what nobody executes any more has failed
-        found += [(record, repository) for record in await repository.everything()]
-    return sorted(found, key=lambda each: each[0].created_at)
-
-
-async def _abandoned(found: Sequence[tuple[TaskRecord, _Repository]]) -> set[str]:
-    """The ids of open tasks whose process is gone. Another may continue them."""
-    from ..runtime.owner import is_gone
-    from ..tasks.service import is_node_gone
-
-    abandoned: set[str] = set()
-    open_ones = [each for each in found if not (each[0].status.is_terminal or each[0].is_remote)]
-    for scope, repository in {(record.scope, repository) for record, repository in open_ones}:
-        known = await repository.liveness(scope)
-        for record in [record for record, place in open_ones if place is repository and record.scope == scope]:
-            life = known.get(record.task_id)
-            if life is None:
-                gone = record.node is not None and is_node_gone(record.node)
-            else:
+        await TaskService(repository).sweep(trust_clock=True)
+        records = await repository.everything()
+        known = {scope: await repository.liveness(scope) for scope in {one.scope for one in records if _is_local(one)}}
+        for record in records:
+            life = known[record.scope].get(record.task_id) if _is_local(record) else None
+            if life is not None:
                 gone = life.status == "orphaned" or (life.owner is not None and is_gone(life.owner))
-            if gone:
-                abandoned.add(record.task_id)
-    return abandoned
+            else:
+                gone = _is_local(record) and record.node is not None and is_node_gone(record.node)
+            if gone and record.log_id is None:
+                record, gone = give_up(record, time.time(), _GONE) or record, False
+            found.append(_Task(record, repository, gone))
+    return sorted(found, key=lambda task: task.record.created_at)
 
 
-async def _find(repositories: Sequence[_Repository], args: argparse.Namespace) -> tuple[TaskRecord, _Repository]:
-    from ..core.errors import ConfigurationError
+def _is_local(record: TaskRecord) -> bool:
+    """Return whether a process of ours works on a task."""
+    return not (record.status.is_terminal or record.is_remote)
 
-    wanted = args.task_id.strip()
-    found = [each for each in await _everything(repositories) if wanted and each[0].task_id.endswith(wanted)]
+
+async def _find(repositories: Sequence[_Repository], task_id: str, place: str) -> _Task:
+    wanted = task_id.strip()
+    found = [task for task in await _all_tasks(repositories) if wanted and task.record.task_id.endswith(wanted)]
     if not found:
-        raise ConfigurationError(f"there is no task {args.task_id!r} in {_where(args)!r}; see: retinue tasks list")
+        raise ConfigurationError(f"there is no task {task_id!r} in {place!r}; see: retinue tasks list")
     if len(found) > 1:
-        raise ConfigurationError(f"{len(found)} tasks end in {args.task_id!r}: give more of the id")
+        raise ConfigurationError(f"{len(found)} tasks end in {task_id!r}: give more of the id")
     return found[0]
 
 
-def _print_table(records: list[TaskRecord], abandoned: set[str]) -> None:
-    from .text import clean, one_line
-
-    rows = [("task", "status", "sub-agent", "agent", "session", "started", "input")]
-    for record in records:
-        started = record.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        agents = (record.sub_agent_id, record.parent_agent_id)
-        status = record.status.lower()
-        if record.awaiting:
-            status += " (waits for a human)"
-        elif record.task_id in abandoned:
-            status += " (its process is gone)"
-        rows.append((record.task_id, status, *agents, record.parent_session_id, started, one_line(record.input, 60)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows[: len(rows) * bool(records)]:
-        print(clean("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()))
-
-
-async def _print_task(record: TaskRecord, repository: TaskRepository, *, as_json: bool) -> None:
-    from .text import clean
-
-    result = await repository.read_result(record)
+async def _print_task(task: _Task, *, as_json: bool) -> None:
+    record = task.record
+    result = await task.repository.read_result(record)
     if as_json:
-        _print_json({**_as_json(record), "result": result})
+        print_json({**task.to_json(), "result": result})
         return
     shown = {
         "task": record.task_id,
-        "status": record.status.lower(),
+        "status": task.status,
         "sub-agent": record.sub_agent_id,
         "agent": record.parent_agent_id,
         "session": record.parent_session_id,
-        "started": record.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-        "updated": record.last_updated_at.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        "started": moment(record.created_at),
+        "updated": moment(record.last_updated_at),
         "waits for": record.awaiting,
         "error": record.error_message,
         "input": record.input,
@@ -273,15 +228,3 @@ async def _print_task(record: TaskRecord, repository: TaskRepository, *, as_json
             print(clean(f"{name}: {value}"))
     if result:
         print(clean(f"\n{result}"))
-
-
-def _as_json(record: TaskRecord) -> dict[str, Any]:
-    import msgspec
-
-    return msgspec.to_builtins(record)
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))

@@ -1,11 +1,12 @@
-"""Text on its way to a terminal: whoever wrote it, it can only be read."""
+"""Text for a terminal, cleaned of everything that a terminal would obey; and JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 # Control characters, those that turn the writing direction around, invisible ones, halves of surrogate pairs.
@@ -16,7 +17,7 @@ _UNSAFE = re.compile(
 
 
 def clean(text: str) -> str:
-    """Text without anything a terminal could obey; control characters show as their pictures."""
+    """Return text that a terminal only shows; control characters become their pictures."""
     if text.isprintable():
         return text
     return _UNSAFE.sub(_picture, text.replace("\r", "").replace("\t", "    "))
@@ -28,13 +29,13 @@ def _picture(match: re.Match[str]) -> str:
 
 
 def one_line(text: str, width: int = 100) -> str:
-    """Clean text on one line, cut at a width."""
+    """Return clean text on one line, cut at a width."""
     line = " ".join(clean(text[: 20 * width]).split())
     return line if len(line) <= width and len(text) <= 20 * width else f"{line[: width - 3]}..."
 
 
 def arguments(args: Mapping[str, Any], width: int = 72) -> str:
-    """The arguments of a call, shortened."""
+    """Return the arguments of a call, shortened."""
     shown = [
         f'{name}="{one_line(value, 48)}"' if isinstance(value, str) else f"{name}={value!r}"
         for name, value in args.items()
@@ -43,7 +44,7 @@ def arguments(args: Mapping[str, Any], width: int = 72) -> str:
 
 
 def headline(text: str, width: int = 100) -> str:
-    """The first line of a result that says something, and how much more there is."""
+    """Return the first line of a result with letters in it, and how many more there are."""
     lines = text.strip().splitlines()
     if not lines:
         return "(nothing)"
@@ -53,7 +54,7 @@ def headline(text: str, width: int = 100) -> str:
 
 
 def reply_of(text: str) -> str:
-    """What a sub-agent answered, without the lines on which sub-agent it was; other text as it is."""
+    """Return the reply of a sub-agent without the lines on who it was; other text as it is."""
     if not text.startswith("agent_key: "):
         return text
     _, replied, reply = text.partition("\nreply:\n")
@@ -71,15 +72,41 @@ def count(number: int, noun: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns, as lines that are safe to print."""
+    """Return rows as aligned lines that are safe to print."""
     cells = [[one_line(cell, 200) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def moment(at: float) -> str:
-    """A time of the clock here."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def moment(at: float | datetime) -> str:
+    """Return a time by the local clock, for people."""
+    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at)
+    return when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso(at: float | datetime | None) -> str | None:
+    """Return a time as JSON has it: ISO 8601, UTC."""
+    if at is None:
+        return None
+    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
+    return when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def print_json(value: Any) -> None:
+    """Print JSON with snake_case keys, as every command does."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def program() -> str:
+    """Return what to type to start this program again: `retinue`, if the PATH has it."""
+    import os
+    import shutil
+
+    if shutil.which("retinue"):
+        return "retinue"
+    if os.path.basename(sys.argv[0]) == "retinue":
+        return min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
+    return f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m retinue"
 
 
 def is_unicode(stream: TextIO) -> bool:
@@ -87,5 +114,5 @@ def is_unicode(stream: TextIO) -> bool:
 
 
 def complain(text: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"retinue: {one_line(text, 2_000)}", file=sys.stderr, flush=True)

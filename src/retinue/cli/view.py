@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 import msgspec
 
@@ -24,7 +24,7 @@ from ..core.events import (
 )
 from ..wire.tree import RunNode
 from .tasklines import TaskLines
-from .text import clean, is_unicode, one_line
+from .text import clean, is_unicode, iso, one_line
 from .tree import ShownTree, call_line, summary
 
 _INDENT = 6
@@ -122,9 +122,15 @@ class JsonView(_Quiet):
 
 def _encode(event: Event) -> bytes:
     try:
-        return msgspec.json.encode(event_to_json(event))
+        return msgspec.json.encode(_in_style(event_to_json(event)))
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold but UTF-8 cannot
-        return json.dumps(msgspec.to_builtins(event, enc_hook=repr)).encode()
+        return json.dumps(_in_style(msgspec.to_builtins(event, enc_hook=repr))).encode()
+
+
+def _in_style(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event as `--json` prints it: times in ISO 8601, status in lower case."""
+    status = {"status": event["status"].lower()} if event["kind"] == "task_updated" else {}
+    return {**event, "at": iso(event["at"]), **status}
 
 
 class PlainView(_Quiet):

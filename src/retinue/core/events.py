@@ -7,6 +7,7 @@ so code that makes an event leaves them out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import reduce
 from typing import Any, ClassVar, Literal
 
@@ -350,7 +351,9 @@ def event_from_bytes(body: bytes) -> Event:
 
 
 def event_from_json(data: dict[str, Any]) -> Event:
-    """The event a dict was made from; an unknown kind reads as UnknownEvent."""
+    """Return the event of a dict; an unknown kind reads as UnknownEvent. `at` may be in ISO 8601, as `--json` has it."""
+    if isinstance(at := data.get("at"), str):
+        data = {**data, "at": datetime.fromisoformat(at).timestamp()}
     kind = EVENT_TYPES.get(data.get("kind", ""))
     if kind is not None:
         return msgspec.convert(data, kind)
