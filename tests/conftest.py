@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from .effort import IS_LONG
 from .folding import FoldCheck, checked_folds
 
 if TYPE_CHECKING:
     from .databases import TestServer
 
 # How long an example takes depends on what else the machine does: that is for benchmarks.
-settings.register_profile("retinue", deadline=None)
+settings.register_profile("retinue", deadline=None, derandomize=not IS_LONG)
 settings.load_profile("retinue")
 
 

@@ -31,6 +31,8 @@ from retinue import (
 )
 from retinue.testing import ScriptedModel, call, say
 
+from ..effort import share
+
 finished: StateKey[int, int] = StateKey(
     "finished", int, reduce=lambda a, b: a + b, merge="commutative", persistent=True
 )
@@ -173,7 +175,7 @@ def expected_texts(step: tuple[Plan, ...]) -> list[set[str]]:
     return texts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(steps, st.lists(st.integers(0, 5), min_size=2, max_size=6))
 def test_no_call_ends_twice_and_none_is_lost(plan: tuple[tuple[Plan, ...], ...], order: list[int]) -> None:
     result, events, ran = asyncio.run(play(plan, order))

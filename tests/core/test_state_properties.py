@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from retinue import MutationBatch, PersistedState, Plugin, Registrar, StateKey, StateStore
 from retinue.errors import StateError
 
+from ..effort import share
+
 total: StateKey[int, int] = StateKey("total", int, reduce=lambda a, b: a + b, persistent=True)
 tags: StateKey[list[str], str] = StateKey("tags", list[str], update=str, reduce=lambda a, b: [*a, b], persistent=True)
 name: StateKey[str, str] = StateKey("name", str, persistent=True)
@@ -128,4 +130,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=share(60), stateful_step_count=30, deadline=None)

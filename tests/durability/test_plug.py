@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from ..databases import TestServer
+from ..effort import IS_LONG, share
 from .orphans import play
 from .plug import KINDS, Kind, can_unshare, check, one_round
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if IS_LONG else ["kill", "humans"])
 def test_a_disturbed_tree_comes_to_its_end_on_sqlite(tmp_path: Path, kind: Kind) -> None:
     if kind == "namespaces" and not can_unshare():
         pytest.skip("this process may not make pid namespaces")
@@ -30,6 +31,7 @@ def test_orphans_end_once_when_three_nodes_start_together(
     tmp_path: Path, store: str, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path}/app.db" if store == "sqlite" else request.getfixturevalue("postgres_url")
-    counts = play(tmp_path, url, 60, 3, 1)
-    assert counts["runs"] == 60
-    assert counts["continued"] >= 40
+    runs = share(60, 24)
+    counts = play(tmp_path, url, runs, 3, 1)
+    assert counts["runs"] == runs
+    assert counts["continued"] >= runs * 2 // 3

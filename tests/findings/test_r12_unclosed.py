@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from ..effort import share
 from .support import node
 
-TURNS = (0, 0, 1, 2, 2, 4, 8, 16, 32, 32)
+TURNS = (0, 0, 1, 2, 2, 4, 8, 16, 32, 32)[:: share(1, 3)]
 """Turns of the event loop that each program takes before it returns."""
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_program_with_a_background_child_ends_with_its_event_loop(tmp_path: Path, kind: str) -> None:
-    """A race, so it is tried at several moments. Slow where it fails: 10 s."""
+    """A race, so it is tried at several moments."""
     with ExitStack() as stack:
         programs = []
         for number, turns in enumerate(TURNS):
@@ -26,7 +27,5 @@ async def test_a_program_with_a_background_child_ends_with_its_event_loop(tmp_pa
             programs.append(stack.enter_context(node("forgets_to_close", url, folder, turns)))
         for program in programs:
             await asyncio.to_thread(program.expect, "main returns")
-        codes = await asyncio.gather(
-            *[asyncio.to_thread(program.wait, 10) for program in programs], return_exceptions=True
-        )
+        codes = await asyncio.gather(*[asyncio.to_thread(program.wait) for program in programs], return_exceptions=True)
         assert codes == [0] * len(TURNS)

@@ -17,6 +17,7 @@ from retinue.stores import Retention, SqlTaskRepository
 from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
 
+from ..effort import share
 from .support import whole_log
 
 SIZE = 10_000
@@ -58,8 +59,7 @@ async def growth(first: Awaitable[None], then: Awaitable[None]) -> int:
 
 
 async def test_ended_runs_that_are_stored_do_not_stay_in_memory(sqlite_url: str) -> None:
-    """Takes about 3 s."""
-    runs = 300
+    runs = share(300, 100)
     async with Runtime.open(sqlite_url, [talker()]) as runtime:
 
         async def some(count: int) -> None:
@@ -93,11 +93,11 @@ async def test_streamed_runs_that_are_stored_do_not_stay_in_memory(sqlite_url: s
 
 
 async def test_conversations_without_a_thread_are_bounded_in_memory() -> None:
-    """Nobody can ask for the thread of such a run again except by its result. Takes about 3 s.
+    """Nobody can ask for the thread of such a run again except by its result.
 
     Some may be kept, as the runs are; what is kept must not grow with their number.
     """
-    runs = 2000
+    runs = share(2000, 1100)
     runtime = Runtime([talker()])
 
     async def some() -> None:
@@ -113,7 +113,7 @@ async def test_a_named_thread_stays_in_memory() -> None:
     """The other side: a conversation that has a name is for the next run, however many others there were."""
     runtime = Runtime([Agent("a", ScriptedModel(lambda request: say(str(len(request.messages)))))])
     await runtime.run("a", "first", thread_id="kept")
-    for _ in range(1500):
+    for _ in range(share(1500, 1100)):
         await runtime.run("a", "go")
     assert (await runtime.run("a", "second", thread_id="kept")).response == "3"
     await runtime.close()
@@ -147,9 +147,9 @@ async def watched(children: int) -> float:
 
 async def test_watching_many_children_takes_time_in_proportion() -> None:
     """Sixteen times the children may take forty times as long; where each reads the whole log it is about ninety."""
-    few = min([await watched(100) for _ in range(4)])
-    many = min([await watched(1600) for _ in range(2)])
-    assert many < 40 * few, f"100 children: {few:.3f} s, 1600 children: {many:.3f} s"
+    few = min([await watched(50) for _ in range(4)])
+    many = min([await watched(800) for _ in range(2)])
+    assert many < 40 * few, f"50 children: {few:.3f} s, 800 children: {many:.3f} s"
 
 
 async def test_pruning_drops_the_tasks_of_old_runs(sqlite_url: str, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from retinue.testing import (
 from tests.models.server import serving, split, stream
 from tests.models.streams import RENDER
 
+from ..effort import share
+
 ONCE = RetryPolicy(attempts=1)
 NAMES = {"chat": "openai-chat:m", "responses": "openai-responses:m", "anthropic": "anthropic:m"}
 
@@ -103,10 +105,10 @@ async def test_split_at_every_position(wire: str) -> None:
     calls = (KnownCall("call_1", "f", ('{"a": "', 'é"}')),)
     turn = KnownTurn(reasoning=("hm",), text=("Zü", "ri🦀"), calls=calls, stop_reason="tool_calls")
     events = RENDER[wire](turn)
-    size = len(b"".join(events))
-    async with serving(*[split(events, at) for at in range(1, size)]) as server:
+    places = range(1, len(b"".join(events)), share(1, 7))
+    async with serving(*[split(events, at) for at in places]) as server:
         model = connect(wire, server.url)
-        for at in range(1, size):
+        for at in places:
             heard = await hear(model)
             assert (heard.text, heard.reasoning) == ("Züri🦀", "hm"), at
             assert heard.called == [("call_1", "f", {"a": "é"})], at

@@ -18,6 +18,7 @@ from retinue.models.rules.question import read_question
 from retinue.models.rules.turns import decide
 from retinue.subagents.prompt import subagent_section
 
+from ..effort import share
 from .test_offline import RESULTS, TOOLS, answered, stream
 
 CREW = [
@@ -127,7 +128,7 @@ def test_other_questions_are_worked_on_by_itself(folder: Path, question: str) ->
         assert spawned(ask(folder, question)[0]) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(
     lead=st.sampled_from(["Ask stores and log-book: ", "review the docs ", "check stores.md and log.md", ""]),
     question=st.text(max_size=60),

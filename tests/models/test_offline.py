@@ -29,6 +29,8 @@ from retinue.models.offline import make_model
 from retinue.models.rules.question import make_term, read_question
 from retinue.workspace import LocalFilesystem, file_tools
 
+from ..effort import share
+
 FILES = {
     "notes/lamp.md": "# The lamp\n\nThe lamp burns paraffin.\nThe wick is part LW-7 and is changed in May.\n",
     "notes/stores.md": "# Stores\n\nParaffin: three barrels.\nLW-7: on shelf B, next to the matches.\n",
@@ -307,7 +309,7 @@ RESULTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(question=st.text(max_size=120), results=st.lists(RESULTS, min_size=1, max_size=12))
 def test_every_question_ends_whatever_the_tools_say(question: str, results: list[str]) -> None:
     model = make_model("rules")

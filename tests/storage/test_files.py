@@ -21,8 +21,10 @@ from retinue.stores import MemoryStore
 from retinue.testing import FilesystemSuite
 from retinue.workspace import Filesystem
 
+from ..effort import share
+
 ROOT = Path(__file__).parents[2]
-UPDATES = 500
+UPDATES = share(500, 100)
 
 Open = Callable[..., StoreFilesystem]
 

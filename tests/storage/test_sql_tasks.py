@@ -30,8 +30,10 @@ from retinue.testing.rows import ended_run
 from retinue.testing.stores import stored_run
 from retinue.testing.tasks import NOW, S1, task_record
 
+from ..effort import share
+
 ROOT = Path(__file__).parents[2]
-WRITERS, UPDATES = 4, 250
+WRITERS, UPDATES = share(4, 3), share(250, 60)
 
 Open = Callable[..., SqlTaskRepository]
 

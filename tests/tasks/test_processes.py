@@ -22,12 +22,13 @@ from retinue.tasks.service import TaskService
 from retinue.testing import call, say
 from retinue.testing.tasks import task_record
 
+from ..effort import share
 from .node import SETTINGS, harness
 from .office import eventually, plain
 
 S1 = TaskScope("boss", "s1")
 HERE = Path(__file__).parent.parent.parent
-WRITERS, UPDATES = 8, 500
+WRITERS, UPDATES = share(8, 4), share(500, 60)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -15,6 +15,8 @@ from retinue.tasks.sweeper import Sweeper
 from retinue.tasks.task import at
 from retinue.testing.tasks import NOW, task_record
 
+from ..effort import share
+
 T = TypeVar("T")
 
 SETTINGS = TaskSettings(heartbeat=30, orphan_after=600, sweep_every=300)
@@ -219,4 +221,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestWorld.settings = settings(max_examples=share(100), stateful_step_count=30, deadline=None)

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from retinue.workspace.edits import replace_text
 from retinue.workspace.text import read_lines, read_window
 
+from ..effort import share
+
 texts = st.text(st.sampled_from(list("ab \n\té")), max_size=30)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share(500), deadline=None)
 @given(texts, texts.filter(bool), texts)
 def test_an_edit_is_a_replacement(content: str, old: str, new: str) -> None:
     edit = replace_text(content.encode(), old.encode(), new.encode())
@@ -20,7 +22,7 @@ def test_an_edit_is_a_replacement(content: str, old: str, new: str) -> None:
     assert len(edit.lines) == content.count(old)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share(500), deadline=None)
 @given(texts.filter(lambda text: "\n" in text), texts.filter(bool), texts)
 def test_line_ends_of_the_file_are_kept(content: str, old: str, new: str) -> None:
     def dos(text: str) -> bytes:
@@ -38,14 +40,14 @@ def test_mixed_line_ends_match_and_the_rest_stays() -> None:
     assert edit.lines == [2]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_bytes_that_are_not_text_stay(before: bytes, after: bytes) -> None:
     data = before + b"<old>" + after
     assert replace_text(data, b"<old>", b"<new>").data == data.replace(b"<old>", b"<new>")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share(500), deadline=None)
 @given(st.binary(max_size=60).map(lambda data: data.replace(b"\x01", b"\n")), st.integers(1, 8))
 def test_lines_are_whole_or_cut_with_what_is_missing(data: bytes, width: int) -> None:
     content = data.removeprefix(b"\xef\xbb\xbf")

@@ -21,6 +21,8 @@ from retinue.workspace import LocalFilesystem, SandboxFilesystem, file_tools
 from retinue.workspace.folders import ResolvedFolder
 from retinue.workspace.paths import normal_path
 
+from ..effort import share
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs an atomic exchange of two names")
 
 SECRET = "TOP-SECRET-7261"
@@ -122,7 +124,7 @@ def everything_said(root: Path, kind: type[LocalFilesystem], path: str, other: s
 
 
 @pytest.mark.parametrize("name", ["anchored", "resolved", "sandbox"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(tree=trees, path=paths, other=paths)
 def test_no_path_shows_or_changes_what_is_outside(
     name: str, tree: list[tuple[list[str], str]], path: str, other: str
@@ -139,7 +141,7 @@ def test_no_path_shows_or_changes_what_is_outside(
         assert snapshot(Path(base), root) == before
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=share(1000), deadline=None)
 @given(paths)
 def test_a_path_has_one_normal_form_and_it_stays_below(path: str) -> None:
     try:

@@ -11,6 +11,7 @@ from retinue.core.errors import Denied, ExecutionFailed, InvalidArguments, NotFo
 from retinue.workspace import LocalFilesystem, file_tools
 from retinue.workspace.tools import READ_ONLY_TOOLS
 
+from ..effort import share
 from .conftest import Call, context
 
 
@@ -162,19 +163,21 @@ async def test_one_reading_fits_what_a_model_may_read(call: Call, files: LocalFi
     assert [line.split("\t")[1].split()[0] for line in seen] == [str(number) for number in range(1, 101)]
 
 
-async def test_a_file_of_50_megabytes(call: Call, root: Path) -> None:
-    line = b"0123456789" * 5 + b"\n"
-    (root / "large.txt").write_bytes(line * 1_000_000)
-    text = await call("read_file", path="large.txt", offset=900_000, limit=1)
-    assert text == numbered(line.decode().strip(), first=900_001) + (
-        "\n[lines 900001-900001 of 1000000; read on with offset=900001]"
+async def test_a_large_file(call: Call, root: Path) -> None:
+    lines, line = share(1_000_000), b"0123456789" * 5 + b"\n"
+    (root / "large.txt").write_bytes(line * lines)
+    text = await call("read_file", path="large.txt", offset=lines - 10, limit=1)
+    at = lines - 9
+    assert (
+        text == numbered(line.decode().strip(), first=at) + f"\n[lines {at}-{at} of {lines}; read on with offset={at}]"
     )
-    with pytest.raises(ExecutionFailed, match=r"large\.txt: it has 51,000,000 bytes, over the limit of 10,000,000"):
+    size = f"{51 * lines:,}"
+    with pytest.raises(ExecutionFailed, match=rf"large\.txt: it has {size} bytes, over the limit of 10,000,000"):
         await call("edit_file", path="large.txt", old="0", new="1")
     assert "no line" in await call("grep_files", pattern="absent")
-    (root / "one-line.txt").write_bytes(b"x" * 50_000_000)
+    (root / "one-line.txt").write_bytes(b"x" * 50 * lines)
     text = await call("read_file", path="one-line.txt")
-    assert text.endswith("[49,990,000 more bytes in this line]")
+    assert text.endswith(f"[{50 * lines - 10_000:,} more bytes in this line]")
 
 
 async def test_write_says_what_it_did(call: Call, files: LocalFilesystem) -> None:

@@ -12,6 +12,8 @@ from retinue.core.filesystem import FileEntry
 from retinue.workspace.patterns import GlobPattern
 from retinue.workspace.tree import walk_files
 
+from ..effort import share
+
 
 def found(pattern: str, *paths: str) -> list[str]:
     """Which of these files a walk finds, and it must open no folder for nothing."""
@@ -40,7 +42,7 @@ segments = st.lists(st.sampled_from(["a", "b", "ab", "*", "**", "?", "a*", "[!a]
 files = st.lists(st.sampled_from(["a", "b", "ab", "ba"]), min_size=1, max_size=4)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share(500), deadline=None)
 @given(segments, files)
 @example(["**", "a", "**"], ["a"])
 @example(["a", "**"], ["a"])

@@ -18,6 +18,8 @@ from retinue.core.filesystem import Filesystem
 from retinue.testing import FilesystemSuite
 from retinue.workspace import LocalFilesystem
 
+from ..effort import share
+
 
 @pytest.fixture
 def suite(tmp_path: Path, kind: type[LocalFilesystem]) -> FilesystemSuite:
@@ -247,7 +249,7 @@ paths = st.lists(names, min_size=1, max_size=3).map("/".join)
 operations = st.tuples(st.sampled_from(["write", "delete"]), paths, st.binary(max_size=5))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(st.lists(operations, max_size=15))
 def test_it_behaves_like_a_dictionary_of_paths(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, bytes]]

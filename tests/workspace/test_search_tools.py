@@ -16,6 +16,7 @@ from retinue.workspace import text as text_module
 from retinue.workspace import tools as tools_module
 from retinue.workspace.grep import LinePattern
 
+from ..effort import share
 from .conftest import Call
 
 
@@ -154,7 +155,7 @@ async def test_a_pattern_never_leaves_its_line(
     assert [int(line.split(":")[1]) for line in lines if line.startswith("a.txt:")] == found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(st.text("ab.*+?|()[]^$\\n", max_size=8), st.lists(st.text("ab", max_size=5), max_size=8))
 def test_lines_are_found_as_by_searching_each_alone(pattern: str, lines: list[str]) -> None:
     try:
