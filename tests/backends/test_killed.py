@@ -48,7 +48,7 @@ def opened(database: str, server: str, kind: str, **options: Any) -> Runtime:
 
 
 async def start(database: str, server: str, kind: str) -> None:
-    async with opened(database, server, kind, lease=1.0) as runtime:
+    async with opened(database, server, kind) as runtime:
         run = runtime.stream("parent", "go")
         sys.stdout.write(f"{run.run_id}\n")
         sys.stdout.flush()
