@@ -4,11 +4,12 @@
 from .core.decisions import Decision
 from .core.lifecycle import RunStatus, ToolCallStatus
 from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
-from .loop.handles import ChildRun, TextStream
 from .loop.state import CallState, LogState, RunState
 from .runtime import Run, Runtime
+from .runtime.run import ChildRun, RunHandle, TextStream
+from .runtime.runtime import RunOptions
 
 __all__ = [
-    "CallState", "ChildRun", "Decision", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Run", "RunIdentity", "RunResult",
-    "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
+    "CallState", "ChildRun", "Decision", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Run", "RunHandle", "RunIdentity",
+    "RunOptions", "RunResult", "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
 ]

@@ -160,7 +160,7 @@ class Played(Struct):
 
     run_id: str
     result: RunResult
-    events: list[Event]
+    events: Sequence[Event]
     thread: ThreadRecord
     done: dict[str, int]
 
@@ -237,7 +237,8 @@ async def crowd(spot: Spot, runtime: Runtime, scene: Scene, size: int) -> None:
 
 
 async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
-    run = runtime.stream(scene.agents[0], scene.says, **{"thread_id": "thread-1", **scene.options})
+    options: Any = {"thread_id": "thread-1", **scene.options}
+    run = runtime.stream(scene.agents[0], scene.says, **options)
     (spot.folder / "run_id").write_text(run.run_id)
     if scene.then:
         later = runtime.stream(scene.agents[0], scene.then, thread_id="thread-1", when_busy="enqueue")
@@ -249,7 +250,7 @@ async def start(spot: Spot, runtime: Runtime, scene: Scene) -> RunResult:
     return await run.cancel("not wanted")
 
 
-def check(events: list[Event]) -> None:
+def check(events: Sequence[Event]) -> None:
     """What holds for every log: no hole, and every run and call begins once and ends once."""
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     runs: dict[str, list[Any]] = {}
@@ -287,7 +288,7 @@ async def is_free(store: Any, run_id: str) -> bool:
     return await store.owner_of(run_id) is None
 
 
-async def check_store(url: str, run_id: str, events: list[Event]) -> None:
+async def check_store(url: str, run_id: str, events: Sequence[Event]) -> None:
     """What another process finds: the same log, ended, nobody's, and one that folds to runs that are over."""
     store: Any = open_store(url)
     await store.open()

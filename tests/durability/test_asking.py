@@ -29,11 +29,11 @@ from retinue import (
     UnknownRun,
     tool,
 )
-from retinue.core.events import Event, RunFinished
+from retinue.core.events import Event, RunFinished, TaskUpdated
 from retinue.core.stores import Wish
 from retinue.errors import RunElsewhere
 from retinue.loop.tickets import encode_decisions
-from retinue.runtime import inbox
+from retinue.runtime import elsewhere
 from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskStatus
 from retinue.testing import ScriptedModel, call, say
@@ -131,9 +131,11 @@ class Desk:
         raise AssertionError("there is no child that waits")
 
     async def task_ended(self, runtime: Runtime, run_id: str) -> str:
-        """How the task under a run ended; its log is complete then."""
-        statuses = [event.status async for event in runtime.events(run_id) if event.kind == "task_updated"]  # type: ignore[attr-defined]
-        return statuses[-1]
+        """Return how the task under a run ended."""
+        async for event in runtime.events(run_id):
+            if isinstance(event, TaskUpdated) and TaskStatus(event.status).is_terminal:
+                return event.status
+        raise AssertionError("no task ended")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -211,11 +213,11 @@ async def test_a_background_child_that_waits_is_answered_from_elsewhere(desk: De
 
 
 async def test_nobody_is_asked_about_a_run_that_there_is_not(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "PATIENCE", 3600)
+    monkeypatch.setattr(elsewhere, "PATIENCE", 3600)
     async with desk.open() as second:
         with pytest.raises(UnknownRun, match="run_none"):
             await second.resume("run_none", {"c": Decision.resume()})
-        monkeypatch.setattr(inbox, "PATIENCE", 0.1)
+        monkeypatch.setattr(elsewhere, "PATIENCE", 0.1)
         async with desk.open() as first:
             await start(first, "wait ann")
             with pytest.raises(UnknownRun, match="run_none"):
@@ -475,7 +477,7 @@ async def test_an_owner_that_dies_leaves_its_inbox_to_the_next(desk: Desk) -> No
 
 
 async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LATER", 0.0)
+    monkeypatch.setattr(elsewhere, "LATER", 0.0)
     async with Elsewhere(desk, "wait ann", stopped=True) as (run_id, _):
         async with desk.open(recover=False) as here:
             with pytest.raises(RunElsewhere, match="has not replied yet"):
@@ -504,7 +506,7 @@ async def test_an_answer_that_nobody_heard_can_be_given_again(desk: Desk, monkey
 
         yes = Decision.resume("yes")
         with monkeypatch.context() as patched:
-            patched.setattr(inbox, "PATIENCE", 0.1)
+            patched.setattr(elsewhere, "PATIENCE", 0.1)
             patched.setattr(store, "claim", no)  # another was quicker
             with pytest.raises(RunElsewhere):
                 await first.resume(run_id, {"p-ann": yes})

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from retinue import Agent, Event, Run, RunStatus, Runtime, ToolContext, ToolOutput, tool
+from retinue import Agent, Run, RunStatus, Runtime, ToolContext, ToolOutput, tool
+from retinue.events import AnyEvent
 from retinue.testing import ScriptedModel, ScriptError, call, fail, say, think
 from tests.story import check_order, story
 
 
-async def listen(run: Run) -> list[Event]:
+async def listen(run: Run) -> list[AnyEvent]:
     events = [event async for event in run]
     check_order(events)
     return events

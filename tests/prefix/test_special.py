@@ -17,8 +17,8 @@ from retinue.core.stores import RunRecord, Wish
 from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.tickets import encode_decisions
+from retinue.runtime.inbox import restored
 from retinue.runtime.live import LiveRun
-from retinue.runtime.requests import restored
 from retinue.stores import ThreadRecord
 
 from ..folding import checked_folds
@@ -313,7 +313,7 @@ async def _continue_in_memory(scene: Scene, rows: list[Any], run_id: str, whole:
         log.privates = [row for row in rows if row.private is not None]
         agent = runtime.agents[state.first_agent]
         record = RunRecord(identity=state.identity, started_at=0.0, log_id=run_id)
-        live = runs._add(LiveRun(runs, restored(agent, state.identity, state.request), log, record, None))
+        live = runs.add(LiveRun(runs, restored(agent, state.identity, state.request), log, record, None))
         unknown = {
             call.call.args.get("key", "")
             for run in tree.runs.values()
@@ -321,7 +321,7 @@ async def _continue_in_memory(scene: Scene, rows: list[Any], run_id: str, whole:
             if call.status is ToolCallStatus.RUNNING and call.entered
         }
         if state.waits or state.is_over:
-            await live.take_up()
+            await live.take_up_tasks()
         else:
             live.proceed()
         result = await asyncio.wait_for(answer_all(runtime, run_id, world), 90)

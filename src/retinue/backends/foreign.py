@@ -126,6 +126,7 @@ class ForeignBackend:
                 token.set(given.reason or "cancelled")
 
         given.on_set(stop)
+        self._local.elsewhere[request.identity.run_id] = token
         try:
             await _see_through(work, token, seconds)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
@@ -138,6 +139,7 @@ class ForeignBackend:
             raise
         finally:
             given.forget(stop)
+            self._local.elsewhere.pop(request.identity.run_id, None)
             work.cancel()
         if (child is None or child.state is None) and (problem := _problem(work)) is not None:
             raise _as_backend_error(request, problem) from problem

@@ -44,6 +44,10 @@ class LocalBackend:
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
         """The tasks of calls in which children run alongside."""
+        self._aborted: set[str] = set()
+        """Children that were stopped alone while they run in the task of their call."""
+        self.elsewhere: dict[str, CancellationToken] = {}
+        """The tokens of children that another backend executes."""
         self._held: dict[str, int] = {}
         """Runs that may have children after their end, and how many tasks want that."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
@@ -59,10 +63,15 @@ class LocalBackend:
 
     def open(self, request: RunRequest, log: LiveLog, state: RunState | None = None) -> Execution:
         """Set a root run up, a new one or one to continue; raises where it cannot be."""
+        if self._resolver.overrides:
+            request.override = self._resolver.overrides[-1]
         blueprint = self._blueprint(request.agent)
-        if state is None:
-            return set_up(request, blueprint, self._resolver, log)
-        return continue_run(request, state, blueprint, self._resolver, log)
+        if state is not None:
+            return continue_run(request, state, blueprint, self._resolver, log)
+        x = set_up(request, blueprint, self._resolver, log)
+        if request.override is None:
+            self._resolver.check_subagents(request.agent)
+        return x
 
     def enter(self, x: Execution) -> None:
         """Make a run known, so that it can have children."""
@@ -104,12 +113,21 @@ class LocalBackend:
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
 
-    async def abort(self, run_id: str) -> None:
-        if (task := self._tasks.get(run_id)) is not None:
-            task.cancel("aborted")
+    async def abort(self, run_id: str, reason: str = "aborted") -> None:
+        """Stop one child; its call gets a cancelled result and continues."""
+        if (token := self.elsewhere.get(run_id)) is not None:
+            token.set(reason)
+        task = self._tasks.get(run_id) or self._hosts.get(run_id)
+        x = self._executions.get(run_id)
+        if task is None or x is None:
+            return
+        x.cancellation.set(reason)
+        if run_id in self._hosts:
+            self._aborted.add(run_id)
+            task.cancel(reason)
+        else:
+            task.cancel(reason)
             await asyncio.wait({task}, timeout=GRACE)
-        elif (x := self._executions.get(run_id)) is not None:
-            x.cancellation.set("aborted")  # it shares a task with its call: it stops with its present step
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
@@ -315,6 +333,9 @@ class LocalBackend:
                 given.forget(pass_on)
                 del self._hosts[run_id]
                 self.leave(x)
+            if run_id in self._aborted:  # only the child was to stop
+                self._aborted.discard(run_id)
+                host.uncancel()
             if host.cancelling():  # the child was cancelled with its call, and ended with a result; the call ends too
                 raise asyncio.CancelledError
             return result

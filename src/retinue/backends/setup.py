@@ -95,20 +95,28 @@ def _execution(
     agent, limits = request.agent, state.request.limits
     inherits_hooks = parent is not None and parent.hooks.inherited
     hooks = blueprint.hooks.below(parent.hooks) if parent and inherits_hooks else blueprint.hooks
-    # An agent without a model of its own runs, as a child, on its parent's.
-    inherits = parent is not None and agent.model is None and request.model is None
-    if parent and inherits:
-        model: Model = parent.model
-    elif request.model is not None:
-        model = resolver.model_of(agent, request.model)
-    else:
-        model = blueprint.model = blueprint.model or resolver.model_of(agent)
+    model = _model(request, blueprint, resolver, parent)
     slots = Slots((limits or DEFAULT_LIMITS).parallel) if parent is None else parent.slots.below(limits)
     equipment = Equipment(agent, model, blueprint.toolbox, blueprint.descriptors, hooks)
     # Not a method of this object: a cycle would keep every run for a while.
     return Execution(
         request, state, equipment, blueprint.state.empty_copy(), log, slots, partial(_equip, agent, hooks), resolver
     )
+
+
+def _model(request: RunRequest, blueprint: Blueprint, resolver: Resolver, parent: Execution | None) -> Model:
+    """The model of a run: that of `Runtime.override`, its request, its agent or its parent, the first that there is."""
+    agent = request.agent
+    if parent is not None:
+        request.override = parent.request.override
+    given = request.override or request.model
+    if given is not None:
+        return resolver.model_of(agent, given)
+    if parent is not None and agent.model is None:
+        return parent.model
+    if blueprint.model is None:
+        blueprint.model = resolver.model_of(agent)
+    return blueprint.model
 
 
 def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
@@ -118,7 +126,9 @@ def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
     toolbox = _toolbox(agent, registrars, x.resolver)
     made = HookTable(registrars).below(hooks)  # inherited hooks stay, whichever agent continues
-    return Equipment(agent, x.resolver.model_of(agent), toolbox, toolbox.descriptors, made)
+    keeps_model = agent.backend is None and (agent.model is None or x.request.override is not None)
+    model = x.model if keeps_model else x.resolver.model_of(agent)
+    return Equipment(agent, model, toolbox, toolbox.descriptors, made)
 
 
 def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:

@@ -85,6 +85,8 @@ class RunRequest(Struct, kw_only=True):
     context: Mapping[str, Any] = {}
     model: str | Model | None = None
     """Instead of the agent's own."""
+    override: str | Model | None = None
+    """Replaces every model of this run and of everything below it, for tests; not stored."""
     sink: Sink | None = None
     """Hears this run's own events, beside the log."""
     timeout: float | None = None
@@ -140,6 +142,13 @@ class Resolver(Protocol):
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model: ...
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
+
+    overrides: list[str | Model]
+    """The models of `Runtime.override` that are in force, the innermost last."""
+
+    def check_subagents(self, agent: Agent) -> None:
+        """Raise ConfigurationError if an agent below this one names a model that cannot be used."""
+        ...
 
     background: Any
     """The `tasks.background.Background` of the runtime, for tools that start background work."""

@@ -44,6 +44,10 @@ class RunRecord(Struct, kw_only=True, gc=False):
     """The log it is in: its own id where it is a root."""
 
     @property
+    def has_ended(self) -> bool:
+        return self.result is not None and self.result.status.is_terminal
+
+    @property
     def status(self) -> str:
         if self.result is not None:
             return self.result.status.value

@@ -211,6 +211,12 @@ class LiveLog:
         """True if nothing more will come: followers end after the last event."""
         return self.ended and not self.holders
 
+    @property
+    def waits(self) -> bool:
+        """True if the root run waits for a human."""
+        root = next(iter(self.tree.runs.values()), None)
+        return root is not None and root.waits
+
     def close(self) -> None:
         """The root run has ended or waits; what runs in the background goes on."""
         self.ended = True
@@ -239,8 +245,13 @@ class LiveLog:
             for feed in self._feeds.values():
                 feed.wake()
 
-    async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
-        """Yield every event after number `after` as it comes, until the log closes or that run ends its leg."""
+    async def follow(
+        self, after: int = 0, until_end_of: str | None = None, *, past_waits: bool = False
+    ) -> AsyncIterator[Event]:
+        """Yield every event after number `after` as it comes, until the log closes or that run ends its leg.
+
+        With `past_waits` it goes on where the root run waits for a human.
+        """
         if after < self.first and self.earlier is not None:
             async for event in self.earlier(after, self.first):
                 yield event
@@ -258,7 +269,11 @@ class LiveLog:
                     if event.__class__ is RunFinished and event.run_id == until_end_of:
                         return
                 return
-            if self.closed:
+            if self.closed and not (past_waits and self.waits):
+                return
+            if self.closed and self.earlier is not None:  # any process may continue it
+                async for event in self.earlier(self.first + place, None):
+                    yield event
                 return
             await self.changed()
 

@@ -3,30 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ..core.errors import ConfigurationError
+from ..core.backend import RunRequest
+from ..core.decisions import Decision
+from ..core.errors import ConfigurationError, UnknownRun
 from ..core.events import ChildFinished, ChildStarted, Event, RunStarted
 from ..core.ids import unique
+from ..core.messages import Message
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity
-from ..loop.fold import fold
+from ..core.stores import RunRecord, ThreadRecord
+from ..loop.endings import start_leg
+from ..loop.fold import fold, fold_all
 from ..loop.state import LogState, RunState
+from ..loop.tickets import match_decisions
+from ..storage.logs import LogWriter
+from .inbox import encode_start, restored
+from .live import LiveRun
+
+if TYPE_CHECKING:
+    from .runs import LocalRuns
 
 SHOWN = 6
 """The number of places that an error names."""
 
 
-def fold_until(rows: Iterable[LogRow], seq: int, place: str = "", log_id: str = "") -> LogState:
-    """The state of a log after event number `seq`."""
-    tree = LogState()
-    for row in rows:
-        if row.seq > seq:
-            break
-        fold(tree, row, place, log_id)
-    return tree
+async def _rows_of(runs: LocalRuns, run_id: str) -> list[LogRow]:
+    """Return the rows of a log as they are stored, or in memory."""
+    live = runs.get(run_id)
+    if runs.owner is None:
+        if live is None:
+            raise UnknownRun(run_id)
+        return live.log.rows()
+    if live is not None and live.writer is not None:
+        await live.writer.flush()
+    stored = await runs.owner.store.read_log(run_id)
+    if stored is None:
+        raise UnknownRun(run_id)
+    if stored.thinned:
+        raise ConfigurationError(f"the log of run {run_id!r} was thinned by retention: it can only be read")
+    return list(stored.rows)
+
+
+async def state_at(runs: LocalRuns, run_id: str, seq: int) -> RunState:
+    """Return the state of a run after an event of its log."""
+    rows = await _rows_of(runs, run_id)
+    state = fold_all([row for row in rows if row.seq <= seq], _place(runs), run_id).runs.get(run_id)
+    if state is None or seq > rows[-1].seq:
+        raise ConfigurationError(f"the log of run {run_id!r} has events 1 to {rows[-1].seq}, and no event {seq}")
+    return state
+
+
+async def fork_run(
+    runs: LocalRuns, run_id: str, at: int, messages: tuple[Message, ...], decisions: Mapping[str, Decision] | None
+) -> LiveRun:
+    """Start a new run on a new thread that continues another as it was after an event."""
+    rows = await _rows_of(runs, run_id)
+    check_place(rows, run_id, at, _place(runs))
+    copy = Copy(rows, run_id, at)
+    tree = fold_all(copy.rows, _place(runs), run_id)
+    state = tree.runs[copy.run_id]
+    if messages and (state.waits or decisions is not None):
+        raise ConfigurationError(f"run {run_id!r} waits at event {at}: give the fork decisions, not an input")
+    if state.is_over and not messages:
+        raise ConfigurationError(f"run {run_id!r} had ended at event {at}: give the fork an input to continue with")
+    if decisions is not None:
+        match_decisions(tree, state, decisions)  # raises before anything is stored
+    request = restored(runs.registry.agent(state.first_agent), state.identity, state.request)
+    run = await _store_copy(runs, copy, tree, state, request)
+    if decisions is not None:
+        run.accept(decisions)
+    elif messages or not state.waits:
+        run.first = tree.seq
+        if messages:
+            numbered = enumerate(messages, state.message_count + 1)
+            named = [replace(one, id=one.id or f"{run.run_id}-m{number}") for number, one in numbered]
+            start_leg(run.log, state, messages=tuple(named))
+        run.proceed()
+    else:
+        await run.take_up_tasks()
+        await run.release_if_idle()
+    return run
+
+
+async def _store_copy(runs: LocalRuns, copy: Copy, tree: LogState, state: RunState, request: RunRequest) -> LiveRun:
+    identity, now, owner = state.identity, runs.clock(), runs.owner
+    record = RunRecord(identity=identity, started_at=now, log_id=identity.run_id)
+    for thread_id, run in _threads_of(tree).items():
+        history = tuple(run.messages[: run.own_from])
+        await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))
+    writer = None
+    if owner is not None:
+        await owner.store.begin_run(record, encode_start(request, state.request), owner.id, owner.lease)
+        writer = LogWriter(identity.run_id, owner.store)
+        writer.rows.extend(copy.rows)
+    log = runs.make_log(writer, tree)
+    if writer is None:
+        log.first, log.events = 0, [row.event for row in copy.rows if row.event is not None]
+        log.privates = [row for row in copy.rows if row.private is not None]
+    log.append_private(Private(kind="resumed", at=now))
+    made = runs.add(LiveRun(runs, request, log, record, writer))
+    runs.join_line(made)
+    return made
+
+
+def _place(runs: LocalRuns) -> str:
+    return "" if runs.owner is None else runs.owner.store.place
 
 
 def is_boundary(tree: LogState, root: RunState | None) -> bool:
@@ -121,6 +206,6 @@ class Copy:
         )
 
 
-def threads_of(tree: LogState) -> Mapping[str, RunState]:
-    """The runs of a copied log that had a conversation before them, by the new thread."""
+def _threads_of(tree: LogState) -> Mapping[str, RunState]:
+    """Return the runs of a copied log that had a conversation before them, by the new thread."""
     return {run.identity.thread_id: run for run in tree.runs.values() if run.own_from}

@@ -35,13 +35,13 @@ _here: dict[str, asyncio.AbstractEventLoop] = {}
 class OwnedRun(Protocol):
     """The calls of an owner to a run that it owns."""
 
-    def wish(self, wish: Wish) -> None:
-        """Make a fact of what somebody wants, or refuse it; called once for each wish."""
+    def receive(self, wish: Wish) -> None:
+        """Carry out a wish, or refuse it; called once for each wish."""
         ...
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this process is giving it up."""
+        """True while this process gives it up."""
         ...
 
     def lose(self) -> None:
@@ -53,7 +53,7 @@ class Owner:
     """This process among those that share a store."""
 
     def __init__(self, store: DurableStore, lease: float) -> None:
-        self._store, self.lease = store, lease
+        self.store, self.lease = store, lease
         self.id = f"{_boot_id()}/{_pid_namespace()}/{os.getpid()}/{_started(os.getpid())}/{unique()}"
         self.logs: dict[str, OwnedRun] = {}
         self._seen_wishes: set[tuple[str, str]] = set()
@@ -65,17 +65,17 @@ class Owner:
         self._recovering: asyncio.Task[None] | None = None
         self._closed = False
 
-    def show_life(self) -> None:
-        """Let other runtimes of this process know that this one lives; before it owns anything."""
+    def register(self) -> None:
+        """Let other runtimes of this process know that this one is alive, before it owns anything."""
         _here[self.id] = asyncio.get_running_loop()
 
     def is_fresh(self) -> bool:
-        """Whether the leases of this owner were renewed less than a lease ago."""
+        """Return whether the leases of this owner were renewed less than a lease ago."""
         return _now() - self._renewed < self.lease
 
     def add(self, log_id: str, run: OwnedRun) -> None:
         """Look after a log that was begun or claimed here."""
-        self.show_life()
+        self.register()
         if not self.logs:
             self._renewed = _now()
         self.logs[log_id] = run
@@ -87,20 +87,20 @@ class Owner:
 
     async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
         """Become the owner of a log that is free, or whose owner is gone; the new epoch, or None."""
-        self.show_life()
-        owner = await self._store.owner_of(log_id) if log is None else log.owner
+        self.register()
+        owner = await self.store.owner_of(log_id) if log is None else log.owner
         gone = owner if owner is not None and is_gone(owner) else None
         seen = None
         if gone is None and log is not None and log.expired is None:
             # Its lease cannot be compared with our clock, but has not changed for as long as a lease lasts.
             gone, seen = owner, log.lease_until
-        return await self._store.claim(log_id, self.id, self.lease, gone=gone, seen=seen)
+        return await self.store.claim(log_id, self.id, self.lease, gone=gone, seen=seen)
 
     async def orphans(self) -> list[OpenLog]:
-        """The logs that nobody works on though they neither wait nor have ended."""
+        """Return the logs that nobody works on though they neither wait nor have ended."""
         found: list[OpenLog] = []
         suspects: dict[str, tuple[OpenLog, float]] = {}
-        for log in await self._store.open_logs():
+        for log in await self.store.open_logs():
             if log.owner == self.id:
                 continue
             if log.owner is None or log.expired or is_gone(log.owner):
@@ -127,12 +127,12 @@ class Owner:
             except Exception as exc:
                 _log.error("looking for interrupted runs failed, and is tried again: %s", exc)
 
-    def poke(self) -> None:
+    def check_inboxes(self) -> None:
         """Look at the inboxes at once."""
         self._poked.set()
 
     async def stop_heartbeat(self) -> None:
-        """Show no more signs of life, and recover nothing more."""
+        """Renew and recover nothing more."""
         self._closed = True
         jobs = [job for job in (self._job, self._recovering) if job is not None]
         for job in jobs:
@@ -149,8 +149,8 @@ class Owner:
             self._job = asyncio.create_task(self._beat_forever(), name="retinue-owner")
 
     async def _beat_forever(self) -> None:
-        """While there are logs: renew their leases and hear what others want. Nothing but a cancel ends this early."""
-        with self._store.watch(WISHES) as watch:
+        """Renew leases and read inboxes while there are logs. Only a cancel ends this early."""
+        with self.store.watch(WISHES) as watch:
             while self.logs:
                 try:
                     await self._beat()
@@ -171,13 +171,13 @@ class Owner:
     async def _beat(self) -> None:
         if _now() - self._renewed >= self.lease / 3:
             await self._renew()
-        for wish in await self._store.wishes(self.id):
+        for wish in await self.store.wishes(self.id):
             run = self.logs.get(wish.log_id)
-            if run is not None and self.hears(wish):
-                run.wish(wish)
+            if run is not None and self.is_new(wish):
+                run.receive(wish)
 
-    def hears(self, wish: Wish) -> bool:
-        """Note a wish; return whether it is new."""
+    def is_new(self, wish: Wish) -> bool:
+        """Note a wish, and return whether it was unknown."""
         key = (wish.log_id, wish.wish_id)
         if key in self._seen_wishes:
             return False
@@ -186,7 +186,7 @@ class Owner:
 
     async def _renew(self) -> None:
         began, mine = _now(), dict(self.logs)
-        kept = await self._store.renew(self.id, self.lease)
+        kept = await self.store.renew(self.id, self.lease)
         self._renewed = began
         for log_id, run in mine.items():
             if log_id not in kept and self.logs.get(log_id) is run and not run.is_leaving:
@@ -237,7 +237,7 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, as a number that no later one of the same id has; empty where there is none."""
+    """Return when a process was started, a number that no later one of the same id has; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
@@ -39,9 +41,13 @@ class AgentRegistry:
         self.background: LocalBackground | None = None
         self._foreign: dict[Any, ForeignBackend] = {}
         self._models = OpenModels()
+        self._checked: WeakSet[Agent] = WeakSet()
+        """Agents whose sub-agents are known to have models that can be used."""
+        self.overrides: list[str | Model] = []
+        """The models of `override`, the innermost last."""
 
-    def take(self, agent: Agent) -> None:
-        """Add an agent; two of one name are an error."""
+    def add(self, agent: Agent) -> None:
+        """Add an agent and those that it names as objects; two of one name are an error."""
         if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"not an agent: {agent!r}")
         if self.agents.get(agent.name) is agent:
@@ -52,18 +58,12 @@ class AgentRegistry:
         if agent.backend is not None:
             self._check_backend(agent, agent.backend)
         self.agents[agent.name] = agent
-        self._take_linked(agent)
-
-    def _take_linked(self, agent: Agent) -> None:
         for target in agent.linked():
-            if self.agents.get(target.name) is not target:
-                self.take(target)
+            self.add(target)
 
     def find(self, agent: str | Agent) -> Agent:
-        """The agent of that name; one given as an object need not be known."""
-        if isinstance(agent, Agent):
-            return agent
-        return self.agent(agent)
+        """Return the agent of that name; one given as an object need not be known."""
+        return agent if isinstance(agent, Agent) else self.agent(agent)
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan:
         assert self.backend is not None
@@ -124,6 +124,30 @@ class AgentRegistry:
         if name not in self.agents:
             raise UnknownAgent(name, tuple(self.agents))
         return self.agents[name]
+
+    @contextmanager
+    def override(self, model: str | Model) -> Generator[None]:
+        """Let `model` replace the models of all runs that are started or answered meanwhile."""
+        self.overrides.append(model)
+        try:
+            yield
+        finally:
+            self.overrides.remove(model)
+
+    def check_subagents(self, agent: Agent) -> None:
+        """Raise ConfigurationError if an agent below this one names a model that cannot be used; checked once."""
+        if agent in self._checked:
+            return
+        self._checked.add(agent)
+        try:
+            named = [self.agents[name] for name in agent.subagents if isinstance(name, str) and name in self.agents]
+            for target in (*agent.linked(), *named):
+                if target.model is not None and target.backend is None:
+                    self._models.resolve(target.model, f"agent {target.name!r}")
+                self.check_subagents(target)
+        except ConfigurationError:
+            self._checked.discard(agent)
+            raise
 
     def model_of(self, agent: Agent, override: str | Model | None = None) -> Model:
         if agent.backend is not None:

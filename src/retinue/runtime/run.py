@@ -1,46 +1,107 @@
-"""The handle of a run: events as they come, parts, children, the result, cancel."""
+"""Handles of runs: events as they come, text, parts, children, the result, cancel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from typing import Any, Generic, Protocol, cast
 
 from ..core.context import GRACE
-from ..core.errors import OwnershipLost
-from ..core.events import Event
-from ..core.runs import RunResult
-from ..loop.handles import ChildRun, children_of
+from ..core.errors import ConfigurationError, OwnershipLost
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, TextDelta
+from ..core.runs import Out, RunResult
 from ..loop.log import LiveLog
 from ..wire.parts import Mode, PartsProjection, StreamPart
 
+Opened = tuple[LiveLog, int]
+"""The log of a run, and the number of the last event before the leg that a handle shows."""
+
 
 class Home(Protocol):
-    """The runtime of a handle."""
+    """The calls of a handle to its runtime."""
 
     async def result(self, run_id: str) -> RunResult: ...
 
-    async def cancel(
-        self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
-    ) -> RunResult: ...
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult: ...
+
+    async def abort_child(self, run_id: str, reason: str) -> None: ...
 
 
-class Run:
-    """A run in progress. Iterate it for events; leaving the iteration does not stop it."""
+class RunHandle(Generic[Out]):
+    """A run to watch: the common part of `Run` and `ChildRun`.
+
+    Iterate it for its events and those of everything below it. Leaving the iteration does not stop the run.
+    """
+
+    def __init__(self, run_id: str, agent: str, home: Home) -> None:
+        self.run_id, self.agent, self._home = run_id, agent, home
+
+    def __aiter__(self) -> AsyncIterator[AnyEvent]:
+        return self._iterate()
+
+    @property
+    def events(self) -> AsyncIterator[AnyEvent]:
+        """The events of this run alone, without those of its children, until it ends."""
+        return self._own_events()
+
+    @property
+    def text(self) -> TextStream:
+        """The text of this run: iterate it for pieces, or await it for the whole."""
+        return TextStream(self)
+
+    @property
+    def children(self) -> AsyncIterator[ChildRun]:
+        """The children of this run, as they start."""
+        return self._children()
+
+    async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
+        """Yield the events as LangGraph-shaped parts."""
+        project = PartsProjection(modes)
+        async for event in self:
+            for part in project(event):
+                yield part
+
+    async def result(self) -> RunResult[Out]:
+        """Wait for the end of the run and return its result."""
+        raise NotImplementedError
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult[Out]:
+        """Stop the run, wait for its end and return its result."""
+        raise NotImplementedError
+
+    async def _open(self) -> Opened:
+        raise NotImplementedError
+
+    def _iterate(self) -> AsyncIterator[AnyEvent]:
+        raise NotImplementedError
+
+    async def _own_events(self) -> AsyncIterator[AnyEvent]:
+        log, _ = await self._open()
+        async for event in log.feed(self.run_id).follow():
+            yield cast("AnyEvent", event)
+
+    async def _children(self) -> AsyncIterator[ChildRun]:
+        log, _ = await self._open()
+        async for event in log.feed(self.run_id).follow():
+            if isinstance(event, ChildStarted):
+                yield ChildRun(event, log, self._home)
+
+
+class Run(RunHandle[Out]):
+    """A root run, from its start or an answer to its end or suspension."""
 
     def __init__(
         self,
         run_id: str,
         thread_id: str,
         agent: str,
-        log: LiveLog,
-        end: asyncio.Future[RunResult],
         home: Home,
-        first: int = 0,
-        opened: Callable[[], Awaitable[tuple[LiveLog, int]]] | None = None,
+        end: asyncio.Future[RunResult[Out]],
+        opened: Opened | None,
+        open_log: Callable[[], Awaitable[Opened]] | None = None,
     ) -> None:
-        self.run_id, self.thread_id, self.agent = run_id, thread_id, agent
-        self._log, self._end, self._home, self._first, self._opened = log, end, home, first, opened
+        super().__init__(run_id, agent, home)
+        self.thread_id, self._end, self._opened, self._open_log = thread_id, end, opened, open_log
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent!r}>"
@@ -50,51 +111,101 @@ class Run:
         """True if it has ended, or waits for a human."""
         return self._end.done()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        log, first = await self._open()
-        async for event in log.follow(first, self.run_id):
-            yield event
-
-    async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
-        """Yield the events as LangGraph-shaped parts."""
-        project = PartsProjection(modes)
-        async for event in self:
-            for part in project(event):
-                yield part
-
-    @property
-    def children(self) -> AsyncIterator[ChildRun]:
-        """The children of this run, as they start."""
-        return self._children()
-
-    async def _children(self) -> AsyncIterator[ChildRun]:
-        log, _ = await self._open()
-        async for child in children_of(log, self.run_id):
-            yield child
-
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yield the log after event number `after`: what is there, then what comes, until every task has ended."""
-        log, _ = await self._open()
-        async for event in log.follow(after):
-            yield event
-
-    async def result(self) -> RunResult:
-        """Wait for the end, or for where it waits. Giving up waiting does not stop the run."""
+    async def result(self) -> RunResult[Out]:
+        """Wait until the run has ended or waits for a human. Giving up waiting does not stop the run."""
         try:
             return await asyncio.shield(self._end)
         except OwnershipLost:  # another process continues it
             return await self._home.result(self.run_id)
 
-    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult:
-        """Stop the model and the tools, and wait for the end; what does not stop in time is left behind.
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
+        """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is left.
 
         Background tasks are stopped only with `tasks`.
         """
-        return await self._home.cancel(self.run_id, reason=reason, grace=grace, tasks=tasks)
+        return await self._home.cancel(self.run_id, reason, grace, tasks)
 
-    async def _open(self) -> tuple[LiveLog, int]:
+    async def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
+        """Yield the events of the log after number `after`, until the run has ended or waits, and its tasks have ended."""
+        log, _ = await self._open()
+        async for event in log.follow(after):
+            yield cast("AnyEvent", event)
+
+    async def _iterate(self) -> AsyncIterator[AnyEvent]:
+        log, first = await self._open()
+        async for event in log.follow(first, self.run_id):
+            yield cast("AnyEvent", event)
+
+    async def _open(self) -> Opened:
         if self._opened is None:
-            return self._log, self._first
-        self._log, self._first = await self._opened()
-        self._opened = None
+            assert self._open_log is not None
+            self._opened = await self._open_log()
+        return self._opened
+
+
+class ChildRun(RunHandle[Any]):
+    """A child of a run, while it works and after. The call that started it identifies it."""
+
+    def __init__(self, started: ChildStarted, log: LiveLog, home: Home) -> None:
+        super().__init__(started.child_run_id, started.child_agent, home)
+        self.name, self.call_id, self.ns = started.child_agent, started.call_id, started.child_ns
+        self._log, self._first = log, started.seq
+
+    def __repr__(self) -> str:
+        return f"<ChildRun {self.run_id} of {self.agent!r}, call {self.call_id}>"
+
+    @property
+    def thread_id(self) -> str:
+        """The thread of the child; empty until its first event."""
+        state = self._log.tree.runs.get(self.run_id)
+        return "" if state is None else state.identity.thread_id
+
+    async def result(self) -> RunResult:
+        """Wait for the end of the child and return its result. A suspended child is waited for."""
+        async for _ in self.events:
+            pass
+        return self._log.results[self.run_id]
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
+        """Stop this child alone; its parent reads a cancelled result and continues."""
+        state = self._log.tree.runs.get(self.run_id)
+        if state is not None and state.waits:
+            raise ConfigurationError(f"{self!r} waits for a human: answer it with Decision.cancel(), or cancel the run")
+        await self._home.abort_child(self.run_id, reason)
+        async with asyncio.timeout(grace):
+            return await self.result()
+
+    async def _iterate(self) -> AsyncIterator[AnyEvent]:
+        async for event in self._log.follow(self._first, self.run_id):
+            if event.ns[: len(self.ns)] == self.ns:
+                yield cast("AnyEvent", event)
+
+    async def _open(self) -> Opened:
         return self._log, self._first
+
+
+class TextStream:
+    """The text of a run: iterate it for pieces as they come, or await it for the whole.
+
+    The whole leaves out what a model began to say and said anew; the pieces cannot, as they were given already.
+    """
+
+    def __init__(self, run: RunHandle[Any]) -> None:
+        self._run = run
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for event in self._run.events:
+            if isinstance(event, TextDelta):
+                yield event.delta
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> str:
+        said: list[TextDelta] = []
+        async for event in self._run.events:
+            if isinstance(event, TextDelta):
+                said.append(event)
+            elif isinstance(event, ErrorRaised) and event.dropped_message_id is not None:
+                said = [delta for delta in said if delta.message_id != event.dropped_message_id]
+        return "".join([delta.delta for delta in said])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError
-from ..core.events import Event, Sink
+from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
 from ..core.messages import as_messages
 from ..core.model import Model
-from ..core.runs import Limits, RunIdentity, RunResult
+from ..core.runs import Limits, Out, RunIdentity, RunResult
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
@@ -26,9 +27,29 @@ from .owner import LEASE
 from .registry import AgentRegistry
 from .run import Run
 from .runs import LocalRuns
+from .sync import LoopThread
 
 RunInput = ChildInput
 OnClose = Literal["cancel", "leave"]
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of `Runtime.run`, `stream`, `run_sync` and `stream_sync`."""
+
+    thread_id: str | None
+    """The conversation to continue; a new one if not given."""
+    user_id: str | None
+    context: Mapping[str, Any] | None
+    """Values for tools (`ctx.context`); the model does not see them."""
+    state: Seed | None
+    """Values of state keys to begin with."""
+    limits: Limits | None
+    model: str | Model | None
+    """Used by the agent in place of its own, and by sub-agents that have none."""
+    sinks: Iterable[Sink]
+    """Called with every event of the run."""
+    when_busy: WhenBusy
+    """If another run has the thread, this one is refused ("reject"), waits ("enqueue"), or ends it ("interrupt")."""
 
 
 class Runtime:
@@ -48,39 +69,72 @@ class Runtime:
         backends: Mapping[str, Backend] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`on_close` says what happens to runs and tasks at work when the runtime is closed: with "leave", and a store,
-        they stop where they are and the next process continues them. `recover`: continue runs whose processes have
-        ended. `lease`: seconds after which a process without a sign of life counts as dead. `retention`: how long ended
-        runs are kept; for ever if not given. `backends`: what executes agents that name one of them.
+        """Make a runtime.
+
+        `recover`: continue runs whose processes have ended. `lease`: seconds without a sign of life after which a
+        process counts as dead. `retention`: how long ended runs are kept; for ever if not given. `on_close`: with
+        "leave" and a store, runs at work stop where they are when the runtime is closed, and the next process
+        continues them. `backends`: execute the agents that name one of them.
         """
         self._registry = AgentRegistry(price, backends)
         for agent in agents:
-            self._registry.take(agent)
-        self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock, self)
+            self._registry.add(agent)
+        self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock)
         self._recovers, self._retention, self._on_close = recover, retention, on_close
         self._pruning: asyncio.Task[None] | None = None
         if on_close not in ("cancel", "leave"):
             raise ConfigurationError(f"on_close is 'cancel' or 'leave', not {on_close!r}")
-        if on_close == "leave" and self._runs.durable is None:
+        if on_close == "leave" and self._runs.owner is None:
             raise ConfigurationError(
                 "on_close='leave' needs a store that others can continue from: use Runtime.open(url)"
             )
         self._closed = False
+        self._thread: LoopThread | None = None
+        self._make_twin = lambda: Runtime(
+            self.agents.values(), store=self.store, sinks=sinks, price=price, recover=recover, lease=lease,
+            on_close=on_close, backends=backends, clock=clock,
+        )  # fmt: skip
+        self._twin: Runtime | None = None
+        """The runtime of synchronous callers, in a thread of its own. It shares agents, store and ended runs."""
 
     @classmethod
     def open(
-        cls, url: str, agents: Iterable[Agent] = (), *, durability: Durability = "process", **options: Any
+        cls,
+        url: str,
+        agents: Iterable[Agent] = (),
+        *,
+        durability: Durability = "process",
+        sinks: Iterable[Sink] = (),
+        price: Price | None = None,
+        recover: bool = True,
+        lease: float = LEASE,
+        retention: Retention | None = None,
+        on_close: OnClose = "cancel",
+        backends: Mapping[str, Backend] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> Runtime:
-        """A runtime that stores threads, runs and events, and continues the runs of processes that have ended.
+        """Make a runtime that stores threads, runs and events, and continues the runs of processes that have ended.
 
-        The URL is `sqlite:///app.db`, `postgresql://…`, or `memory:` for none of it.
+        The URL is `sqlite:///app.db`, `postgresql://…`, or `memory:` to store nothing. With `durability="full"` a
+        commit also survives a power failure.
         """
-        return cls(agents, store=open_store(url, durability), **options)
+        return cls(
+            agents,
+            store=open_store(url, durability),
+            sinks=sinks,
+            price=price,
+            recover=recover,
+            lease=lease,
+            retention=retention,
+            on_close=on_close,
+            backends=backends,
+            clock=clock,
+        )
 
     async def __aenter__(self) -> Runtime:
         runs = self._runs
-        if runs.durable is not None and runs.owner is not None:
-            await runs.durable.open()
+        if runs.owner is not None:
+            await runs.owner.store.open()
             if self._recovers:
                 await runs.recover()
                 runs.owner.keep_recovering(runs.recover)
@@ -88,8 +142,26 @@ class Runtime:
                 self._pruning = self._prune(self._retention)
         return self
 
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Runtime:
+        """Use the runtime without `await`, through `run_sync` and `stream_sync`."""
+        thread, twin = self._sync()
+        thread.call(twin.__aenter__())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread, twin = self._sync()
+        self._thread = None
+        try:
+            thread.call(twin._close_runs(GRACE))
+            thread.call(self.close())
+        finally:
+            thread.close()
+
     def _prune(self, retention: Retention) -> asyncio.Task[None]:
-        """From time to time, drop what is left of runs that ended long ago."""
+        """From time to time, delete what is left of runs that ended long ago."""
         from ..storage.prune import keep_pruning
         from ..storage.sql import SqlStore
 
@@ -97,11 +169,9 @@ class Runtime:
             raise ConfigurationError(f"retention is for databases, which {self.store!r} is not")
         return asyncio.create_task(keep_pruning(self.store, retention), name="retinue-pruning")
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
     @property
     def agents(self) -> Mapping[str, Agent]:
+        """The agents of this runtime by name, with those that they name as objects."""
         return self._registry.agents
 
     @property
@@ -109,9 +179,66 @@ class Runtime:
         """The store of threads, runs and events."""
         return self._runs.store
 
-    def stream(
+    # --- starting runs
+
+    def stream(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> Run[Out]:
+        """Start a run and return its handle at once. A mistake in the request raises here."""
+        return self._start(agent, input, **options)
+
+    async def run(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
+        """Start a run and wait for its end. Cancelling the caller cancels the run."""
+        return await _result_or_cancel(self._start(agent, input, **options))
+
+    def run_sync(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
+        """Run an agent to its end without `await`: in scripts, and in notebooks, whose event loop is busy.
+
+        The run works in a thread with its own event loop. Ctrl-C cancels it and waits for its end.
+        """
+        thread, twin = self._sync()
+        return thread.call(twin.run(agent, input, **options))
+
+    def stream_sync(self, agent: str | Agent, input: RunInput, **options: Unpack[RunOptions]) -> Iterator[AnyEvent]:
+        """Start a run and yield its events without `await`, the last being its `run_finished`.
+
+        Leaving the iteration cancels the run: nothing else has a handle of it.
+        """
+        thread, twin = self._sync()
+
+        async def start() -> tuple[Run, AsyncIterator[AnyEvent]]:
+            run = twin.stream(agent, input, **options)
+            return run, aiter(run)
+
+        async def next_event(events: AsyncIterator[AnyEvent]) -> AnyEvent | None:
+            return await anext(events, None)
+
+        run, events = thread.call(start())
+        try:
+            while (event := thread.call(next_event(events))) is not None:
+                yield event
+        finally:
+            if not run.ended:
+                thread.start(run.cancel("the caller left"))
+
+    def _sync(self) -> tuple[LoopThread, Runtime]:
+        """The thread of synchronous callers and its runtime; made with the first call."""
+        if self._closed:
+            raise ConfigurationError("this runtime is closed")
+        if self._thread is None or self._twin is None:
+            self._thread, self._twin = LoopThread(), self._make_twin()
+            self._twin._registry.overrides = self._registry.overrides
+            self._twin._runs.share_memory(self._runs)
+        return self._thread, self._twin
+
+    def override(self, *, model: str | Model) -> AbstractContextManager[None]:
+        """Replace every model of every run that is started or answered in a `with` block, for tests.
+
+        It holds for sub-agents, handoffs and background tasks of these runs too, and is not stored.
+        """
+        return self._registry.override(model)
+
+    def _start(
         self,
-        agent: str | Agent,
+        agent: str | Agent[Out],
         input: RunInput,
         *,
         thread_id: str | None = None,
@@ -122,11 +249,7 @@ class Runtime:
         model: str | Model | None = None,
         sinks: Iterable[Sink] = (),
         when_busy: WhenBusy = "reject",
-    ) -> Run:
-        """Start a run and return its handle at once. Whatever is wrong with the request raises here.
-
-        `when_busy` says what happens where another run has the thread: this one is refused, waits, or ends the other.
-        """
+    ) -> Run[Out]:
         if self._closed:
             raise ConfigurationError("this runtime is closed")
         if when_busy not in ("reject", "enqueue", "interrupt"):
@@ -148,62 +271,37 @@ class Runtime:
         )
         return self._runs.start(request, tuple(sinks), when_busy, new_thread=thread_id is None)
 
-    async def run(
-        self,
-        agent: str | Agent,
-        input: RunInput,
-        *,
-        thread_id: str | None = None,
-        user_id: str | None = None,
-        context: Mapping[str, Any] | None = None,
-        state: Seed | None = None,
-        limits: Limits | None = None,
-        model: str | Model | None = None,
-        sinks: Iterable[Sink] = (),
-        when_busy: WhenBusy = "reject",
-    ) -> RunResult:
-        """As `stream`, and wait for the end. Cancelling the caller cancels the run."""
-        run = self.stream(
-            agent,
-            input,
-            thread_id=thread_id,
-            user_id=user_id,
-            context=context,
-            state=state,
-            limits=limits,
-            model=model,
-            sinks=sinks,
-            when_busy=when_busy,
-        )
-        return await _result_or_cancel(run)
+    # --- answering, continuing, reading
 
     def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
-        """Continue a suspended run, and return the handle of what follows. Keys are call ids or ticket ids.
+        """Answer a suspended run and return the handle of what follows. Keys are call ids or ticket ids.
 
-        Without a store, a decision that does not fit raises here and changes nothing. With a store, the run may be
-        another process's: then `result` of the handle raises.
+        A decision that does not fit changes nothing. It raises here if the run waits in this process, else from
+        `result` of the handle, which knows its thread and agent once the answer was accepted.
         """
         here = self._runs.resume_here(run_id, decisions)
-        if here is not None:
-            return here
-        return self._runs.resume_elsewhere(run_id, decisions)
+        return self._runs.resume_later(run_id, decisions) if here is None else here
 
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
-        """Continue a suspended run, and wait for the end or for the next time it waits.
+        """Answer a suspended run and wait for its end, or for the next time it waits.
 
         The run may be another process's, or a background child: its id is in its events and in its task's record.
         """
         here = self._runs.resume_here(run_id, decisions)
         if here is not None:
             return await _result_or_cancel(here)
-        return await self._runs.inbox.answer(run_id, decisions)
+        return await self._runs.answer(run_id, decisions)
 
     async def load(self, run_id: str) -> Run | None:
-        """Continue a run here whose process has ended; None where the run has ended.
+        """Continue a run here whose process has ended; None if the run has ended.
 
-        Raises RunElsewhere where another process works on it.
+        Raises RunElsewhere if another process works on it.
         """
         return await self._runs.load(run_id)
+
+    async def recover(self) -> list[Run]:
+        """Continue the runs whose processes have ended. Return those that this process has taken over."""
+        return await self._runs.recover()
 
     async def state_at(self, run_id: str, seq: int) -> RunState:
         """Return the state of a run as it was after event number `seq` of its log."""
@@ -217,43 +315,53 @@ class Runtime:
         input: RunInput | None = None,
         decisions: Mapping[str, Decision] | None = None,
     ) -> Run:
-        """Start a new run, on a new thread, that continues as another stood after event number `at`.
+        """Start a new run, on a new thread, that continues another as it was after event number `at`.
 
-        It goes on as that run did, with other input or other decisions where given; calls that had ended are not made
-        again. Possible between two steps, where the run waits, and after its end; elsewhere the error names the
-        nearest places.
+        Give it another input or other decisions to take another course. Calls that had ended are not made again. A
+        run can be forked between two steps, where it waits, and after its end; elsewhere the error names the nearest
+        places.
         """
         return await self._runs.fork(run_id, at, () if input is None else as_messages(input), decisions)
 
-    async def recover(self) -> list[Run]:
-        """Continue the runs whose processes have ended; those that this process has taken over."""
-        return await self._runs.recover()
-
     async def result(self, run_id: str) -> RunResult:
-        """Return how a run ended, or where it waits, whichever process works on it."""
+        """Wait until a run has ended or waits for a human, whichever process works on it, and return its result."""
         return await self._runs.result(run_id)
 
-    def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        """The log of a run after event number `after`: what is there, then what comes, until every task has ended.
+    def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
+        """Iterate over the log of a run after event number `after`: stored events, then new ones.
 
-        With a store the run may be another process's, or one that ended long ago.
+        It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
+        store the run may be another process's, or one that ended long ago.
         """
-        return self._runs.events(run_id, after)
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after))
 
     async def cancel(
         self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
     ) -> RunResult:
         """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`.
 
-        The run may be another process's, which is then asked to.
+        If another process works on the run, that process is asked to stop it.
         """
         return await self._runs.cancel(run_id, reason, grace, tasks)
 
     async def close(self, grace: float = GRACE) -> None:
-        """Stop every run and take no more. What waits for a human stays as it is where it is stored.
+        """Stop every run and start no more. Runs that wait for a human stay as they are if they are stored.
 
-        What runs ends as cancelled; with `on_close="leave"` it is left to the next process that opens the store.
+        Runs at work end as cancelled; with `on_close="leave"` the next process that opens the store continues them.
         """
+        self._closed = True
+        if self._thread is not None and self._twin is not None:
+            thread, twin, self._thread = self._thread, self._twin, None
+            await asyncio.to_thread(thread.call, twin._close_runs(grace))
+            await asyncio.to_thread(thread.close)
+        try:
+            await self._close_runs(grace)
+        finally:
+            if self._runs.owner is not None:
+                await self._runs.owner.store.close()
+
+    async def _close_runs(self, grace: float) -> None:
+        """Close everything but the store."""
         self._closed = True
         if self._pruning is not None:
             self._pruning.cancel()
@@ -261,11 +369,9 @@ class Runtime:
             await self._runs.close(grace, leave=self._on_close == "leave")
         finally:
             await self._registry.close()
-            if self._runs.durable is not None:
-                await self._runs.durable.close()
 
 
-async def _result_or_cancel(run: Run) -> RunResult:
+async def _result_or_cancel(run: Run[Out]) -> RunResult[Out]:
     """Wait for a run that belongs to this caller: cancelling the caller cancels the run."""
     try:
         return await run.result()

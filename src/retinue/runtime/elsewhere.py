@@ -1,0 +1,304 @@
+"""Runs that this process does not own: claim and continue them, or reach their owners through the store.
+
+There is one way to continue a run, whatever the reason (a crash, an answer, a cancel, `load`): claim its log, fold it,
+and enter the loop. Invariant: a log is read and folded only after the claim, and every write carries its epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ..core.agents import Agent
+from ..core.decisions import Decision
+from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
+from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
+from ..core.model import ModelChunk, ModelRequest
+from ..core.rows import Private
+from ..core.runs import RunResult
+from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
+from ..loop.fold import fold_all
+from ..loop.log import LiveLog
+from ..loop.state import LogState, RunState
+from ..loop.tickets import encode_decisions
+from ..storage.logs import LogWriter, stored_events
+from .inbox import decode_reply, decode_start, encode_cancel, make_wish, restored
+from .live import LiveRun
+from .owner import Owner, is_gone
+from .run import Opened
+
+if TYPE_CHECKING:
+    from .runs import Accepted, LocalRuns
+
+_log = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""Seconds in which a living owner replies to a wish."""
+LATER = 2.0
+"""Seconds in which an owner has cancelled a run, once its grace is over."""
+LOOK_EVERY = 1.0
+
+
+class Elsewhere:
+    """The runs of a store that this process does not own."""
+
+    def __init__(self, runs: LocalRuns, owner: Owner) -> None:
+        self._runs, self.owner, self._store = runs, owner, owner.store
+        self._left_alone: set[str] = set()
+        """Runs that cannot be continued here, as was logged."""
+
+    # --- claiming
+
+    async def recover(self) -> list[LiveRun]:
+        """Continue the runs whose owners are gone; return those that this process has taken over."""
+        found = [await self._recover(log) for log in await self.owner.orphans()]
+        return [run for run in found if run is not None]
+
+    async def _recover(self, log: OpenLog) -> LiveRun | None:
+        try:
+            record = await self._store.load_run(log.log_id)
+            if record is None or not self._has_agent(record) or self._runs.get(log.log_id) is not None:
+                return None
+            epoch = await self.owner.claim(log.log_id, log)
+            if epoch is None:
+                return None
+            _log.info("continuing run %s, which %s left", log.log_id, log.owner)
+            return await self._take_over(log.log_id, epoch)
+        except (RetinueError, ValueError) as exc:  # other runs must not suffer for it
+            if log.log_id not in self._left_alone:
+                self._left_alone.add(log.log_id)
+                _log.error("run %s, which %s left, cannot be continued: %s", log.log_id, log.owner, exc)
+            return None
+
+    def _has_agent(self, record: RunRecord) -> bool:
+        """Return whether this process has the agent of a run; if not, log it once."""
+        agent, run_id = record.identity.agent, record.identity.run_id
+        if agent in self._runs.registry.agents:
+            return True
+        if run_id not in self._left_alone:
+            self._left_alone.add(run_id)
+            _log.warning("run %s was interrupted; it is left, as no agent is named %r here", run_id, agent)
+        return False
+
+    async def load(self, run_id: str) -> LiveRun | None:
+        """Continue a run whose process has ended; None if the run has ended."""
+        record = await self._runs.record(run_id)
+        if record.has_ended:
+            return None
+        claimed = await self.claim(run_id, record)
+        if claimed is None:
+            raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")
+        return claimed
+
+    async def claim(self, log_id: str, record: RunRecord, *, to_cancel: bool = False) -> LiveRun | None:
+        """Take a log over if it is free and its agent is known; None if another process has it.
+
+        To cancel a run its agent is not needed.
+        """
+        owner = await self._store.owner_of(log_id)
+        if record.identity.agent not in self._runs.registry.agents and not to_cancel:
+            if owner is not None and not is_gone(owner):
+                return None
+            self._runs.registry.agent(record.identity.agent)  # raises: a process that has it may continue the run
+        epoch = await self.owner.claim(log_id)
+        return None if epoch is None else await self._take_over(log_id, epoch)
+
+    async def _take_over(self, log_id: str, epoch: int) -> LiveRun:
+        """Continue a run whose log was just claimed: fold it, read its inbox, and let it work."""
+        writer = LogWriter(log_id, self._store, epoch)
+        try:
+            record = await self._runs.record(log_id)
+            wishes = await self._store.wishes_for(log_id)
+            stored = await self._store.read_log(log_id) or StoredLog()
+            tree = fold_all(stored.rows, self._store.place, log_id)
+            tree.seq, tree.sub = stored.seq, stored.sub
+            state = tree.runs.get(log_id)
+            if state is None:
+                return await self._begin(record, writer, wishes)
+            return await self._continue(record, writer, wishes, tree, state)
+        except BaseException:
+            if self._runs.get(log_id) is None:  # it cannot be continued here: others may try
+                with contextlib.suppress(RetinueError):
+                    await LogWriter(log_id, self._store, epoch).settle(released=True)
+            raise
+
+    def _agent(self, name: str, wishes: Sequence[Wish], tree: LogState | None = None) -> Agent:
+        """Return the agent of a run. One that is only cancelled need not be known, if it has no tasks to continue."""
+        agents = self._runs.registry.agents
+        is_cancelled = any(wish.kind == "cancel" for wish in wishes)
+        if name not in agents and is_cancelled and (tree is None or not tree.has_open_tasks()):
+            return Agent(name, _NoModel())
+        return self._runs.registry.agent(name)
+
+    async def _begin(self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish]) -> LiveRun:
+        """Begin a run that has only its request in the store."""
+        identity = record.identity
+        body = await self._store.read_request(identity.run_id)
+        if body is None:
+            raise ConfigurationError(f"run {identity.run_id!r}: its request is not stored")
+        start = decode_start(body)
+        agent = self._agent(identity.agent, wishes)
+        request = restored(agent, identity, replace(start.request, problem=None), start)
+        if isinstance(agent.model, _NoModel):
+            request.cancellation.set("cancelled")
+        log = self._runs.make_log(writer)
+        run = LiveRun(self._runs, request, log, record, writer, self._runs.backend.open(request, log))
+        run.is_adopted = True
+        run.start(None, start.request.problem)
+        self._runs.add(run)
+        self._deliver(run, wishes)
+        return run
+
+    async def _continue(
+        self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], tree: LogState, state: RunState
+    ) -> LiveRun:
+        """Continue a run from where its state says it stands, with what was put into its inbox."""
+        agent = self._agent(state.first_agent or record.identity.agent, wishes, tree)
+        log = self._runs.make_log(writer, tree)
+        log.append_private(Private(kind="resumed", at=log.clock()))
+        problem = state.request.problem
+        request = restored(agent, state.identity, replace(state.request, problem=None))
+        run = LiveRun(self._runs, request, log, record, writer)
+        run.is_adopted = True
+        # No wish is delivered before it is known where the run stands, or it could be started a second time.
+        if (state.is_over or state.waits) and problem is None:
+            await run.take_up_tasks()
+        self._runs.add(run)
+        if problem is not None and not state.is_over:
+            run.break_off(f"it cannot be continued: {problem}")
+        elif not run.end.done() and not any(wish.kind == "cancel" for wish in wishes):
+            run.proceed()
+        self._deliver(run, wishes)
+        await run.release_if_idle()
+        return run
+
+    def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:
+        for wish in wishes:
+            if self.owner.is_new(wish):
+                run.receive(wish)
+
+    # --- reaching their owners
+
+    async def answer(self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted) -> RunResult:
+        """Answer a run that waits, and return what comes of it."""
+        record = await self._runs.record(run_id)
+        if record.has_ended:
+            return await self._answered_before(record, decisions)
+        wish = make_wish(record.log_id, run_id, "decide", encode_decisions(decisions))
+        refused = await self._ask(record, wish, PATIENCE)
+        record = await self._runs.record(run_id)
+        if refused and record.has_ended:
+            return await self._answered_before(record, decisions)
+        if refused:
+            raise DecisionRefused(refused)
+        accepted(record, None)
+        return await self._see_through(record)
+
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
+        """Have a run stopped by its owner, or stop it here if nobody owns it."""
+        record = await self._runs.record(run_id)
+        if record.log_id != run_id:
+            raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
+        if not record.has_ended or tasks:
+            wish = make_wish(run_id, run_id, "cancel", encode_cancel(reason, grace, tasks))
+            await self._ask(record, wish, grace + LATER)
+        return await self._runs.result(run_id)
+
+    async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> str:
+        """Put a wish into an inbox, see that an owner reads it, and return the reason of a refusal, or nothing."""
+        store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
+        root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
+        owner = await store.owner_of(wish.log_id)
+        if wish.kind == "decide" and (owner is None or is_gone(owner)):
+            runs.registry.agent(root.identity.agent)  # nobody would read it: raises before anything is stored
+        await store.put_wish(wish)
+        end = now() + patience
+        with store.watch(wish.log_id) as watch:
+            while True:
+                root = await runs.record(wish.log_id)
+                body = await store.reply_to(wish.log_id, wish.wish_id)
+                if body is not None:
+                    return decode_reply(body).refused
+                if root.has_ended and wish.run_id == wish.log_id:
+                    return f"run {wish.run_id!r} is {root.status}, it waits for nothing"
+                if runs.get(wish.log_id) is not None:
+                    self.owner.check_inboxes()
+                elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:
+                    continue
+                if now() >= end:
+                    owner = await store.owner_of(wish.log_id) or "another process"
+                    raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
+                await watch.wait(min(end - now(), LOOK_EVERY))
+
+    async def _see_through(self, record: RunRecord) -> RunResult:
+        """Return what came of a run that was answered. If the process that continues it has died, continue it here."""
+        run_id, log_id = record.identity.run_id, record.log_id
+        root = record if log_id == run_id else await self._runs.record(log_id)
+        ending = asyncio.create_task(self._runs.result(run_id))
+        try:
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=LOOK_EVERY)
+                owner = None if ending.done() else await self._store.owner_of(log_id)
+                if not ending.done() and (owner is None or is_gone(owner)) and self._has_agent(root):
+                    await self.claim(log_id, root)
+            return ending.result()
+        finally:
+            ending.cancel()
+
+    async def _answered_before(self, record: RunRecord, decisions: Mapping[str, Decision]) -> RunResult:
+        """Return the result of a run that has ended with these decisions; refuse others, which come too late."""
+        resumed = [event.decision for event in await self._stored(record) if isinstance(event, ToolCallResumed)]
+        known = {decision.id for decision in resumed if decision is not None}
+        if all(decision.id in known for decision in decisions.values()):
+            return self._runs.typed(record)
+        raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing")
+
+    # --- reading
+
+    def events(self, log_id: str, after: int = 0) -> AsyncIterator[Event]:
+        return stored_events(self._store, log_id, after)
+
+    async def result(self, run_id: str) -> RunResult:
+        """Wait until a run has ended or waits, and return its result."""
+        with self._store.watch((await self._runs.record(run_id)).log_id or run_id) as watch:
+            while True:
+                record = await self._runs.record(run_id)
+                if record.result is not None:
+                    return self._runs.typed(record)
+                await watch.wait(LOOK_EVERY)
+
+    async def last_leg(self, run_id: str) -> Opened:
+        """Return the log of a run that was answered, and the number of the event before its new leg."""
+        store, record, log = self._store, await self._runs.record(run_id), LiveLog()
+        first = last = 0
+        for event in await self._stored(record):
+            if isinstance(event, RunStarted) and event.run_id == run_id:
+                first, last = event.seq - 1, 0
+            elif isinstance(event, RunFinished) and event.run_id == run_id:
+                last = event.seq
+        log.earlier = lambda after, until: stored_events(store, record.log_id, after, until)
+        if last and await store.owner_of(record.log_id) is None:
+            log.first = last
+            log.close()
+        else:
+            log.first, log.lost = first, True
+        return log, first
+
+    async def _stored(self, record: RunRecord) -> list[Event]:
+        """Return the events that are stored by now, without deltas."""
+        stored = await self._store.read_log(record.log_id) or StoredLog()
+        return [row.event for row in stored.rows if row.event is not None]
+
+
+class _NoModel:
+    """The model of an agent that is not known here: its run is only cancelled."""
+
+    name = "none"
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        raise UnknownAgent("of a cancelled run")

@@ -1,0 +1,86 @@
+"""`Run` and `ChildRun` have one interface."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from retinue import Agent, ConfigurationError, RunStatus, Runtime, ToolContext, ToolResult, tool
+from retinue.runtime.run import ChildRun, Run, RunHandle
+from retinue.testing import ScriptedModel, call, say
+
+PUBLIC = {"agent", "cancel", "children", "events", "parts", "result", "run_id", "text", "thread_id"}
+
+
+def team(*turns: Any, **child: Any) -> Runtime:
+    worker = Agent(
+        "child", ScriptedModel(list(turns) or [say("from the child", chunks=["from ", "the child"])]), **child
+    )
+    boss = ScriptedModel([call("task", {"subagent_type": "child", "description": "work"}, id="c1"), say("end")])
+    return Runtime([Agent("boss", boss, subagents=[worker])])
+
+
+def names(handle: RunHandle) -> set[str]:
+    return {name for name in dir(handle) if not name.startswith("_")}
+
+
+async def test_both_handles_show_the_same_names_and_no_internals() -> None:
+    run = team().stream("boss", "go")
+    child = [child async for child in run.children][0]
+    assert isinstance(run, Run)
+    assert isinstance(child, ChildRun)
+    assert names(run) - PUBLIC == {"ended", "follow"}
+    assert names(child) - PUBLIC == {"call_id", "name", "ns"}
+    assert {name for name in dir(Runtime) if not name.startswith("_")} == {
+        "agents", "cancel", "close", "events", "fork", "load", "open", "override", "recover", "result", "resume", "run",
+        "run_sync", "state_at", "store", "stream", "stream_resume", "stream_sync",
+    }  # fmt: skip
+
+
+async def test_a_child_is_watched_as_a_run_is() -> None:
+    run = team().stream("boss", "go")
+    async for child in run.children:
+        everything = [event async for event in child]
+        assert {event.run_id for event in everything} == {child.run_id}
+        assert [event async for event in child.events] == everything
+        assert (everything[0].kind, everything[-1].kind) == ("run_started", "run_finished")
+        assert await child.text == "from the child"
+        assert [piece async for piece in child.text] == ["from ", "the child"]
+        parts = [part async for part in child.parts("updates")]
+        assert {tuple(part["ns"]) for part in parts} == {("tools:c1",)}
+        assert [inner async for inner in child.children] == []
+        assert (await child.result()).response == "from the child"
+        assert child.thread_id == (await child.result()).thread_id
+    assert await run.text == "end"
+    assert {event.run_id for event in [event async for event in run.events]} == {run.run_id}
+
+
+@tool
+async def hang() -> None:
+    """Hang."""
+    await asyncio.Event().wait()
+
+
+async def test_cancelling_a_child_lets_its_parent_continue() -> None:
+    run = team(call("hang"), tools=[hang]).stream("boss", "go")
+    async for child in run.children:
+        async for event in child.events:
+            if event.kind == "tool_call_ready":
+                break
+        cancelled = await child.cancel("not needed")
+        assert (cancelled.status, cancelled.error) == (RunStatus.CANCELLED, "not needed")
+    result = await run.result()
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "end")
+
+
+async def test_a_child_that_waits_is_answered_not_cancelled() -> None:
+    @tool
+    def ask(ctx: ToolContext) -> Any:
+        """Ask."""
+        return ToolResult.suspended("sure?")
+
+    run = team(call("ask"), tools=[ask]).stream("boss", "go")
+    assert (await run.result()).status is RunStatus.SUSPENDED
+    child = [child async for child in run.children][0]
+    with pytest.raises(ConfigurationError, match="waits for a human: answer it with"):
+        await child.cancel()
