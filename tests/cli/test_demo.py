@@ -63,7 +63,7 @@ def test_it_fans_out_to_its_declared_sub_agents_and_shows_each(cli: Cli) -> None
 
 def test_it_starts_a_background_task_and_shows_it_finish(cli: Cli) -> None:
     last = cli("demo").out.split("assistant: Ask tides in the background:")[1]
-    answered = last.index("tides works on it in the background. I did not wait for that.")
+    answered = last.index("In the background: tides. I did not wait for that.")
     waiting = last.index("waiting for 1 background task; press Ctrl-C to stop what still runs")
     ended = last.index("background task of tides completed: In tides.md, ")
     assert answered < waiting < ended

@@ -25,7 +25,7 @@ def test_it_shows_steps_calls_and_the_answer(cli: Cli, folder: Path) -> None:
         re.fullmatch(r"    ok     list_files\(\)  \d+ ms  lamp.md \(\d+ bytes\) \(\+1 line\)", line) for line in lines
     )
     assert "- lamp.md:3: The lamp burns paraffin." in lines
-    assert re.fullmatch(r"completed: 4 steps, 5 calls, \d,\d+ tokens, \d+ ms", lines[-1])
+    assert re.fullmatch(r"completed: 3 steps, 4 calls, \d,\d+ tokens, \d+ ms", lines[-1])
     assert err.count("rules, not a language model") == 1
     assert "--model" in err
     assert "RETINUE_MODEL" in err

@@ -10,13 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/workspace"
-MISTAKES = {
-    "docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md",
-    "docs/guide.md:4: [call first](timetable.md#groups): docs/timetable.md has no heading #groups",
-    "docs/guide.md:11: scripts/print-list: there is no such command",
-    "docs/guide.md:14: 'With a bicycle' leaves out a level: ##, then ####",
-    "docs/timetable.md:13: 'Summer' is there twice",
-}
+MISTAKE = "docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md"
 
 
 def retinue(*args: str) -> str:
@@ -39,7 +33,7 @@ def typed(document: Path) -> list[str]:
 def test_the_commands_of_the_readme_of_the_project() -> None:
     listing, review, question = typed(ROOT / "README.md")
     assert "subagents/links.md" in listing
-    assert "named 5 places" in review
+    assert MISTAKE in places(review)
     assert len(places(question)) >= 2
 
 
@@ -47,23 +41,20 @@ def test_the_commands_of_its_readme() -> None:
     listing, review, elsewhere, alone = typed(EXAMPLE / "README.md")
     ids = [line.split()[0] for line in listing.splitlines()[1:] if not line.startswith(" ")]
     assert ids == ["general-purpose", "commands", "headings", "links"]
-    assert sorted(places(review)) == sorted(MISTAKES)
-    assert "3 of 3 sub-agents reported and named 5 places." in review
+    assert places(review) == [MISTAKE]
+    assert "3 of 3 sub-agents reported." in review
+    assert review.count("## ") == 3
+    assert "## headings\n\nThis part needs a language model: I am rules" in review
     for name in ("commands", "headings", "links"):
         assert re.search(rf"^ +{name} completed: ", review, re.M)
-    assert "3 of 3 sub-agents reported.\n" in elsewhere, "the documents of this project have mistakes"
-    assert places(alone) == ["docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md"]
+    assert places(elsewhere) == [], "the documents of this project have links that lead nowhere"
+    assert places(alone) == [MISTAKE]
 
 
-def test_every_document_of_this_project_is_in_order() -> None:
-    """As a user would ask for it; what is found in the example itself is meant to be there."""
-    out = retinue("run", "review the docs", "--subagents", "examples/workspace")
-    assert {place.removeprefix("examples/workspace/") for place in places(out)} == {
-        re.sub(r"there is no docs/", "there is no examples/workspace/docs/", place).replace(
-            ": docs/timetable.md has", ": examples/workspace/docs/timetable.md has"
-        )
-        for place in MISTAKES
-    }
+def test_every_link_of_this_project_leads_somewhere() -> None:
+    """As a user would ask for it; the dead link of the example is meant to be there."""
+    found = places(retinue("run", "review the docs", "--subagents", "examples/workspace"))
+    assert found == [f"examples/workspace/{MISTAKE.replace('is no ', 'is no examples/workspace/')}"]
 
 
 def test_its_declarations_have_no_fault() -> None:

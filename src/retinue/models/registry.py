@@ -10,7 +10,7 @@ from ..core.errors import ConfigurationError
 from ..core.model import Model
 from .resilience import RetryPolicy, close_model
 
-_PROVIDERS = {"offline": "retinue.models.offline"}
+_PROVIDERS = {"offline": "retinue.cli.offline"}
 """Modules with a function `make_model(name) -> Model`."""
 
 _WIRED = ("anthropic", "llamacpp", "ollama", "openai", "openai-chat", "openai-responses", "openrouter", "vllm")

@@ -1,1 +1,0 @@
-"""The rules of offline:rules. They are no language model: they match words."""
