@@ -73,7 +73,7 @@ def test_nonsense_rates_are_refused(own: Any) -> None:
 
 
 def test_what_to_install_is_said() -> None:
-    code = "import sys; sys.modules['genai_prices'] = None; import retinue; retinue.prices()"
+    code = "import sys; sys.modules['genai_prices'] = None; import retinue; retinue.models.prices()"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert 'prices() needs: pip install "retinue[prices]"' in out.stderr
 

@@ -82,7 +82,10 @@ def test_chat() -> None:
                 {"role": "tool", "tool_call_id": "call_2", "content": "a picture"},
                 {
                     "role": "user",
-                    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}],
+                    "content": [
+                        {"type": "text", "text": "The result of tool call call_2:"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+                    ],
                 },
             ],
             "stream": True,

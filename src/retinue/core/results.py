@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from binascii import a2b_base64
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from .codec import to_json_text, to_json_value
+from .errors import InternalError
+from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema
 from .state import StateCommand, StateKey
 
@@ -138,3 +141,33 @@ class ToolOutput:
 
     def __repr__(self) -> str:
         return f"ToolOutput({self.result!r}, {self.command!r})"
+
+
+def media_parts(data: Any) -> tuple[Part, ...]:
+    """Return the parts of a result that is an image or a file, or a list with one of them; () for any other result.
+
+    Raise InternalError for a part without an address or valid base64 data: providers refuse it, and with it the conversation.
+    """
+    items = cast("list[Any]", data) if isinstance(data, list | tuple) else [data]
+    media = [item for item in items if isinstance(item, ImagePart | FilePart)]
+    for part in media:
+        if part.url is None and not part.data:
+            raise InternalError(f"the {type(part).__name__} has neither url nor data")
+        try:
+            a2b_base64(part.data or "", strict_mode=True)
+        except ValueError as exc:
+            raise InternalError(f"the data of the {type(part).__name__} is not base64: {exc}") from None
+    return tuple([_part(item) for item in items]) if media else ()
+
+
+def _part(item: Any) -> Part:
+    if isinstance(item, Part):
+        return item
+    return TextPart(item if isinstance(item, str) else to_json_text(item))
+
+
+def media_json(part: Part) -> Any:
+    """Return a part as `ToolResult.data` has it: text as it is, images and files without their data."""
+    if not isinstance(part, ImagePart | FilePart):
+        return part.text if isinstance(part, TextPart) else to_json_value(part)
+    return {name: value for name, value in to_json_value(part).items() if name != "data" and value is not None}

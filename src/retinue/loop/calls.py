@@ -30,9 +30,9 @@ from ..core.errors import (
 )
 from ..core.events import Custom, StateDelta, ToolCallFinished
 from ..core.lifecycle import ToolCallStatus
-from ..core.messages import Message, Role, TextPart, ToolCall
+from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall
 from ..core.plugins import Block
-from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus
+from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
 from ..core.state import Snapshot, StateCommand
 from ..core.tools import Tool
@@ -61,6 +61,8 @@ class CallOutcome(Struct, frozen=True, gc=False):
     status: ToolCallStatus
     result: ToolResult
     command: StateCommand | None = None
+    parts: tuple[Part, ...] = ()
+    """The parts of a result with images or files."""
 
     def with_command(self, command: StateCommand) -> CallOutcome:
         return replace(self, command=command)
@@ -78,14 +80,20 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     if isinstance(returned, ToolOutput):
         command, returned = returned.command, returned.result
     result = returned if isinstance(returned, ToolResult) else _PLAIN
-    data = returned if result is _PLAIN else result.data
+    data, message = returned if result is _PLAIN else result.data, result.message
+    parts: tuple[Part, ...] = ()
     if type(data) is not str:
         try:
+            if parts := media_parts(data):
+                if message is not None:  # it takes the place of the text
+                    parts = (TextPart(message), *[part for part in parts if isinstance(part, ImagePart | FilePart)])
+                data = [media_json(part) for part in parts]
+                message = "".join([part.text for part in parts if isinstance(part, TextPart)])
             data = to_json_value(data)
         except (TypeError, ValueError) as exc:
             raise InternalError(f"tool {call.name!r} returned a value that cannot be written as JSON: {exc}") from exc
-    named = ToolResult(call.name, result.status, data, result.message, result.suspension, result.metadata)
-    return CallOutcome(_STATUS[result.status], named, command)
+    named = ToolResult(call.name, result.status, data, message, result.suspension, result.metadata)
+    return CallOutcome(_STATUS[result.status], named, command, parts)
 
 
 def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
@@ -287,12 +295,13 @@ def _commit(
 def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mapping[str, Any] = _NOTHING) -> None:
     """Emit the last event of a call with its message, or the event that says it waits."""
     made, result, status = call.call, outcome.result, outcome.status
-    text = result.text
+    text, parts = result.text, outcome.parts
     if len(text) > (limit := result_limit(x, made)):
         text = _shorten(text, limit, x.kept.pop(made.id, ""))
+        parts = (TextPart(text), *[part for part in parts if not isinstance(part, TextPart)])
     message = Message(
         role=_TOOL,
-        parts=(TextPart(text),) if text else (),
+        parts=parts or ((TextPart(text),) if text else ()),
         tool_call_id=made.id,
         name=made.name,
         id=call.message_id,

@@ -36,6 +36,7 @@ _CHOICES = {"auto": "auto", "required": "any", "any": "any", "none": "none"}
 _GONE = ("temperature", "top_p", "top_k", "reasoning_effort")
 """Settings that this version of the API refuses or never had. They are hints, and an agent may have them for other providers."""
 _CACHED: Block = {"type": "ephemeral"}
+_MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf")
 
 
 class AnthropicWire:
@@ -142,6 +143,8 @@ def _file(part: ImagePart | FilePart) -> Block:
         source: Block = {"type": "url", "url": part.url}
     elif part.data is None:
         raise ModelRequestInvalid("an image or file has neither url nor data")
+    elif part.media_type not in _MEDIA and not (isinstance(part, FilePart) and part.media_type.startswith("text/")):
+        raise ModelRequestInvalid(f"Anthropic reads no {part.media_type}; it reads text/* and {', '.join(_MEDIA)}")
     elif isinstance(part, FilePart) and part.media_type.startswith("text/"):
         source = {"type": "text", "media_type": "text/plain", "data": _decoded(part.data)}
     else:

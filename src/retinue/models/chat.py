@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.failures import ModelRequestInvalid, ModelUnavailable
-from ..core.messages import FilePart, ImagePart, Message, Role
+from ..core.messages import FilePart, ImagePart, Message, Role, TextPart
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
@@ -69,7 +70,7 @@ def _tool(tool: ToolDescriptor) -> Block:
 
 def _messages(messages: Sequence[Message]) -> list[Block]:
     made: list[Block] = []
-    seen: list[Block] = []  # what tools gave that is no text; a tool message cannot hold it
+    seen: list[Block] = []  # images and files of tools, for the next user message: a tool message cannot hold them
     for message in messages:
         if message.role is not Role.TOOL and seen:
             made.append({"role": "user", "content": seen})
@@ -82,9 +83,12 @@ def _messages(messages: Sequence[Message]) -> list[Block]:
             case Role.ASSISTANT:
                 made.append(_assistant(message))
             case Role.TOOL:
-                made.append({"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text})
+                made.append(tool := {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text})
                 if not is_text_only(message):
-                    seen += [block for block in blocks_of(message, _text, _file) if block["type"] != "text"]
+                    tool["content"] = message.text or "The result is in the next message."
+                    media = [part for part in message.parts if not isinstance(part, TextPart)]
+                    seen.append(_text(f"The result of tool call {message.tool_call_id}:"))
+                    seen += blocks_of(replace(message, parts=tuple(media)), _text, _file)
     if seen:
         made.append({"role": "user", "content": seen})
     return made

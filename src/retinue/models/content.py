@@ -9,7 +9,7 @@ import msgspec
 
 from ..core.codec import to_json_text
 from ..core.failures import ModelRequestInvalid
-from ..core.messages import DataPart, FilePart, ImagePart, Message, TextPart, ToolCall
+from ..core.messages import DataPart, FilePart, ImagePart, Message, Role, TextPart, ToolCall
 
 Block = dict[str, Any]
 
@@ -26,14 +26,22 @@ def data_url(part: ImagePart | FilePart) -> str:
 def blocks_of(
     message: Message, text: Callable[[str], Block], other: Callable[[ImagePart | FilePart], Block]
 ) -> list[Block]:
-    """The parts that a provider reads, as its blocks; reasoning is not one of them."""
+    """Return the parts that a provider reads, as its blocks; reasoning is not one of them.
+
+    A part of a tool result that the provider cannot read becomes an error in its place, which model and author see.
+    """
     made: list[Block] = []
     for part in message.parts:
         if isinstance(part, TextPart):
             if part.text:
                 made.append(text(part.text))
         elif isinstance(part, ImagePart | FilePart):
-            made.append(other(part))
+            try:
+                made.append(other(part))
+            except ModelRequestInvalid as exc:
+                if message.role is not Role.TOOL:
+                    raise
+                made.append(text(f"[error: this part of the result cannot be shown: {exc}]"))
         elif isinstance(part, DataPart):
             made.append(text(to_json_text(part.data)))
     return made
