@@ -19,6 +19,8 @@ from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+from ..waiting import until
+
 ROOT = Path(__file__).parents[2]
 FAR = Agent("far", backend="there")
 
@@ -48,7 +50,7 @@ def opened(database: str, server: str, kind: str, **options: Any) -> Runtime:
 
 
 async def start(database: str, server: str, kind: str) -> None:
-    async with opened(database, server, kind) as runtime:
+    async with opened(database, server, kind, lease=1.0) as runtime:
         run = runtime.stream("parent", "go")
         sys.stdout.write(f"{run.run_id}\n")
         sys.stdout.flush()
@@ -73,6 +75,16 @@ async def far_server() -> AsyncIterator[tuple[Far, TaskServer]]:
         yield far, server
 
 
+async def is_accepted(database: str, run_id: str) -> bool:
+    """Return whether it is stored that the server has the child of a run."""
+    async with Runtime.open(database, recover=False) as looking:
+        store: Any = looking.store
+        log = await store.read_log(run_id)
+        return log is not None and any(
+            row.event.ns for row in log.rows if row.event and row.event.kind == "run_started"
+        )
+
+
 @asynccontextmanager
 async def dispatched(database: str, server: TaskServer, kind: str) -> AsyncIterator[tuple[Any, str]]:
     """Another process that waits for the server, and the id of its run."""
@@ -81,9 +93,8 @@ async def dispatched(database: str, server: TaskServer, kind: str) -> AsyncItera
     try:
         assert process.stdout is not None
         run_id = (await asyncio.to_thread(process.stdout.readline)).strip()
-        async with asyncio.timeout(90):
-            await server.has_work.wait()
-        await asyncio.sleep(0.5)  # what was accepted is stored
+        await server.has_work.wait()
+        await until(lambda: is_accepted(database, run_id))
         yield process, run_id
     finally:
         process.kill()
@@ -104,7 +115,6 @@ async def test_the_next_process_waits_for_the_same_run(tmp_path: Path, kind: str
             far.may_answer.set()
             await remote.result()
         async with opened(database, server.url, kind) as runtime, asyncio.timeout(90):
-            await asyncio.sleep(0.2)
             far.may_answer.set()
             result = await runtime.result(run_id)
             events: list[Any] = [event async for event in runtime.events(run_id)]
@@ -122,10 +132,10 @@ async def test_a_process_that_loses_its_log_leaves_the_run_elsewhere_alone(tmp_p
     store: Any = open_store(database)
     async with far_server() as (far, server), dispatched(database, server, "task") as (process, run_id):
         assert await store.claim(run_id, "another", 60.0, gone=await store.owner_of(run_id)) == 2
-        await asyncio.sleep(2.0)  # it has noticed
-        asked = len(server.requests)
-        await asyncio.sleep(2.5)
-        assert (len(server.requests), process.poll()) == (asked, None), "it still waits for the server"
+        asked = -1
+        while asked < (asked := len(server.requests)):  # noqa: ASYNC110 - until it has noticed, and asks no more
+            await asyncio.sleep(1.5)
+        assert process.poll() is None
         (remote,) = server.runs.values()
         assert not remote.ended
         far.may_answer.set()

@@ -48,7 +48,7 @@ class Broken:
 
 
 class Slow:
-    """Lists the files, begins to speak, and then takes a minute."""
+    """Lists the files, begins to speak, and then takes an hour."""
 
     name = "test:slow"
 
@@ -57,7 +57,7 @@ class Slow:
             yield CallChunk(0, None, "list_files", "{}")
         else:
             yield TextChunk("I begin. ")
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         yield TurnEnd()
 
 
@@ -70,13 +70,13 @@ class Stubborn:
         yield TextChunk("I begin. ")
         while True:
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(3600)
             except asyncio.CancelledError:
                 continue
 
 
 class Delegating:
-    """Has a sub-agent work in the background, which fails or, where the task says so, takes a minute."""
+    """Has a sub-agent work in the background, which fails or, where the task says so, takes an hour."""
 
     name = "test:delegating"
 
@@ -85,7 +85,7 @@ class Delegating:
         if "Subagent Context" in request.messages[0].text:
             if "slowly" not in said.text:
                 raise RuntimeError("the sub-agent broke")
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         elif said.role == "tool":
             yield TextChunk("It works on it.")
         else:

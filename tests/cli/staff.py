@@ -46,13 +46,13 @@ class Clerk:
 
 
 class Slow:
-    """Begins to speak, and then takes a minute, unless it is told to hurry."""
+    """Begins to speak, and then takes an hour, unless it is told to hurry."""
 
     name = "test:slow"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         yield TextChunk("I begin. ")
-        await asyncio.sleep(0 if "HURRY" in os.environ else 60)
+        await asyncio.sleep(0 if "HURRY" in os.environ else 3600)
         yield TextChunk("I end.")
         yield TurnEnd()
 

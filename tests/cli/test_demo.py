@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -27,11 +26,9 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_it_runs_quickly_and_cleans_up(cli: Cli, tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_it_runs_and_cleans_up(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("demo")
     assert (code, err) == (0, "")
-    assert time.monotonic() - began < 10  # on a free machine about one second
     assert "rules, not a language model" in out.splitlines()[0]
     assert list(tmp_path.iterdir()) == []
 

@@ -92,9 +92,7 @@ def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
     text = path.read_text().replace('"COMPLETED"', '"RUNNING"')
     (record,) = json.loads(text).values()
     path.write_text(json.dumps({record["taskId"]: {**record, "lastUpdatedAt": now}}))
-    began = time.monotonic()
     waited = cli("tasks", "wait", record["taskId"], "--workspace", str(tmp_path), "--timeout", "0.3")
-    assert time.monotonic() - began < 5
     assert waited.code == 1
     assert "still runs after 0.3 s" in waited.err
     path.write_text(json.dumps({record["taskId"]: {**record, "lastUpdatedAt": "2020-01-01T00:00:00Z"}}))

@@ -336,7 +336,7 @@ async def test_an_error_that_drips() -> None:
             await reply.piece(b"x")
             await asyncio.sleep(0.05)
 
-    async with asyncio.timeout(90), failing(drip, idle_timeout=0.3) as (_, error):
+    async with asyncio.timeout(90), failing(drip, idle_timeout=1.0) as (_, error):
         assert type(error) is ModelUnavailable
         assert "the server said: xx" in str(error)
 

@@ -29,6 +29,8 @@ from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+from ..waiting import until
+
 SECRET = "s3cret-token"
 
 
@@ -229,10 +231,7 @@ async def test_agent_send_goes_on_in_the_same_session_there(tmp_path: Path) -> N
 
 async def running(path: Path) -> None:
     """Return when the file of a session says that its task runs."""
-    for _ in range(1000):
-        if '"RUNNING"' in path.read_text():
-            return
-        await asyncio.sleep(0.01)
+    await until(lambda: '"RUNNING"' in path.read_text())
 
 
 async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_path: Path) -> None:

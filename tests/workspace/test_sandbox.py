@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +122,12 @@ async def test_a_time_limit_ends_everything_in_it(shell: Shell) -> None:
 
 
 async def test_what_it_leaves_running_ends_with_it(shell: Shell) -> None:
-    mark = f"61.{os.getpid()}"
-    began = time.monotonic()
+    mark = f"3661.{os.getpid()}"
     assert await shell(f"setsid sleep {mark} & echo started") == "exit code: 0\nstarted\n"
-    assert time.monotonic() - began < 20
     assert await until(lambda: not processes_with(mark))
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.005, 0.01, 0.02, 0.1])
 async def test_cancelling_ends_everything_in_it(shell: Shell, delay: float) -> None:
     mark = f"62.{os.getpid()}"
     work = asyncio.create_task(shell(f"sleep {mark} & sleep {mark}"))

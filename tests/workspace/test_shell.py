@@ -93,24 +93,23 @@ async def test_cancelling_while_it_starts_stops_the_whole_group_too(shell: Shell
     assert not started or await until(lambda: not is_alive(pid_in(tmp_path / "one")))
 
 
-@pytest.mark.parametrize("how", ["sleep 60 &", "sleep 60 >/dev/null 2>&1 &", "(trap '' TERM; sleep 60) &"])
+@pytest.mark.parametrize("how", ["sleep 3600 &", "sleep 3600 >/dev/null 2>&1 &", "(trap '' TERM; sleep 3600) &"])
 async def test_what_a_command_leaves_running_neither_holds_it_nor_outlives_it(
     shell: Shell, tmp_path: Path, how: str
 ) -> None:
-    began = time.monotonic()
-    answer = await shell(f"{how} echo $! > left; echo started", timeout_seconds=20)
+    answer = await shell(f"{how} echo $! > left; echo started", timeout_seconds=60)
     assert answer == "exit code: 0\nstarted\n"
-    assert time.monotonic() - began < 10
     assert await until(lambda: not is_alive(pid_in(tmp_path / "left")))
 
 
 async def test_something_that_left_the_group_with_the_output_does_not_hold_the_call(
     shell: Shell, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
-    answer = await shell("setsid sh -c 'echo $$ > away; exec sleep 5' & sleep 0.2; echo started", timeout_seconds=20)
+    answer = await shell(
+        "setsid sh -c 'echo $$ > away; exec sleep 3600' & until [ -s away ]; do sleep 0.01; done; echo started",
+        timeout_seconds=60,
+    )
     assert answer == "exit code: 0\nstarted\n"
-    assert time.monotonic() - began < 4.5
     os.kill(pid_in(tmp_path / "away"), 9)
 
 
