@@ -97,8 +97,12 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     assert tree[3].startswith("suspended: 1 step, 1 call, 120 tokens, ")
     assert "  call_1 (ticket ticket_1): permission: May I write a.md?" in lines
     assert '    with {"path":"a.md"}' in lines
-    assert lines[-2].startswith("answer with: retinue runs resume run_c --approve call_1[=JSON]")
-    assert "--target MODULE:ATTR" in lines[-1]
+    assert lines[-4].startswith("answer with one of these, and --target MODULE:ATTR or --workspace DIR")
+    assert lines[-3:] == [
+        "  retinue runs approve run_c",
+        "  retinue runs deny run_c --message TEXT",
+        "  retinue runs answer run_c VALUE",
+    ]
     failed = cli("runs", "show", "run_b", "--json")
     shown = json.loads(failed.out)
     assert (shown["status"], shown["error"]) == ("failed", "it broke")
@@ -192,7 +196,7 @@ def test_a_process_that_does_not_stop_was_asked(
 def test_a_waiting_run_is_answered_by_another_process(url: str, target: str) -> None:
     run_id = asyncio.run(staff.ask(url, "clerk", "Sign the lease"))
     shown = finished("runs", "show", run_id)
-    assert f"answer with: retinue runs resume {run_id} --approve call_sign[=JSON]" in shown.out
+    assert f"  retinue runs approve {run_id}\n" in shown.out
     wrong = finished("runs", "resume", run_id, "--target", f"tests.cli.staff:{target}", "--approve", "call_sign=3")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert "does not fit its schema: 3 is not of type" in wrong.err
@@ -230,7 +234,7 @@ TARGET = ("--target", "tests.cli.staff:everyone")
         (["approve", "RUN"], '"approved":true'),
         (["approve", "RUN", "call_sign"], '"approved":true'),
         (["deny", "RUN", "--message", "not today"], "not today"),
-        (["deny", "RUN", *TARGET, "ticket_1", "-m", "never"], "never"),
+        (["deny", "RUN", *TARGET, "ticket_1", "--message", "never"], "never"),
         (["answer", "RUN", '{"approved": true, "by": "Ida"}'], '"by":"Ida"'),
         (["answer", "RUN", "call_sign", '{"approved": false}'], '"approved":false'),
         (["answer", "RUN", "--json", "call_sign", '{"approved": false}'], "run_finished"),

@@ -61,12 +61,12 @@ def test_list_and_show(cli: Cli, tmp_path: Path) -> None:
     listed = cli("tasks", "list", "--workspace", str(tmp_path))
     assert listed.code == 0
     lines = listed.out.splitlines()
-    assert lines[0].split() == ["task", "status", "sub-agent", "agent", "session", "started", "input"]
+    assert lines[0].split() == ["task", "status", "sub-agent", "agent", "thread", "started", "input"]
     assert lines[1].startswith(f"{done['taskId']}  completed  general-purpose  orch   monday")
     assert lines[2].startswith(f"{failed['taskId']}  failed     general-purpose  orch   monday")
     only = cli("tasks", "list", "--workspace", str(tmp_path), "--status", "failed", "--json")
     assert [record["task_id"] for record in json.loads(only.out)] == [failed["taskId"]]
-    none = cli("tasks", "list", "--workspace", str(tmp_path), "--session", "tuesday")
+    none = cli("tasks", "list", "--workspace", str(tmp_path), "--thread", "tuesday")
     assert (none.code, none.out) == (0, "")
     shown = cli("tasks", "show", done["taskId"][-8:], "--workspace", str(tmp_path))
     assert shown.code == 0
@@ -110,7 +110,7 @@ def test_wait_gives_up_on_a_task_that_goes_on(cli: Cli, tmp_path: Path) -> None:
         (["wait", "task_1", "--timeout", "-1"], "'-1' is not a number of seconds"),
         (["show"], "see retinue tasks show --help"),
         (["list", "--db", "sqlite:///app.db"], "argument --workspace: not allowed with argument --db"),
-        (["list", "--status", "odd"], "unknown value 'odd'; choose from running"),
+        (["list", "--status", "odd"], "unknown value 'odd'; choose from pending"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from retinue import Event, Message, RunStatus, ToolCall, ToolCallStatus, ToolResult
-from retinue.cli.outline import tree_lines
+from retinue.cli.outline import ShownTree, tree_lines
 from retinue.cli.text import arguments, clean, duration, headline, one_line, reply_of
-from retinue.cli.tree import ShownTree
 from retinue.cli.view import JsonView, PlainView
 from retinue.core.events import (
     ErrorRaised,

@@ -14,11 +14,11 @@ from ..core.events import Event
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..runtime import Runtime
 from .assistant import DEFAULT_MODEL, choose_model, make_assistant
-from .interrupt import Interrupt, watch
+from .interrupt import Interrupt, make_view, watch
+from .outline import ShownTree
 from .parsers import COMPLETED, FAILED
 from .text import complain, count, duration, program
-from .tree import ShownTree
-from .view import is_interactive, make_view
+from .view import is_interactive
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

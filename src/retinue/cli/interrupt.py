@@ -1,32 +1,35 @@
-"""Ctrl-C, and watching a run until it ends or is interrupted."""
+"""Watching a run: the view for the terminal, Ctrl-C, and the exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
 from ..core.events import Event, TaskUpdated
+from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..runtime import Run
 from ..tasks.task import TaskStatus
-from .parsers import INTERRUPTED
+from .outline import how_it_ended
+from .parsers import COMPLETED, FAILED, INTERRUPTED
 from .text import complain, count
-from .view import View
+from .view import JsonView, PlainView, View, is_interactive
 
 _TICK = 0.08
 _ENDED = (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class Interrupt:
-    """The first Ctrl-C, or request to terminate, is something to wait for; the second ends the process at once.
+    """The first SIGINT or SIGTERM can be awaited; the second ends the process at once.
 
-    It is entered before the event loop begins and left after it has ended: what does not let itself be cancelled
-    would hold up the end of the loop.
+    Enter it before the event loop starts and leave it after the loop has ended, so that a task which ignores its
+    cancellation cannot hold up the second signal.
     """
 
     def __init__(self) -> None:
@@ -34,15 +37,15 @@ class Interrupt:
         self._event = asyncio.Event()
         self._before: dict[signal.Signals, Any] = {}
         self.code = INTERRUPTED
-        """With what the process ends: as a shell reports a program that the signal ended."""
+        """The exit code, as a shell reports the signal."""
         self.happened = False
         self.lost_tasks = 0
-        """Background tasks that were waited for and did not complete."""
-        self.last_words: Callable[[], object] = lambda: None
-        """Called before the process is ended at once."""
+        """The number of background tasks that did not complete."""
+        self.clean_up: Callable[[], object] = lambda: None
+        """Called before the process ends at once."""
 
     def __enter__(self) -> Self:
-        with suppress(ValueError):  # not in the main thread: then Ctrl-C is somebody else's
+        with suppress(ValueError):  # only the main thread may handle signals
             for wanted in (signal.SIGINT, signal.SIGTERM):
                 self._before[wanted] = signal.signal(wanted, self._handle)
         return self
@@ -54,7 +57,7 @@ class Interrupt:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.happened:
             with suppress(Exception):
-                self.last_words()
+                self.clean_up()
             os._exit(128 + signum)
         self.happened, self.code = True, 128 + signum
         if self._loop is None:
@@ -67,18 +70,32 @@ class Interrupt:
         await self._event.wait()
 
     async def sleep(self, seconds: float) -> None:
-        """As asyncio.sleep, but not after an interrupt."""
+        """Sleep until the time is over or an interrupt comes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wait()
 
 
-async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Event], float] | None = None) -> RunResult:
-    """Show a run to its end. An interrupt cancels it; what it did until then is shown all the same.
+def make_view(*, as_json: bool = False) -> View:
+    """Return the view for what stdout is."""
+    stream = sys.stdout
+    if as_json:
+        return JsonView(stream)
+    if is_interactive(stream):
+        try:
+            from .live import LiveView
+        except ModuleNotFoundError:  # rich is not installed
+            return PlainView(stream)
+        return LiveView(stream)
+    return PlainView(stream)
 
-    `pace` gives the seconds to wait before an event is shown; the run itself does not wait.
+
+async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Event], float] | None = None) -> RunResult:
+    """Show a run and its background tasks until they end. An interrupt cancels them.
+
+    `pace` returns the seconds to wait before an event is shown; the run itself does not wait.
     """
-    interrupt.last_words = view.close
+    interrupt.clean_up = view.close
     helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
     try:
         last, tasks = 0, set[str]()
@@ -113,3 +130,20 @@ async def _tick(view: View) -> None:
     while True:
         await asyncio.sleep(_TICK)
         view.tick()
+
+
+def exit_code(result: RunResult, interrupt: Interrupt, where: str = "", *, is_stored: bool = True) -> int:
+    """Return the exit code of a run that was shown, and say what is wrong; `where` is the --db of what to type next."""
+    if result.status is RunStatus.COMPLETED and not interrupt.lost_tasks:
+        return COMPLETED
+    if result.status is RunStatus.CANCELLED and interrupt.happened:
+        return interrupt.code
+    if result.status is RunStatus.COMPLETED:
+        complain(f"{count(interrupt.lost_tasks, 'background task')} did not complete; see: retinue tasks list{where}")
+        return interrupt.code if interrupt.happened else FAILED
+    if result.status is RunStatus.SUSPENDED and is_stored:
+        waits = count(len(result.suspended), "answer")
+        complain(f"the run waits for {waits}; see: retinue runs show {result.run_id}{where}")
+    else:
+        complain(f"the run did not complete: {how_it_ended(result)}")
+    return FAILED

@@ -1,7 +1,7 @@
-"""The live view: a tree that moves while it is worked on, and stays as text when it is done.
+"""The live view: a tree that is redrawn while a run works, and stays as text when it has ended.
 
-What is finished is printed once and scrolls away as ordinary output. Only the step in progress and the line of text in
-progress are drawn again and again, and they are cut to the height of the terminal, so that nothing is ever drawn twice.
+Finished work is printed once and scrolls away. Only the step and the line of text in progress are redrawn, cut to the
+height of the terminal.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.text import Text
 from ..core.events import ErrorRaised, Event, Handoff, RunFinished, RunStarted, StepFinished, TextDelta
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..wire.tree import CallNode, RunNode, StepNode
-from .tasklines import TaskLines
+from .outline import ShownTree, summary
 from .text import arguments, clean, count, duration, one_line
-from .tree import ShownTree, summary
+from .view import View
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _MARKS = {
@@ -32,41 +32,31 @@ _MARKS = {
 _STATUS_STYLE = {RunStatus.COMPLETED: "green", RunStatus.FAILED: "red"}
 _GUTTER = "│  "
 _CHILD_CALLS = (4, 2, 1, 0)
-"""How many calls of a running child are shown, the more children there are the fewer; with none it is one line."""
+"""Calls shown of a running child: the first number that fits the terminal; with 0 it is one line."""
 _LONG = 3.0
-"""Seconds after which a running call shows how long it has taken."""
+"""Seconds after which a running call shows its duration."""
 
 
-class LiveView:
-    """Draws with rich. Everything happens in the thread of the event loop, so nothing is drawn half-changed."""
+class LiveView(View):
+    """Draws with rich, in the thread of the event loop, so that nothing is drawn half-changed."""
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
         self._live: Live | None = None
         self._tree = ShownTree()
         self._line = ""
         """The line of text in progress."""
-        self._told: StepNode | None = None
+        self._headed: StepNode | None = None
         """The step whose heading is printed."""
         self._ended: StepNode | None = None
         """The step that is printed whole."""
         self._in_text = False
-        self._tasks = TaskLines()
         self._behind = 0.0
-        """Seconds between an event and its being shown: a run that is watched at leisure is not slow."""
-
-    def __enter__(self) -> LiveView:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        """Seconds from an event to its showing, which `pace` may delay: subtracted from durations."""
 
     def recall(self, event: Event) -> None:
         self._tree(event)
-
-    def show_task(self, event: Event) -> None:
-        if line := self._tasks.take(event):
-            self.note(line)
 
     def note(self, text: str) -> None:
         self._print(Text(clean(text)))
@@ -122,13 +112,13 @@ class LiveView:
         if self._in_text:
             yield from Text(self._line).wrap(console, console.width)
         if run.step.calls or not self._in_text:
-            yield from _step_lines(run.step, drawing, heading=run.step is not self._told)
+            yield from _step_lines(run.step, drawing, heading=run.step is not self._headed)
         if not run.step.calls and not self._in_text:
             yield _row(f"{_GUTTER}{_spinner()}", "cyan")
 
     def _begin(self) -> None:
         self.close()
-        self._tree, self._line, self._told, self._ended, self._in_text = ShownTree(), "", None, None, False
+        self._tree, self._line, self._headed, self._ended, self._in_text = ShownTree(), "", None, None, False
         self._live = Live(
             self,
             console=self._console,
@@ -142,7 +132,7 @@ class LiveView:
 
     def _text(self, run: RunNode, delta: str) -> None:
         if not self._in_text:
-            self._tell_heading(run.step)
+            self._print_heading(run.step)
             self._print(Text())
             self._in_text, delta = True, delta.lstrip("\n")
         *whole, self._line = (self._line + clean(delta)).split("\n")
@@ -155,15 +145,15 @@ class LiveView:
             self._print(Text())
             self._in_text, self._line = False, ""
 
-    def _tell_heading(self, step: StepNode) -> None:
-        if self._told is not step:
-            self._told = step
+    def _print_heading(self, step: StepNode) -> None:
+        if self._headed is not step:
+            self._headed = step
             for line in _heading(step):
                 self._print(line)
 
     def _end_step(self, run: RunNode) -> None:
         self._end_text()
-        self._tell_heading(run.step)
+        self._print_heading(run.step)
         for line in _step_lines(run.step, _Drawing(self._now()), heading=False):
             self._print(line)
         self._ended = run.step
@@ -173,7 +163,7 @@ class LiveView:
         self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
 
     def _now(self) -> float:
-        """What time it is in the run."""
+        """Return the present time of the run."""
         return time.time() - self._behind
 
     def _print(self, line: Text) -> None:
@@ -181,7 +171,7 @@ class LiveView:
 
 
 class _Drawing(NamedTuple):
-    """What time it is in the run, and how much of each child is shown."""
+    """The present time of the run, and the calls to show of each child."""
 
     now: float
     child_calls: int = _CHILD_CALLS[0]
@@ -190,7 +180,7 @@ class _Drawing(NamedTuple):
 def _step_lines(
     step: StepNode, drawing: _Drawing, *, heading: bool, gutter: str = "", most: int | None = None
 ) -> Iterator[Text]:
-    """A step with its calls and their children; only the last calls where there are more than `most`."""
+    """Yield a step with its calls and their children; of more than `most` calls only the last."""
     if heading:
         yield from _heading(step, gutter)
     calls = list(step.calls.values())
@@ -204,7 +194,7 @@ def _step_lines(
 
 
 def _child_lines(run: RunNode, drawing: _Drawing, gutter: str) -> Iterator[Text]:
-    """A child: where it is while it runs, how it went when it has ended."""
+    """Yield a child: its present step while it runs, its summary when it has ended."""
     if run.ended is not None:
         yield _row(f"{gutter}{one_line(run.label)}  {summary(run)}", "dim")
         return

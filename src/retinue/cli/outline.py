@@ -1,27 +1,61 @@
-"""A run that is stored, as text: its tree, its events, and what it waits for."""
+"""Runs as text and as JSON: the tree, the events, and the questions that wait."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from ..core.events import Event, event_to_json
-from ..core.results import SuspendTicket
+from ..core.lifecycle import ToolCallStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
-from ..wire.tree import CallNode, RunNode
-from .text import arguments, headline, iso, one_line
-from .tree import call_line, summary
+from ..wire.tree import CallNode, Node, RunNode, RunTree
+from .text import arguments, count, duration, headline, iso, one_line, reply_of
 
 _STAMP = ("kind", *Event.__struct_fields__)
 _WIDTH = 48
 _IN = "  "
 
 
+class ShownTree(RunTree):
+    """The tree that a terminal shows: runs of one agent are numbered, and a result is its headline."""
+
+    def add_run(self, event: Event) -> RunNode:
+        alike = sum(run.agent == event.agent for run in self.runs.values())
+        run = super().add_run(event)
+        run.label = f"{event.agent}#{alike + 1}" if alike else event.agent
+        return run
+
+    def node_ended(self, node: Node) -> None:
+        if isinstance(node, CallNode):
+            node.result = headline(reply_of(node.result or ""))
+
+
+def call_line(call: CallNode) -> str:
+    """Return a call, its status and its result, in one line."""
+    status = "ok" if call.status is ToolCallStatus.SUCCEEDED else call.status.value
+    took = "" if call.ended is None else f"  {duration(call.ended - call.started)}"
+    result = one_line(call.result or "", 160)
+    return f"{status:<6} {one_line(call.tool)}({arguments(call.args or {})}){took}  {result}".rstrip()
+
+
+def summary(run: RunNode) -> str:
+    """Return the status of a run and its figures so far, in one line."""
+    done = [count(len(run.steps), "step"), count(sum(1 for _ in run.walk_calls()), "call")]
+    if run.ended is None:  # its end reports its usage
+        done.append(f"{duration(time.time() - run.started)} so far")
+    else:
+        done += [count(run.usage.tokens, "token"), duration(run.ended - run.started)]
+    return f"{run.status.value}: {', '.join(done)}"
+
+
 def tree_lines(run: RunNode, indent: str = "") -> Iterator[str]:
-    """A run with its steps and calls, and with each call the children that it had."""
+    """Yield a run with its steps, calls and children, as lines."""
     yield f"{indent}{one_line(run.label)}: {one_line(run.task, 200)}"
     for step in run.steps:
         yield f"{indent}{_IN}step {step.number}"
@@ -39,7 +73,7 @@ def tree_lines(run: RunNode, indent: str = "") -> Iterator[str]:
 
 
 def tree_json(run: RunNode) -> dict[str, Any]:
-    """The same as JSON."""
+    """Return a run with its steps, calls and children, as JSON."""
     return {
         "agent": run.label,
         "ns": list(run.ns),
@@ -59,7 +93,7 @@ def _call_json(call: CallNode) -> dict[str, Any]:
     return {
         "call_id": call.call_id,
         "tool": call.tool,
-        "args": arguments(call.args or {}),
+        "args": dict(call.args or {}),
         "status": call.status.value,
         "started_at": iso(call.started),
         "ended_at": iso(call.ended),
@@ -70,8 +104,6 @@ def _call_json(call: CallNode) -> dict[str, Any]:
 
 def run_json(record: RunRecord, ended_at: float | None, *, orphaned: bool = False) -> dict[str, Any]:
     """Return a run without its messages; `orphaned`: no process works on it."""
-    import msgspec
-
     identity, result = record.identity, record.result
     return {
         "run_id": identity.run_id,
@@ -88,24 +120,18 @@ def run_json(record: RunRecord, ended_at: float | None, *, orphaned: bool = Fals
         "response": None if result is None else result.response,
         "error": None if result is None else result.error,
         "termination": None if result is None else result.termination,
-        "waits_for": {} if result is None else _tickets_json(result.suspended),
+        "waits_for": {} if result is None else msgspec.to_builtins(result.suspended),
     }
 
 
-def _tickets_json(tickets: Mapping[str, SuspendTicket]) -> dict[str, Any]:
-    import msgspec
-
-    return {call_id: msgspec.to_builtins(ticket) for call_id, ticket in tickets.items()}
-
-
 def how_it_ended(result: RunResult) -> str:
-    """The status of a run, and why, where that says more."""
+    """Return the status of a run, and the reason where it says more."""
     why = result.error or result.termination
     return result.status.value if why == result.status.value else f"{result.status.value}: {one_line(why, 1_000)}"
 
 
 def gist(record: RunRecord) -> str:
-    """What came of a run, or what it waits for, in a few words."""
+    """Return the outcome of a run, or its first question, in a few words."""
     result = record.result
     if result is None:
         return ""
@@ -119,7 +145,7 @@ def gist(record: RunRecord) -> str:
 
 
 def waiting_lines(record: RunRecord) -> Iterator[str]:
-    """What a run waits for, and how it is answered."""
+    """Yield the questions of a run, and the commands that answer them."""
     if record.result is None or not record.result.suspended:
         return
     yield "waits for:"
@@ -130,21 +156,23 @@ def waiting_lines(record: RunRecord) -> Iterator[str]:
             yield f"    with {one_line(_compact(ticket.parameters), 300)}"
         if ticket.response_schema is not None:
             yield f"    wants {one_line(_compact(ticket.response_schema), 300)}"
-    run_id, call_id = record.identity.run_id, next(iter(record.result.suspended))
-    yield f"answer with: retinue runs resume {run_id} --approve {call_id}[=JSON]   or   --cancel {call_id}[=REASON]"
-    yield "             and --target MODULE:ATTR or --workspace DIR, for the agents it was started with"
+    run_id, calls = record.identity.run_id, list(record.result.suspended)
+    where = run_id if len(calls) == 1 else f"{run_id} {calls[0]}"
+    yield "answer with one of these, and --target MODULE:ATTR or --workspace DIR for the agents it was started with:"
+    for answer in (f"approve {where}", f"deny {where} --message TEXT", f"answer {where} VALUE"):
+        yield f"  retinue runs {answer}"
 
 
 def event_line(event: Event) -> str:
-    """An event on one line: its number and time, whose it is, its kind and what it says."""
+    """Return an event in one line: number, time, agent, kind and fields."""
     at = datetime.fromtimestamp(event.at).strftime("%H:%M:%S.%f")[:-3]
-    whose = event.agent + "".join(f"/{part}" for part in event.ns)
-    said = [f"{name}={_value(value)}" for name, value in event_to_json(event).items() if _is_told(name, value)]
-    return f"{event.seq:>6}  {at}  {one_line(whose, 40)}  {event.kind}  {one_line(' '.join(said), 160)}".rstrip()
-
-
-def _is_told(name: str, value: Any) -> bool:
-    return name not in _STAMP and value not in (None, "", [], {})
+    agent = one_line("/".join((event.agent, *event.ns)), 40)
+    fields = [
+        f"{name}={_value(value)}"
+        for name, value in event_to_json(event).items()
+        if name not in _STAMP and value not in (None, "", [], {})
+    ]
+    return f"{event.seq:>6}  {at}  {agent}  {event.kind}  {one_line(' '.join(fields), 160)}".rstrip()
 
 
 def _value(value: Any) -> str:

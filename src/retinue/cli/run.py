@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from ..core.errors import ConfigurationError
-from ..core.lifecycle import RunStatus
 from ..core.model import Model
 from ..models.resilience import close_model
 from ..runtime import Runtime
@@ -25,11 +24,8 @@ from .assistant import (
     read_declarations,
 )
 from .database import as_misuse, optional_url
-from .interrupt import Interrupt, watch
-from .outline import how_it_ended
-from .parsers import COMPLETED, FAILED
+from .interrupt import Interrupt, exit_code, make_view, watch
 from .text import complain, count
-from .view import make_view
 
 
 async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
@@ -38,8 +34,9 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
         raise ConfigurationError('the question is empty: ask something, as in retinue run "Where is the key kept?"')
     model, url = choose_model(args.model), optional_url(args)
     store = None if url is None else open_store(url)
-    others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, args.workspace)
-    harness = make_assistant(args.workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store)
+    workspace = args.workspace or "."
+    others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, workspace)
+    harness = make_assistant(workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store)
     if is_default_model(args.model):
         complain(
             f"{DEFAULT_MODEL} answers: rules, not a language model; "
@@ -66,21 +63,11 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
             await runtime.close()
     await close_model(chosen.agent.model)
     where = "" if args.db is None else f" --db {without_secrets(args.db)}"
-    if result.status is RunStatus.COMPLETED and interrupt.lost_tasks:
-        complain(f"{count(interrupt.lost_tasks, 'background task')} did not complete; see: retinue tasks list{where}")
-        return interrupt.code if interrupt.happened else FAILED
-    if result.status is RunStatus.COMPLETED:
-        return COMPLETED
-    if result.status is RunStatus.CANCELLED and interrupt.happened:
-        return interrupt.code
-    complain(f"the run did not complete: {how_it_ended(result)}")
-    if result.status is RunStatus.SUSPENDED and store is not None:
-        complain(f"it waits for an answer; see: retinue runs show {result.run_id}{where}")
-    return FAILED
+    return exit_code(result, interrupt, where, is_stored=store is not None)
 
 
 def _report_errors(harness: HarnessAgent, args: argparse.Namespace, others: list[Problem]) -> None:
     """Say that declared sub-agents are missing because of errors; `retinue agents validate` prints warnings too."""
-    for problems, folder in ((read_catalog(harness).problems, args.workspace), (others, args.subagents)):
+    for problems, folder in ((read_catalog(harness).problems, args.workspace or "."), (others, args.subagents)):
         if errors := sum(not problem.is_warning for problem in problems):
             complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {folder}")

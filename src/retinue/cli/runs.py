@@ -8,10 +8,9 @@ import time
 
 from ..core.stores import RunRecord
 from .database import database_url, find_run, follow_events, open_database, owned_logs, stored_events
-from .outline import event_line, gist, run_json, tree_json, tree_lines, waiting_lines
+from .outline import ShownTree, event_line, gist, run_json, tree_json, tree_lines, waiting_lines
 from .parsers import COMPLETED
-from .text import clean, complain, duration, moment, one_line, print_json, table
-from .tree import ShownTree
+from .text import clean, complain, duration, moment, print_fields, print_json, table
 from .view import JsonView
 
 
@@ -74,7 +73,7 @@ async def show_run(args: argparse.Namespace) -> int:
 
 def _print_run(record: RunRecord, tree: ShownTree, ended_at: float | None) -> None:
     identity, result = record.identity, record.result
-    shown = {
+    fields = {
         "run": identity.run_id,
         "status": record.status,
         "agent": identity.agent,
@@ -85,9 +84,7 @@ def _print_run(record: RunRecord, tree: ShownTree, ended_at: float | None) -> No
         "tokens": f"{result.usage.input_tokens:,} in, {result.usage.output_tokens:,} out" if result else None,
         "error": result.error if result else None,
     }
-    for name, value in shown.items():
-        if value:
-            print(f"{name}: {one_line(value, 1_000)}")
+    print_fields(fields)
     if tree.root is not None:
         print("\n" + "\n".join(tree_lines(tree.root)))
     if result is not None and result.response:

@@ -26,11 +26,11 @@ from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
 from .assistant import load_runtime, workspace_runtime
 from .database import as_misuse, database_url, find_run, open_database, owned_logs, stored_events
-from .interrupt import Interrupt, watch
+from .interrupt import Interrupt, exit_code, make_view, watch
 from .outline import how_it_ended, run_json, waiting_lines
 from .parsers import COMPLETED, FAILED
-from .text import complain, count, one_line, print_json
-from .view import View, make_view
+from .text import complain, one_line, print_json
+from .view import View
 
 T = TypeVar("T")
 Decisions = Mapping[str, Decision]
@@ -204,7 +204,7 @@ async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt
         shown = {"run_id": result.run_id, "status": result.status.value}
         shown |= {"response": result.response, "error": result.error}
         print(json.dumps(shown) if args.json else result.response or "")
-    return _exit_code(result, args.run_id, interrupt)
+    return exit_code(result, interrupt)
 
 
 async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
@@ -281,7 +281,7 @@ async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
                 raise ConfigurationError(str(exc)) from exc
             complain(f"run {run.run_id} continues as run {args.run_id} stood after event {args.at}")
             result = await watch(run, view, interrupt)
-    return _exit_code(result, run.run_id, interrupt)
+    return exit_code(result, interrupt)
 
 
 async def _runtime_for(store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace) -> Runtime:
@@ -298,20 +298,8 @@ async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace) -
         runtime = load_runtime(args.target, url)
     else:
         with as_misuse():
-            runtime = await workspace_runtime(args.workspace, agent, args.model, url)
+            runtime = await workspace_runtime(args.workspace or ".", agent, args.model, url)
     if agent not in runtime.agents:
         known = str(UnknownAgent(agent, tuple(runtime.agents)))
         raise ConfigurationError(f"{known}: name one that has it with --target")
     return runtime
-
-
-def _exit_code(result: RunResult, run_id: str, interrupt: Interrupt) -> int:
-    if result.status is RunStatus.COMPLETED:
-        return COMPLETED
-    if result.status is RunStatus.CANCELLED and interrupt.happened:
-        return interrupt.code
-    if result.status is RunStatus.SUSPENDED:
-        complain(f"the run waits for {count(len(result.suspended), 'answer')}; see: retinue runs show {run_id}")
-    else:
-        complain(f"the run did not complete: {how_it_ended(result)}")
-    return FAILED

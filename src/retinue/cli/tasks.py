@@ -25,7 +25,7 @@ from .assistant import check_folder
 from .database import open_database, optional_url
 from .interrupt import Interrupt
 from .parsers import COMPLETED, FAILED
-from .text import clean, complain, iso, moment, one_line, print_json, table
+from .text import clean, complain, iso, moment, one_line, print_fields, print_json, table
 
 _GONE = "its process is gone"
 _LOOK_EVERY = 1.0
@@ -74,12 +74,12 @@ async def list_tasks(args: argparse.Namespace) -> int:
     tasks = [
         task
         for task in found
-        if args.session in (None, task.record.parent_session_id) and args.status in ("all", task.record.status.lower())
+        if args.thread in (None, task.record.parent_session_id) and args.status in ("all", task.record.status.lower())
     ]
     if args.json:
         print_json([task.to_json() for task in tasks])
     elif tasks:
-        rows = [("task", "status", "sub-agent", "agent", "session", "started", "input")]
+        rows = [("task", "status", "sub-agent", "agent", "thread", "started", "input")]
         for task in tasks:
             record = task.record
             agents = (record.sub_agent_id, record.parent_agent_id, record.parent_session_id)
@@ -211,20 +211,18 @@ async def _print_task(task: _Task, *, as_json: bool) -> None:
     if as_json:
         print_json({**task.to_json(), "result": result})
         return
-    shown = {
+    fields = {
         "task": record.task_id,
         "status": task.status,
         "sub-agent": record.sub_agent_id,
         "agent": record.parent_agent_id,
-        "session": record.parent_session_id,
+        "thread": record.parent_session_id,
         "started": moment(record.created_at),
         "updated": moment(record.last_updated_at),
         "waits for": record.awaiting,
         "error": record.error_message,
         "input": record.input,
     }
-    for name, value in shown.items():
-        if value:
-            print(clean(f"{name}: {value}"))
+    print_fields(fields)
     if result:
         print(clean(f"\n{result}"))

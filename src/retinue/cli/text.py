@@ -92,6 +92,13 @@ def iso(at: float | datetime | None) -> str | None:
     return when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def print_fields(fields: Mapping[str, str | None]) -> None:
+    """Print the fields that are not empty, one a line."""
+    for name, value in fields.items():
+        if value:
+            print(f"{name}: {one_line(value, 1_000)}")
+
+
 def print_json(value: Any) -> None:
     """Print JSON with snake_case keys, as every command does."""
     print(json.dumps(value, indent=2, default=str))

@@ -1,11 +1,10 @@
-"""Views: events come in, text goes out. A view shows the whole tree of runs."""
+"""Views show the events of a run as they come: as plain lines, as JSON, or (`live`) drawn on a terminal."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 import msgspec
 
@@ -14,85 +13,56 @@ from ..core.events import (
     Event,
     Handoff,
     InferenceFinished,
+    Namespace,
     RunFinished,
     RunStarted,
     StepStarted,
+    TaskUpdated,
     TextDelta,
     ToolCallFinished,
     ToolCallStarted,
     event_to_json,
 )
+from ..tasks.task import TaskStatus
 from ..wire.tree import RunNode
-from .tasklines import TaskLines
-from .text import clean, is_unicode, iso, one_line
-from .tree import ShownTree, call_line, summary
+from .outline import ShownTree, call_line, summary
+from .text import clean, headline, is_unicode, iso, one_line
 
 _INDENT = 6
-"""Columns a child is further in than the run it belongs to."""
+"""Columns by which a child is indented."""
 
 
-class View(Protocol):
-    """Shows one run after another. `tick` comes several times a second, for what moves."""
+class View:
+    """Shows one run after another. This one shows nothing but remarks."""
 
-    def show(self, event: Event) -> None: ...
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._replies: dict[Namespace, str] = {}
+        """The replies of background tasks, by the namespace of their run."""
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
 
     def recall(self, event: Event) -> None:
-        """Take in what was told before, without showing it: what comes next may be about it."""
-        ...
+        """Read an earlier event without showing it: a later one may refer to it."""
 
     def show_task(self, event: Event) -> None:
-        """Show what happens in background tasks after their run has ended."""
-        ...
+        """Show the end of a background task whose run has ended before."""
+        if type(event) is RunFinished:
+            self._replies[event.ns] = event.response or event.error or ""
+        elif type(event) is TaskUpdated and TaskStatus(event.status).is_terminal:
+            reply = self._replies.get(event.ns)
+            said = f": {headline(reply, 160)}" if reply else ""
+            self.note(f"background task of {event.agent} {event.status.lower()}{said}")
 
     def note(self, text: str) -> None:
-        """Say something about what is shown."""
-        ...
-
-    def tick(self) -> None: ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was; may come at any time and twice."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-def make_view(*, as_json: bool = False) -> View:
-    """The view for where stdout goes."""
-    stream = sys.stdout
-    if as_json:
-        return JsonView(stream)
-    if is_interactive(stream):
-        try:
-            from .live import LiveView
-        except ModuleNotFoundError:  # rich is not installed
-            return PlainView(stream)
-        return LiveView(stream)
-    return PlainView(stream)
-
-
-def is_interactive(stream: TextIO) -> bool:
-    """Whether somebody watches, on a terminal that can be drawn on."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and stream.isatty() and is_unicode(stream)
-
-
-class _Quiet:
-    """A view that draws nothing by itself."""
-
-    def recall(self, event: Event) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
+        """Show a remark."""
 
     def tick(self) -> None:
-        return
+        """Draw again; called several times a second."""
 
     def close(self) -> None:
-        return
+        """Leave the terminal as it was; may be called at any time and twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -101,11 +71,14 @@ class _Quiet:
         self.close()
 
 
-class JsonView(_Quiet):
-    """One event a line, as JSON in UTF-8 whatever the terminal's encoding."""
+def is_interactive(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can be drawn on."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and stream.isatty() and is_unicode(stream)
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+
+class JsonView(View):
+    """Prints one event a line, as JSON in UTF-8 whatever the terminal's encoding."""
 
     def show(self, event: Event) -> None:
         line = _encode(event) + b"\n"
@@ -129,27 +102,22 @@ def _encode(event: Event) -> bytes:
 
 def _in_style(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event as `--json` prints it: times in ISO 8601, status in lower case."""
-    status = {"status": event["status"].lower()} if event["kind"] == "task_updated" else {}
-    return {**event, "at": iso(event["at"]), **status}
+    status = {"status": event["status"].lower()} if event.get("kind") == "task_updated" else {}
+    return {**event, "at": iso(event.get("at")), **status}
 
 
-class PlainView(_Quiet):
-    """Lines without colour, each written when what it tells is known. Of the text, only the root's is streamed."""
+class PlainView(View):
+    """Prints lines without colour. Only the text of the root is streamed."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._tree = ShownTree()
         self._in_text = False
-        self._tasks = TaskLines()
 
     def recall(self, event: Event) -> None:
         self._tree(event)
         for step in self._tree.run_of(event).steps[-1:]:
             step.thought = ""
-
-    def show_task(self, event: Event) -> None:
-        if line := self._tasks.take(event):
-            self.note(line)
 
     def note(self, text: str) -> None:
         self._stream.write(f"{clean(text)}\n")
@@ -162,7 +130,7 @@ class PlainView(_Quiet):
         run = self._tree.run_of(event)
         match event:
             case TextDelta():
-                self._tell_thought(run)
+                self._print_thought(run)
                 if not run.ns:
                     self._text(event.delta)
             case RunStarted():
@@ -170,26 +138,20 @@ class PlainView(_Quiet):
             case StepStarted():
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
-                self._tell_thought(run)
+                self._print_thought(run)
             case ErrorRaised(fatal=False) | Handoff():
                 self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
             case ToolCallFinished():
-                self._line(run, 2, f"{f'{run.label}: ' if run.ns else ''}{self._call(event)}")
+                call = call_line(run.calls[event.call_id])
+                self._line(run, 2, f"{run.label}: {call}" if run.ns else call)
+            case RunFinished() if run.ns:
+                self._line(run, 0, f"{run.label} {summary(run)}")
             case RunFinished():
-                self._finish(run)
+                self._line(run, -2, summary(run))
             case _:
                 pass
 
-    def _call(self, event: ToolCallFinished) -> str:
-        return call_line(self._tree.run_of(event).calls[event.call_id])
-
-    def _finish(self, run: RunNode) -> None:
-        if run.ns:
-            self._line(run, 0, f"{run.label} {summary(run)}")
-        else:
-            self._line(run, -2, summary(run))
-
-    def _tell_thought(self, run: RunNode) -> None:
+    def _print_thought(self, run: RunNode) -> None:
         if run.step.thought:
             self._line(run, 2, one_line(run.step.thought, 300))
             run.step.thought = ""
