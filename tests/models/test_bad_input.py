@@ -267,14 +267,14 @@ async def test_html_in_place_of_json() -> None:
         assert "an HTML page, 'Welcome to nginx'" in str(error)
     async with failing(refuse(200, page, "text/html")) as (_, error):
         assert type(error) is ModelResponseInvalid
-        assert "sent text/html in place of an event stream: check base_url" in str(error)
+        assert "sent text/html instead of an event stream: check base_url" in str(error)
     async with failing(refuse(200, page, "text/event-stream")) as (_, error):
         assert type(error) is ModelStreamBroken
 
 
 async def test_json_in_place_of_a_stream() -> None:
     async with failing(refuse(200, {"choices": []})) as (_, error):
-        assert "sent application/json in place of an event stream" in str(error)
+        assert "sent application/json instead of an event stream" in str(error)
     async with failing(refuse(200, {"error": {"message": "no model is loaded"}})) as (_, error):
         assert "no model is loaded" in str(error)
         assert (type(error), error.status, "answered 500" in str(error)) == (ModelUnavailable, None, False)
@@ -304,7 +304,7 @@ async def test_an_endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async with failing(endless) as (_, error):
         assert type(error) is ModelResponseInvalid
-        assert "a line without end" in str(error)
+        assert "an event that is too long" in str(error)
         assert sent < 50_000_000
 
 

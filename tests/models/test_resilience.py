@@ -303,7 +303,7 @@ async def test_the_circuit_opens_and_closes_again() -> None:
             with pytest.raises(ModelUnavailable):
                 await hear(model)
         for _ in range(3):
-            with pytest.raises(CircuitOpen, match="not asked, because it failed 3 times in a row") as caught:
+            with pytest.raises(CircuitOpen, match="not called, because it failed 3 times in a row") as caught:
                 await hear(model)
         assert len(server.asked) == 3
         assert (caught.value.retry_after or 0) <= 60

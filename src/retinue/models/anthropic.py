@@ -13,16 +13,16 @@ from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, blocks_of, chosen_tool, take_settings
+from .content import Block, blocks_of, chosen_tool, rename_settings
 from .refusals import error_in_stream
 
 VERSION = "2026-10-21"
 
 MAX_TOKENS = 16_000
-"""The limit on the answer where the agent sets none: this wire does not work without one."""
+"""The default limit on the answer: this API requires one."""
 
 SIGNED, REDACTED = "anthropic:", "anthropic-redacted:"
-"""What a signature of ours begins with, so that no other wire takes it for its own."""
+"""The prefixes of our signatures, so that no other wire uses them."""
 
 _STOPS = {
     "end_turn": "stop",
@@ -31,10 +31,10 @@ _STOPS = {
     "max_tokens": "length",
     "refusal": "refusal",
 }
-"""Any other reason counts as a stop, but for those that `end` refuses."""
+"""Any other reason counts as a stop, except those that `end` refuses."""
 _CHOICES = {"auto": "auto", "required": "any", "any": "any", "none": "none"}
 _GONE = ("temperature", "top_p", "top_k", "reasoning_effort")
-"""Settings that this version of the API refuses or never had. They are hints, and an agent may have them for other providers."""
+"""Settings that this version of the API refuses. They are hints, which an agent may have for other providers."""
 _CACHED: Block = {"type": "ephemeral"}
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf")
 
@@ -45,7 +45,7 @@ class AnthropicWire:
     path = "/v1/messages"
 
     def encode(self, request: ModelRequest, model: str) -> dict[str, Any]:
-        settings = take_settings(request.settings, {"stop": "stop_sequences"})
+        settings = rename_settings(request.settings, {"stop": "stop_sequences"})
         caches = settings.pop("cache", True)
         system = [_text(message.text) for message in request.messages if message.role is Role.SYSTEM and message.text]
         messages = _messages(request.messages)
@@ -69,7 +69,7 @@ class AnthropicWire:
 
 
 def _mark_for_cache(first: list[Block], messages: list[Block]) -> None:
-    """Mark the end of what never changes, and of what is there so far: the next request begins with the same."""
+    """Mark the end of the fixed prefix and of the conversation so far: the next request starts with the same blocks."""
     if first:
         first[-1]["cache_control"] = _CACHED
     for message in reversed(messages):
@@ -95,7 +95,7 @@ def _tool_choice(choice: Any, parallel: Any) -> Block:
 
 
 def _messages(messages: Sequence[Message]) -> list[Block]:
-    """Turns that alternate: neighbours of one role become one, because the results of a step must be in one turn."""
+    """Return alternating turns: neighbours of one role are merged, because the results of a step must be in one turn."""
     made: list[Block] = []
     for message in messages:
         if message.role is Role.SYSTEM:
@@ -218,7 +218,7 @@ class AnthropicDecoder:
         self._stop: str | None = None
         self._usage: dict[str, int] = {}
 
-    def take(self, data: bytes) -> Sequence[ModelChunk]:
+    def decode(self, data: bytes) -> Sequence[ModelChunk]:
         event = _read(data)
         match event.type:
             case "content_block_delta":
@@ -286,7 +286,7 @@ class AnthropicDecoder:
                 return ()
 
     def _count(self, usage: _Usage | None) -> None:
-        """The counts are those of the whole message so far, each time."""
+        """Update the counts; each event has those of the whole message so far."""
         if usage is None:
             return
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):

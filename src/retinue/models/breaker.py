@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that keeps failing is left alone for a while."""
+"""A circuit breaker: a server that keeps failing is not called for a while."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Opens after `threshold` failures in a row; after `seconds`, one request may try whether it works again."""
+    """Opens after `threshold` failures in a row; after `seconds`, it lets one request through as a test."""
 
     __slots__ = ("_clock", "_failures", "_opened_at", "_seconds", "_threshold", "_trying")
 
@@ -20,7 +20,7 @@ class CircuitBreaker:
         return self._failures >= self._threshold
 
     def remaining(self) -> float | None:
-        """Seconds until it may be asked again; None where it may be asked now. Whoever gets None must report back."""
+        """Return the seconds until the next call is allowed, None if it is now; a caller that gets None reports the outcome."""
         if not self.is_open:
             return None
         left = self._opened_at + self._seconds - self._clock()
@@ -39,5 +39,5 @@ class CircuitBreaker:
             self._opened_at = self._clock()
 
     def abandoned(self) -> None:
-        """The request ended without a verdict: it was cancelled, or failed for a reason of its own."""
+        """The request ended without a verdict: it was cancelled, or it was at fault itself."""
         self._trying = False

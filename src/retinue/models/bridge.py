@@ -1,4 +1,4 @@
-"""The bridge: any model of pydantic-ai, behind our contract. The only module that knows pydantic-ai."""
+"""The bridge to models of pydantic-ai. The only module that imports pydantic-ai."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ..core.failures import (
 from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPart, Role, TextPart
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
-from .content import chosen_tool, take_settings
-from .endpoint import shown, worth_hiding
+from .content import chosen_tool, rename_settings
+from .endpoint import redact, sort_secrets
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 
@@ -46,7 +46,7 @@ def is_installed() -> bool:
 
 
 def bridge(model: Any, retry: RetryPolicy | None = None) -> Model:
-    """A model object of pydantic-ai as one of ours."""
+    """Wrap a model object of pydantic-ai."""
     if not is_installed():
         raise ConfigurationError('models of pydantic-ai need: pip install "retinue[providers]"')
     from pydantic_ai import models
@@ -58,7 +58,7 @@ def bridge(model: Any, retry: RetryPolicy | None = None) -> Model:
 
 
 def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) -> Model | None:
-    """The model of a "provider:model" string of pydantic-ai; None where it does not know the provider either."""
+    """Return the pydantic-ai model of a "provider:model" string, None if pydantic-ai does not know the provider either."""
     from pydantic_ai.exceptions import UserError
     from pydantic_ai.models import infer_model
     from pydantic_ai.providers import infer_provider_class
@@ -80,7 +80,7 @@ def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) ->
 
 
 class BridgedModel:
-    """Speaks our contract and asks a model of pydantic-ai."""
+    """A model of pydantic-ai behind our contract."""
 
     def __init__(self, model: TheirModel, name: str) -> None:
         self._model, self.name = model, name
@@ -102,14 +102,14 @@ class BridgedModel:
                 model_request_parameters=_tools(request),
             ) as stream:
                 async for event in stream:
-                    for chunk in reader.take(event):
+                    for chunk in reader.decode(event):
                         yield chunk
                 usage, finish = stream.usage, stream.finish_reason
                 whole = (
                     _is_whole(stream) or self._model.base_url is None
                 )  # one without address, as for tests, says no end
             if not whole:
-                raise ModelStreamBroken("the answer ended before its end")
+                raise ModelStreamBroken("the answer ended too early")
             yield reader.end(usage() if callable(usage) else usage, finish)
         except ModelError as exc:
             raise self._told(exc) from None
@@ -119,12 +119,12 @@ class BridgedModel:
             raise self._told(ModelUnavailable(f"the connection failed ({exc})")) from None
 
     def _told(self, error: ModelError) -> ModelError:
-        message = shown(error.message, _secrets_of(self._model))
+        message = redact(error.message, _secrets_of(self._model))
         return type(error)(message, self.name, error.status, error.retry_after)
 
 
 def _is_whole(stream: Any) -> bool:
-    """Whether the provider said how the answer ended, known or not; for OpenAI's wire they say "stop" in its place."""
+    """Return True if the provider said how the answer ended; for OpenAI's wire pydantic-ai may invent a "stop"."""
     finish = stream.finish_reason
     if finish is None or (finish == "stop" and getattr(stream, "_has_finish_reason", True) is False):
         details: dict[str, Any] = stream.provider_details or {}
@@ -133,19 +133,19 @@ def _is_whole(stream: Any) -> bool:
 
 
 def _secrets_of(model: Any) -> tuple[str, ...]:
-    """What must not get into a message: the key of their client, and every key in the environment."""
+    """Return what must not get into a message: the key of their client and every key in the environment."""
     key: Any = getattr(getattr(model, "client", None), "api_key", None)
     found = [value for name, value in os.environ.items() if name.endswith(("_KEY", "_TOKEN", "_SECRET"))]
-    return worth_hiding([*found, key] if isinstance(key, str) else found)
+    return sort_secrets([*found, key] if isinstance(key, str) else found)
 
 
 class _Reader:
-    """From their events to our chunks. Their parts are numbered, and so are our calls."""
+    """Turns their events into our chunks. Their part indexes become our call indexes."""
 
     def __init__(self) -> None:
         self._calls = False
 
-    def take(self, event: Any) -> Sequence[ModelChunk]:
+    def decode(self, event: Any) -> Sequence[ModelChunk]:
         from pydantic_ai import messages as theirs
 
         match event:
@@ -192,7 +192,7 @@ def _arguments(given: Any) -> str:
 
 
 def _settings(request: ModelRequest) -> dict[str, Any]:
-    settings = take_settings(request.settings, _NAMES)
+    settings = rename_settings(request.settings, _NAMES)
     settings.pop("cache", None)
     choice = settings.pop("tool_choice", None)
     if request.tools and choice is not None:
@@ -215,7 +215,7 @@ def _tools(request: ModelRequest) -> Any:
 
 
 def _messages(messages: Sequence[Message]) -> list[Any]:
-    """Turns that alternate between a request and a response, as they want them."""
+    """Return alternating requests and responses, as pydantic-ai wants them."""
     from pydantic_ai import messages as theirs
 
     made: list[Any] = []

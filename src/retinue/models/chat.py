@@ -14,7 +14,7 @@ from ..core.messages import FilePart, ImagePart, Message, Role, TextPart
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, take_settings
+from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings
 from .refusals import error_in_stream
 
 _STOPS = {
@@ -25,14 +25,14 @@ _STOPS = {
     "length": "length",
     "content_filter": "refusal",
 }
-"""Any other reason counts as a stop, because servers have words of their own for it."""
+"""Any other reason counts as a stop, because servers name it differently."""
 _FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Reasons of an answer that the server could not finish."""
+"""The finish reasons of answers that the server could not complete."""
 _NOT_SENT = ("cache",)
 
 
 class ChatWire:
-    """Builds requests and reads answers. `max_tokens` is how the server calls the limit on the answer."""
+    """Builds requests and reads answers. `max_tokens` is the server's name for the limit on the answer."""
 
     path = "/chat/completions"
 
@@ -40,7 +40,7 @@ class ChatWire:
         self._names = {"max_tokens": max_tokens}
 
     def encode(self, request: ModelRequest, model: str) -> dict[str, Any]:
-        settings = take_settings(request.settings, self._names)
+        settings = rename_settings(request.settings, self._names)
         body: dict[str, Any] = {
             "model": model,
             "messages": _messages(request.messages),
@@ -166,7 +166,7 @@ class _Usage(Struct, gc=False):
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     cost: float | None = None
-    """In dollars; OpenRouter tells it."""
+    """In dollars; OpenRouter reports it."""
 
 
 class _Chunk(Struct, gc=False):
@@ -189,7 +189,7 @@ class ChatDecoder:
         self._cost_known = False
         self._last_call = -1
 
-    def take(self, data: bytes) -> Sequence[ModelChunk]:
+    def decode(self, data: bytes) -> Sequence[ModelChunk]:
         if data == b"[DONE]":
             self.done = True
             return ()
@@ -241,7 +241,7 @@ class ChatDecoder:
 
     def _call(self, call: _Call) -> CallChunk:
         function = call.function or _Function()
-        # Some servers leave the index out and send each call whole: a new id is then a new call.
+        # Some servers leave out the index and send each call complete: then a new id is a new call.
         index = call.index
         if index is None:
             index = self._last_call + 1 if call.id or self._last_call < 0 else self._last_call

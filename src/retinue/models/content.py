@@ -1,4 +1,4 @@
-"""What the wires share: how parts become data, and which settings they all know."""
+"""Helpers that the wires share: parts as blocks, tool choices, settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Block = dict[str, Any]
 
 
 def data_url(part: ImagePart | FilePart) -> str:
-    """The address of a part, or its data as one."""
+    """Return the URL of a part, or its data as a data URL."""
     if part.url is not None:
         return part.url
     if part.data is not None:
@@ -52,12 +52,12 @@ def is_text_only(message: Message) -> bool:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments as JSON text. Malformed ones are left out: servers refuse them, and their result quotes them."""
+    """Return the arguments as JSON text. Malformed ones are left out: servers refuse them, and the result quotes them."""
     return msgspec.json.encode(call.args).decode()
 
 
 def chosen_tool(choice: Any) -> str | None:
-    """The tool a `tool_choice` setting names: {"name": …} is ours, the rest is how providers say it."""
+    """Return the tool that a `tool_choice` setting names, in our form {"name": …} or that of a provider."""
     if not isinstance(choice, dict):
         return None
     fields = cast("dict[str, Any]", choice)
@@ -66,6 +66,6 @@ def chosen_tool(choice: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def take_settings(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Settings under the provider's names; None means not set, and what is not known goes as it is."""
+def rename_settings(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings under the provider's names, without those that are None; unknown ones pass unchanged."""
     return {names.get(name, name): value for name, value in settings.items() if value is not None}

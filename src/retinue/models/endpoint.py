@@ -1,4 +1,4 @@
-"""An endpoint: where a model is asked, with which key, and how neither gets into a message."""
+"""An endpoint: the address and the key of a model, both kept out of messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from ..core.errors import ConfigurationError, ModelError
 
 SHOWN = 500
-"""Characters of a message that quotes a server's own words, which come last in it."""
+"""The longest error message in characters; the quoted words of the server come last."""
 
+_KEYLESS = "models of ollama, vllm and llamacpp need no key"
 _SECRET_HEADER = re.compile(r"auth|key|token|cookie|secret", re.I)
 
 
 class Endpoint:
-    """A base address and the headers every request carries. Its repr shows no secret."""
+    """A base address and the headers of every request. Its repr shows no secret."""
 
     __slots__ = ("_secrets", "base_url", "headers", "name")
 
@@ -44,25 +45,25 @@ class Endpoint:
         return f"<endpoint {self.base_url} of {self.name}>"
 
     def hide(self, *secrets: str) -> None:
-        """Keep these out of messages too, quoted as in an address or not."""
-        self._secrets = worth_hiding([*self._secrets, *secrets, *map(unquote, secrets)])
+        """Redact these in messages too, URL-quoted or not."""
+        self._secrets = sort_secrets([*self._secrets, *secrets, *map(unquote, secrets)])
 
-    def own(self, error: ModelError) -> ModelError:
-        """The error as one of this endpoint: with its name, without its secrets, and only then cut."""
+    def redact_error(self, error: ModelError) -> ModelError:
+        """Return the error with the name of this endpoint, without its secrets, and then cut."""
         if error.model == self.name:
             return error
-        return type(error)(shown(error.message, self._secrets), self.name, error.status, error.retry_after)
+        return type(error)(redact(error.message, self._secrets), self.name, error.status, error.retry_after)
 
 
-def shown(text: str, secrets: Iterable[str]) -> str:
-    """What a message shows of a text. A secret is taken out before the text is cut, else half of one could stay."""
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Return a text for a message. Secrets are redacted before the text is cut, else half of one could stay."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]")
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def worth_hiding(found: Iterable[str]) -> tuple[str, ...]:
-    """The secrets among these, the longest first, because one may be part of another."""
+def sort_secrets(found: Iterable[str]) -> tuple[str, ...]:
+    """Return the secrets among these, the longest first, because one may contain another."""
     return tuple(sorted({secret for secret in found if len(secret) > 3}, key=len, reverse=True))
 
 
@@ -71,7 +72,7 @@ def _secrets_of(headers: Mapping[str, str]) -> tuple[str, ...]:
     for header, value in headers.items():
         if _SECRET_HEADER.search(header):
             found |= {value, value.partition(" ")[2]}  # with and without its scheme, as in "Bearer …" or "Basic …"
-    return worth_hiding(found)
+    return sort_secrets(found)
 
 
 def _without_secrets(url: str) -> str:
@@ -80,12 +81,12 @@ def _without_secrets(url: str) -> str:
 
 
 def find_key(name: str, given: str | None, variable: str | None, *, required: bool = True) -> str | None:
-    """The key that was passed, else the one in the environment; a missing one is an error that names the variable."""
+    """Return the given key, else the one in the environment; raise an error that names the variable if there is none."""
     if given:
         return given.strip()
     found = os.environ.get(variable, "").strip() if variable else ""
     if found:
         return found
     if required:
-        raise ConfigurationError(f"{name} needs a key: set {variable} in the environment or pass api_key=…")
+        raise ConfigurationError(f"{name} needs a key: set {variable} in the environment or pass api_key=…; {_KEYLESS}")
     return None

@@ -1,4 +1,4 @@
-"""A model with others to fall back on."""
+"""A model with fallbacks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from ..core.errors import ConfigurationError, ModelError
 from ..core.model import Model, ModelChunk, ModelRequest, Retrying, TurnEnd
 from .registry import resolve_model
-from .resilience import close_model, retrying
+from .resilience import close_model, make_retrying
 
 
 class FallbackModel:
-    """Asks the first model and, where it fails for whatever reason, the next; it fails with the last one's error.
+    """Calls the first model and, if it fails for any reason, the next one; raises the error of the last.
 
-    A refusal that comes as an answer, and an answer cut at its limit, are no failure here: they came and were paid for.
+    A refusal in an answer, and an answer cut at its limit, do not count as failures: they were delivered and paid for.
     """
 
     def __init__(self, *models: Model | str) -> None:
         if len(models) < 2:
-            raise ConfigurationError("FallbackModel needs at least two models: the one to ask, and one to fall back on")
+            raise ConfigurationError("FallbackModel needs at least two models: a first choice and a fallback")
         self._models: Sequence[Model] = [resolve_model(model, "FallbackModel") for model in models]
         self.name = self._models[0].name
 
@@ -45,7 +45,7 @@ class FallbackModel:
             except ModelError as exc:
                 if following is None:
                     raise
-                yield retrying(exc, following.name, 0.0, said)
+                yield make_retrying(exc, following.name, 0.0, said)
             finally:
                 if (close := getattr(chunks, "aclose", None)) is not None:
                     await close()

@@ -1,4 +1,4 @@
-"""The HTTP client: one POST whose answer streams in. The only module that knows aiohttp."""
+"""The HTTP client: a POST with a streamed answer. The only module that imports aiohttp."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 20.0
 IDLE_TIMEOUT = 300.0
-"""Seconds a server may be silent; a model that thinks for long sends nothing meanwhile."""
+"""Seconds a server may be silent; a reasoning model may send nothing for minutes."""
 _ERROR_BODY = 64 * 1024
 _ERROR_SECONDS = 10.0
-"""Time for the words of an error, in all: a server that fails may also drip."""
+"""Seconds to read the body of an error: a failing server may send it byte by byte."""
 _DRAIN = 0.25
-"""Seconds to wait for the end of an answer that has said all, so that its connection can be used again."""
+"""Seconds to wait for the end of the body after the last event, so that the connection can be reused."""
 
 
 class HttpClient:
-    """Connections to one endpoint, kept alive between requests, for whichever event loop asks."""
+    """Connections to one endpoint, kept alive between requests, one session for each event loop."""
 
     def __init__(self, endpoint: Endpoint, idle_timeout: float = IDLE_TIMEOUT) -> None:
         if not idle_timeout > 0:
@@ -71,35 +71,37 @@ class HttpClient:
             failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc.os_error)})")
         except (TimeoutError, aiohttp.ServerTimeoutError) as exc:
             slow = isinstance(exc, aiohttp.ConnectionTimeoutError)
-            silent = f"it did not take a connection within {CONNECT_TIMEOUT:g} s" if slow else self._silence()
+            silent = f"no connection within {CONNECT_TIMEOUT:g} s" if slow else self._silence()
             failure = ModelTimeout(f"{where}: {silent}")
         except aiohttp.InvalidURL:
-            failure = ModelNotFound(f"{where} is not an address that can be asked: correct base_url")
+            failure = ModelNotFound(f"{where} is not a valid address: correct base_url")
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, OSError) as exc:
-            failure = ModelStreamBroken(f"the connection to {where} broke before the answer was whole ({_reason(exc)})")
+            failure = ModelStreamBroken(
+                f"the connection to {where} broke before the answer was complete ({_reason(exc)})"
+            )
         except (aiohttp.ClientError, ValueError) as exc:
-            failure = ModelResponseInvalid(f"what {where} sent is not HTTP as it should be ({_reason(exc)})")
-        raise endpoint.own(failure) from None
+            failure = ModelResponseInvalid(f"{where} did not answer with valid HTTP ({_reason(exc)})")
+        raise endpoint.redact_error(failure) from None
 
     def _silence(self) -> str:
-        return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model may think so long"
+        return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model needs longer"
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
-        """What to raise for an answer that is no stream."""
+        """Return the error for a response that is not an event stream."""
         body = bytearray()
-        with contextlib.suppress(TimeoutError):  # what has come by then must do
+        with contextlib.suppress(TimeoutError):  # use what has arrived by then
             async with asyncio.timeout(min(_ERROR_SECONDS, self.idle_timeout)):
                 while len(body) < _ERROR_BODY and (piece := await response.content.readany()):
                     body += piece
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
-            return self.endpoint.own(error_of_status(response.status, text, response.headers, "", where))
+            return self.endpoint.redact_error(error_of_status(response.status, text, response.headers, "", where))
         if (error := error_in_body(text, "", where)) is not None:
-            return self.endpoint.own(error)
+            return self.endpoint.redact_error(error)
         kind = response.content_type
-        return self.endpoint.own(
-            ModelResponseInvalid(f"{where} sent {kind} in place of an event stream: check base_url and what serves it")
+        return self.endpoint.redact_error(
+            ModelResponseInvalid(f"{where} sent {kind} instead of an event stream: check base_url and the server")
         )
 
     def _session(self) -> aiohttp.ClientSession:
@@ -111,7 +113,7 @@ class HttpClient:
             _abandon({known: self._sessions.pop(known) for known in list(self._sessions) if known.is_closed()})
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=self.idle_timeout)
             session = self._sessions[loop] = aiohttp.ClientSession(
-                # How many requests run at once is decided by Limits(parallel=…), not by the pool.
+                # Limits(parallel=…) decides the number of concurrent requests, not the pool.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=timeout,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -131,7 +133,7 @@ class HttpClient:
 
 
 def _proxy_of(url: str) -> str | None:
-    """The proxy the environment names for this address. aiohttp can find it too, but would also read ~/.netrc."""
+    """Return the proxy that the environment names for this address. aiohttp could find it too, but also reads ~/.netrc."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)
@@ -149,17 +151,17 @@ def _reason(exc: BaseException) -> str:
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:
-    """Read what is left after the answer has said all, which is next to nothing where the server ends it."""
+    """Read the rest of the body after the last event; it is short if the server ends the response."""
     try:
         async with asyncio.timeout(_DRAIN):
             while await content.readany():
                 pass
-    except Exception:  # whatever is wrong with the rest, nobody waits for it
+    except Exception:  # an error here changes nothing: the answer is complete
         return
 
 
 def _abandon(sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
-    """Let go of sessions nobody can await any more: aiohttp would complain of each."""
+    """Close sessions whose event loop has ended: aiohttp would warn about each."""
     for session in sessions.values():
         connector = session.connector
         session.detach()

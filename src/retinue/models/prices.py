@@ -1,4 +1,4 @@
-"""Prices of models, from a kept list or from yours."""
+"""Prices of models, from `genai-prices` or from your own rates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..core.errors import ConfigurationError
 from ..core.runs import Usage
 
 Rates = tuple[float, float] | tuple[float, float, float]
-"""Dollars for a million tokens of input, of output and, where it differs, of cached input."""
+"""Dollars for a million tokens of input, of output and, if it differs, of cached input."""
 
 Price = Callable[[str, Usage], float | None]
-"""What a call of the model of that name costs, None where that is not known; asked where the provider does not tell."""
+"""Returns the cost of a call of a model, None if unknown. It is called if the provider reports no cost."""
 
 _MILLION = 1_000_000
 
 
 def prices(own: Mapping[str, Rates] | None = None) -> Price:
-    """What models cost, for `Runtime(price=prices())`: dollars from the list of `genai-prices`, which asks no network.
+    """Return the price function for `Runtime(price=prices())`: dollars by the list of `genai-prices`, without network.
 
     `own` has rates of your own by `"provider:model"` or `"provider:*"`, and wins. A model that is in neither has no
     known price: its calls count as 0, with a warning, and fail a run that has a limit on cost.
@@ -47,13 +47,12 @@ def prices(own: Mapping[str, Rates] | None = None) -> Price:
         except LookupError:
             return None
 
-    price("openai:gpt-4o", Usage())  # loads the list now, and not while a run waits for it
+    price("openai:gpt-4o", Usage())  # loads the list now, not while a run waits
     return price
 
 
 def ask_price(price: Price, model: str, usage: Usage) -> tuple[float | None, str]:
-    """What a call costs, and what is wrong with the function where it fails: then the price is not known. The answer
-    is there and paid for, and is not thrown away for want of its price."""
+    """Return the cost of a call, and a note if the price function failed. The answer was paid for and is kept either way."""
     try:
         cost = price(model, usage)
         if cost is None or 0 <= cost < inf:

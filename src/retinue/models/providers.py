@@ -1,4 +1,4 @@
-"""The providers that are asked over our own wires: where they are, which key they need, which wire they speak."""
+"""The built-in providers: address, key and wire of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """What is known of a provider before it is asked."""
+    """Address, environment variables and wire of a provider."""
 
     wire: Callable[[], Wire]
     base_url: str
@@ -89,11 +89,11 @@ def make_model(
     retry: RetryPolicy | None = None,
     idle_timeout: float = IDLE_TIMEOUT,
 ) -> Model:
-    """The model behind "provider:model"; nothing is sent before it is asked."""
+    """Return the model behind "provider:model". This sends nothing."""
     known, name = PROVIDERS[provider], f"{provider}:{model}"
     given_url = base_url or os.environ.get(known.url_variable)
     elsewhere = given_url is not None and given_url.rstrip("/") != known.base_url
-    # A server that is not OpenAI's own is asked the way all of them understand, and may need no key.
+    # A server that is not OpenAI's own gets chat completions, which all of them understand, and may need no key.
     wire = ChatWire() if provider == "openai" and elsewhere else known.wire()
     key = find_key(name, api_key, known.key_variable, required=known.needs_key and not elsewhere)
     endpoint = Endpoint(name, given_url or known.base_url, {**_auth(wire, key), **(headers or {})})

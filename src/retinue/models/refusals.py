@@ -1,4 +1,4 @@
-"""From what a server says is wrong to the error that says what to do."""
+"""Error responses of servers as ModelErrors that say what to do."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _TYPES: dict[str, int] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The status an error has that comes within a stream, by the type it says."""
+"""The status of an error inside a stream, by its type."""
 
 
 def error_of_status(status: int, body: bytes, headers: Mapping[str, str], model: str, where: str) -> ModelError:
-    """The error of an answer whose status is not 200."""
+    """Return the error of a response whose status is not 200."""
     words, kind = _words_of(body, headers.get("content-type", ""))
     return _error(status, words, kind, model, f"{where} answered {status}", retry_after(headers))
 
 
 def error_in_stream(error: Any, model: str, where: str) -> ModelError:
-    """The error that a server puts into an answer whose status was 200; one that says no more is a fault of its own."""
+    """Return the error inside a response with status 200; one without details counts as a fault of the server."""
     words, kind = _words_of_object(error)
     code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
     status = _TYPES.get(kind) or (code if isinstance(code, int) else _TYPES.get(str(code)))
@@ -63,7 +63,7 @@ def error_in_stream(error: Any, model: str, where: str) -> ModelError:
 
 
 def error_in_body(body: bytes, model: str, where: str) -> ModelError | None:
-    """The error in the JSON of an answer whose status was 200, where there is one."""
+    """Return the error in the JSON body of a response with status 200, if there is one."""
     try:
         given: Any = msgspec.json.decode(body)
     except (ValueError, RecursionError):
@@ -123,7 +123,7 @@ def _words_of_object(error: Any) -> tuple[str, str]:
     words = fields.get("message") or fields.get("detail") or fields.get("error") or ""
     kinds = [str(fields[name]) for name in ("type", "code") if isinstance(fields.get(name), str)]
     known = [kind for kind in kinds if kind in _TYPES]
-    # The code is often the more telling of the two, so where the type is no known one, it is what counts.
+    # The code often says more than the type, so it decides if the type is unknown.
     kind = " ".join(kinds) if not known else known[0]
     code = fields.get("code")
     shown = str(words) if not isinstance(code, str) or code in str(words) else f"{words} [{code}]"
@@ -143,7 +143,7 @@ def _plain(text: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """How many seconds a server wants to be left alone, said in milliseconds, seconds or as a date."""
+    """Return the seconds of `Retry-After`, given in milliseconds, seconds or as a date."""
     try:
         if (milliseconds := headers.get("retry-after-ms")) is not None:
             return max(0.0, float(milliseconds) / 1000)

@@ -1,4 +1,4 @@
-"""From "provider:model" to a model. Providers are imported when they are first asked for."""
+"""Models by "provider:model". Providers are imported on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROVIDERS = {"offline": "retinue.cli.offline"}
 """Modules with a function `make_model(name) -> Model`."""
 
 _WIRED = ("anthropic", "llamacpp", "ollama", "openai", "openai-chat", "openai-responses", "openrouter", "vllm")
-"""Kept here too, so that no other module is imported to know them; a test compares."""
+"""The keys of `providers.PROVIDERS`, repeated here to avoid that import; a test compares them."""
 
 
 def open_model(
@@ -26,7 +26,7 @@ def open_model(
     retry: RetryPolicy | None = None,
     idle_timeout: float | None = None,
 ) -> Model:
-    """The model of a "provider:model" string, with a key, an address or a patience of its own."""
+    """Return the model of a "provider:model" string, with its own key, address, headers, retries or idle timeout."""
     options = {
         "api_key": api_key,
         "base_url": base_url,
@@ -39,14 +39,14 @@ def open_model(
 
 
 def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:
-    """A model object of pydantic-ai as one of ours."""
+    """Wrap a model object of pydantic-ai."""
     from .bridge import bridge
 
     return bridge(model, retry)
 
 
 def resolve_model(given: str | Model | None, owner: str) -> Model:
-    """The model an agent names; errors say whose model it is and what is known."""
+    """Return the model an agent names; errors name the owner and the known providers."""
     if given is None:
         raise ConfigurationError(f"{owner} has no model: give Agent(model=…) or run(…, model=…)")
     if not isinstance(given, str):
@@ -55,13 +55,13 @@ def resolve_model(given: str | Model | None, owner: str) -> Model:
 
 
 class OpenModels:
-    """The models that are named by strings: made once, so that connections and what is known of failures are shared."""
+    """The models named by strings, each made once: runs share their connections and circuit breakers."""
 
     def __init__(self) -> None:
         self._made: dict[str, Model] = {}
 
     def resolve(self, given: str | Model | None, owner: str) -> Model:
-        """As `resolve_model`."""
+        """Return the model as `resolve_model` does, made once for each name."""
         if not isinstance(given, str):
             return resolve_model(given, owner)
         model = self._made.get(given)
@@ -70,7 +70,7 @@ class OpenModels:
         return model
 
     async def close(self) -> None:
-        """Close the connections of those made here; models given as objects belong to whoever made them."""
+        """Close the models made here; a model given as an object belongs to its maker."""
         for model in self._made.values():
             await close_model(model)
 

@@ -1,4 +1,4 @@
-"""A model that does not give up at once: retries with a pause, and a circuit breaker."""
+"""Retries of a model call, with a backoff and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .breaker import CircuitBreaker
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often a failed model call is made again, and after how long."""
+    """The number of attempts of a model call, and the delays between them."""
 
     attempts: int = 4
-    """All tries of one call together; 1 is never again."""
+    """All attempts of one call; 1 means no retry."""
     first_delay: float = 0.5
-    """Seconds before the second try; it doubles with each, and a random half of it is left out."""
+    """Seconds before the second attempt. The delay doubles with each attempt and is shortened at random by up to half."""
     max_delay: float = 30.0
     max_wait: float = 60.0
-    """The longest time a server may ask us to wait; where it asks for more, the call fails at once."""
+    """The longest `Retry-After` that is honoured, in seconds; if the server asks for more, the call fails at once."""
     breaker_failures: int = 5
-    """Calls in a row that fail for good, after which the model is not asked for `breaker_seconds`; 0 is never."""
+    """Failed calls in a row after which the model is not called for `breaker_seconds`; 0 switches this off."""
     breaker_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             raise ValueError(f"RetryPolicy.attempts must be at least 1, got {self.attempts}")
 
     def delay(self, attempt: int, error: ModelError) -> float | None:
-        """Seconds to wait after the n-th try; None where there is no further one."""
+        """Return the seconds to wait after an attempt, None if there is no further one."""
         if attempt >= self.attempts or not error.retryable:
             return None
         backoff = min(self.max_delay, self.first_delay * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
@@ -45,7 +45,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 class ResilientModel:
-    """Asks a model again when it fails. What a failed try had begun to say is taken back with a `Retrying` chunk."""
+    """Calls a model again when it fails. A `Retrying` chunk drops the partial answer of a failed attempt."""
 
     def __init__(self, model: Model, policy: RetryPolicy | None = None) -> None:
         self._model, self._policy = model, policy or RetryPolicy()
@@ -76,7 +76,7 @@ class ResilientModel:
                     if delay is None:
                         judged = self._blame(exc)
                         raise
-                    yield retrying(exc, self.name, delay, said)
+                    yield make_retrying(exc, self.name, delay, said)
                 finally:
                     if (close := getattr(chunks, "aclose", None)) is not None:
                         await close()
@@ -86,8 +86,10 @@ class ResilientModel:
                 self._breaker.abandoned()
 
     def _blame(self, error: ModelError) -> bool:
-        """Whether the server is at fault, and then the breaker knows. A whole call counts, not each try of it: else a
-        hiccup that many runs feel at once would open the circuit for all."""
+        """Return True if the server is at fault, and count that in the breaker.
+
+        A call counts once, not each attempt: else one outage that many runs meet at once would open the circuit for all.
+        """
         at_fault = isinstance(error, ModelUnavailable | ModelStreamBroken)
         if at_fault:
             self._breaker.failed()
@@ -97,7 +99,7 @@ class ResilientModel:
         left = self._breaker.remaining()
         if left is not None:
             raise CircuitOpen(
-                f"not asked, because it failed {self._policy.breaker_failures} times in a row; "
+                f"not called, because it failed {self._policy.breaker_failures} times in a row; "
                 f"it is tried again in {left:.0f} s: wait, or give another model with FallbackModel",
                 self.name,
                 retry_after=left,
@@ -107,12 +109,12 @@ class ResilientModel:
         await close_model(self._model)
 
 
-def retrying(error: ModelError, model: str, delay: float, said: bool) -> Retrying:
-    """What to tell of a failed try before the next one, which `model` makes."""
+def make_retrying(error: ModelError, model: str, delay: float, said: bool) -> Retrying:
+    """Return the chunk that reports a failed attempt; `model` makes the next one."""
     return Retrying(code=error.code, message=str(error), model=model, delay=delay, restarts=said)
 
 
 async def close_model(model: Any) -> None:
-    """Close the connections of a model that has any."""
+    """Close the connections of a model, if it has any."""
     if (close := getattr(model, "aclose", None)) is not None:
         await close()

@@ -1,4 +1,4 @@
-"""The OpenAI Responses wire. Nothing is stored at the provider: what it needs again is sent again."""
+"""The OpenAI Responses wire. Nothing is stored at the provider: each request carries the whole conversation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, take_settings
+from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings
 from .refusals import error_in_stream
 
 SIGNED = "responses:"
-"""What a signature of ours begins with; the id of the reasoning item and its encrypted content follow."""
+"""The prefix of our signatures; the id of the reasoning item and its encrypted content follow."""
 
 _NAMES = {"max_tokens": "max_output_tokens"}
 _NOT_SENT = ("cache", "stop")
 _REASONS = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)")
-"""The models that think, by name: only of them may the encrypted thoughts be asked for."""
+"""The names of reasoning models: only they accept a request for encrypted reasoning."""
 
 
 class ResponsesWire:
@@ -31,7 +31,7 @@ class ResponsesWire:
     path = "/responses"
 
     def encode(self, request: ModelRequest, model: str) -> dict[str, Any]:
-        settings = take_settings(request.settings, _NAMES)
+        settings = rename_settings(request.settings, _NAMES)
         effort = settings.pop("reasoning_effort", None)
         body: dict[str, Any] = {"model": model, "input": _items(request.messages), "stream": True, "store": False}
         system = "\n\n".join([message.text for message in request.messages if message.role is Role.SYSTEM])
@@ -161,11 +161,11 @@ class ResponsesDecoder:
         self.done = False
         self._stop: str | None = None
         self._calls: dict[int, str] = {}
-        """The arguments so far, by the place of the call: some servers send them only when they are whole."""
+        """The arguments so far, by index of the call: some servers send them only when they are complete."""
         self._refused = False
         self._usage = Usage(requests=1)
 
-    def take(self, data: bytes) -> Sequence[ModelChunk]:
+    def decode(self, data: bytes) -> Sequence[ModelChunk]:
         if data == b"[DONE]":
             return ()
         event = _read(data)

@@ -1,9 +1,9 @@
-"""Server-sent events: from bytes, however they are cut, to the data of whole events."""
+"""Server-sent events: a decoder from chunks of bytes to the data of complete events."""
 
 from __future__ import annotations
 
 MAX_EVENT = 16 * 1024 * 1024
-"""Bytes one event may have; a server that sends more without an end is not listened to any longer."""
+"""The largest event in bytes; a longer one ends the stream with an error."""
 
 
 class EventTooLong(ValueError):
@@ -11,7 +11,7 @@ class EventTooLong(ValueError):
 
 
 class EventDecoder:
-    """Feed it bytes as they come. Only the data counts: names, ids and comments are dropped."""
+    """Decodes bytes as they arrive. It keeps the data and drops names, ids and comments."""
 
     __slots__ = ("_held", "_max", "_rest", "_size")
 
@@ -20,13 +20,13 @@ class EventDecoder:
         self._size = 0
         self._max = max_event
         self._held = b""
-        """A carriage return at the end of what came, which may be the first half of a line end."""
+        """A carriage return at the end of a chunk, which may be the first half of a line end."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are complete now."""
+        """Return the data of the events that are complete now."""
         if self._held or b"\r" in data:
             data = self._unify(data)
-        # A blank line may be cut in two, so the last byte of what is left over belongs to the search.
+        # A blank line may be split between chunks, so the last byte of the rest is part of the search.
         last = self._rest[-1][-1:] if self._rest else b""
         if b"\n\n" not in data and not (last == b"\n" and data[:1] == b"\n"):
             if data:
@@ -42,7 +42,7 @@ class EventDecoder:
         return [found for block in blocks if (found := _data_of(block))]
 
     def finish(self) -> list[bytes]:
-        """The data of an event that the end of the stream has cut its blank line off, if any."""
+        """Return the data of a last event without its blank line, if there is one."""
         rest, self._rest, self._size, self._held = b"".join(self._rest), [], 0, b""
         found = _data_of(rest)
         return [found] if found else []

@@ -17,21 +17,21 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Decoder(Protocol):
-    """Reads the events of one answer. `done` is set by the event after which nothing follows."""
+    """Reads the events of one answer. The last event sets `done`."""
 
     done: bool
 
-    def take(self, data: bytes) -> Sequence[ModelChunk]:
-        """The chunks an event makes; raises a ModelError for an error, a ValueError for what it cannot read."""
+    def decode(self, data: bytes) -> Sequence[ModelChunk]:
+        """Return the chunks of an event; raise a ModelError for an error, a ValueError for unreadable data."""
         ...
 
     def end(self) -> TurnEnd | None:
-        """How the turn ended; None where its end has not come."""
+        """Return the end of the turn, None if it has not arrived."""
         ...
 
 
 class Wire(Protocol):
-    """One provider's way to ask and to answer."""
+    """The request and response format of a provider."""
 
     path: str
 
@@ -41,7 +41,7 @@ class Wire(Protocol):
 
 
 class WireModel:
-    """A model that is asked over HTTP. It tries once: who wants more wraps it in a ResilientModel."""
+    """A model behind HTTP. It makes one attempt; ResilientModel adds retries."""
 
     def __init__(self, model: str, wire: Wire, client: HttpClient) -> None:
         self._model, self._wire, self._client = model, wire, client
@@ -53,37 +53,37 @@ class WireModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         body = self._body(request)
         decoder, events = self._wire.decoder(), EventDecoder()
-        take, feed = decoder.take, events.feed
+        decode, feed = decoder.decode, events.feed
         answer: Any = self._client.post(self._wire.path, body, lambda: decoder.done)
         try:
             async for piece in answer:
                 for data in feed(piece):
-                    for chunk in take(data):
+                    for chunk in decode(data):
                         yield chunk
             for chunk in _last_chunks(decoder, events):
                 yield chunk
         except (ModelStreamBroken, ModelTimeout) as exc:
-            # Where the end has been said, the answer is whole, and only what closes the stream is missing.
+            # If the end has arrived, the answer is complete and only the close of the stream is missing.
             if self._end_of(decoder) is None:
-                raise self._client.endpoint.own(exc) from None
+                raise self._client.endpoint.redact_error(exc) from None
         except ModelError as exc:
-            raise self._client.endpoint.own(exc) from None
+            raise self._client.endpoint.redact_error(exc) from None
         except EventTooLong as exc:
-            raise ModelResponseInvalid(f"{self._where} sent a line without end ({exc})", self.name) from None
+            raise ModelResponseInvalid(f"{self._where} sent an event that is too long ({exc})", self.name) from None
         except ValueError as exc:
             raise self._unreadable(exc) from None
         finally:
             await answer.aclose()
         end = self._end_of(decoder)
         if end is None:
-            raise ModelStreamBroken(f"the answer of {self._where} ended before its end", self.name)
+            raise ModelStreamBroken(f"the answer of {self._where} ended too early", self.name)
         yield end
 
     def _end_of(self, decoder: Decoder) -> TurnEnd | None:
         try:
             return decoder.end()
         except ModelError as exc:
-            raise self._client.endpoint.own(exc) from None
+            raise self._client.endpoint.redact_error(exc) from None
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -97,19 +97,19 @@ class WireModel:
         try:
             return encode_json(self._wire.encode(request, self._model))
         except ModelError as exc:
-            raise self._client.endpoint.own(exc) from None
+            raise self._client.endpoint.redact_error(exc) from None
         except (TypeError, ValueError, RecursionError, UnicodeError) as exc:
             raise ModelRequestInvalid(f"the request has no JSON form: {exc}", self.name) from None
 
     def _unreadable(self, exc: Exception) -> ModelError:
-        return self._client.endpoint.own(
+        return self._client.endpoint.redact_error(
             ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({exc})")
         )
 
 
 def _last_chunks(decoder: Decoder, events: EventDecoder) -> Sequence[ModelChunk]:
-    """What the end of the stream has cut: half an event is none."""
+    """Return the chunks of a last event without its blank line; half an event is dropped."""
     try:
-        return [chunk for data in events.finish() for chunk in decoder.take(data)]
+        return [chunk for data in events.finish() for chunk in decoder.decode(data)]
     except ValueError:
         return ()

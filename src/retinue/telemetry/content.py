@@ -12,18 +12,18 @@ json_text = to_json_text
 
 
 def input_messages(messages: Iterable[Message]) -> str:
-    """What was said to the model."""
+    """Return the input messages of a model call."""
     return json_text([{"role": message.role.value, "parts": _parts(message)} for message in messages])
 
 
 def output_message(message: Message, finish_reason: str) -> str:
-    """What the model answered."""
+    """Return the answer of a model call."""
     answer = {"role": "assistant", "parts": _parts(message), "finish_reason": finish_reason}
     return json_text([answer])
 
 
 def output_text(text: str, finish_reason: str) -> str:
-    """What a run had to say in the end."""
+    """Return the response of a run."""
     return output_message(Message.assistant(text), finish_reason)
 
 

@@ -1,4 +1,4 @@
-"""Operations in the words of the OpenTelemetry GenAI semantic conventions, and in our own where those have none.
+"""Span names and attributes by the OpenTelemetry GenAI semantic conventions, and our own where those have none.
 
 The conventions are in development and have moved to a repository of their own; the names are written out here, so that no
 version of a package decides what is sent, and a test compares them with the installed one. `retinue.*` is ours.
@@ -48,7 +48,7 @@ TOOL_STATUS = "retinue.tool.status"
 COST = "retinue.usage.cost"
 
 OTHER = "_OTHER"
-"""Stands for a value that nobody chose, so that what a model makes up cannot make a new time series."""
+"""Replaces a value that a model made up, so that it cannot create a new time series."""
 
 _PROVIDERS = {
     "openai-chat": "openai",
@@ -63,12 +63,12 @@ _PROVIDERS = {
     "grok": "x_ai",
     "xai": "x_ai",
 }
-"""Providers that the conventions call otherwise than we do."""
+"""Providers that have another name in the conventions."""
 
 
 @lru_cache(maxsize=256)
 def provider_and_model(name: str) -> tuple[str, str]:
-    """The provider as the conventions call it, and the model, of a "provider:model"."""
+    """Return the conventions' name of the provider, and the model, of a "provider:model"."""
     provider, colon, model = name.partition(":")
     if not colon:
         return OTHER, name
@@ -80,7 +80,7 @@ KINDS: dict[type[Node], str] = {RunNode: "invoke_agent", StepNode: "chat", CallN
 
 
 def span_name(node: Node) -> str:
-    """The kind of node and what it is done with."""
+    """Return the operation and its target."""
     match node:
         case RunNode():
             target = node.agent
@@ -94,7 +94,7 @@ def span_name(node: Node) -> str:
 
 
 def first_attributes(node: Node) -> dict[str, Any]:
-    """What is known when it begins; samplers decide by this."""
+    """Return the attributes at the beginning; samplers decide by them."""
     known: dict[str, Any] = {
         OPERATION_NAME: KINDS[type(node)],
         AGENT_NAME: node.agent,
@@ -120,7 +120,7 @@ def first_attributes(node: Node) -> dict[str, Any]:
 
 
 def last_attributes(node: Node) -> dict[str, Any]:
-    """What is known when it has ended; content only where the node was told to keep it."""
+    """Return the attributes at the end, with content if the tree keeps it."""
     match node:
         case RunNode():
             known = _of_run(node)
@@ -136,7 +136,7 @@ def last_attributes(node: Node) -> dict[str, Any]:
 
 
 def is_failure(node: Node) -> bool:
-    """Whether something went wrong; what was cancelled did not go wrong."""
+    """Return True for an error; a cancelled node is not one."""
     return node.error_type is not None and node.error_type != CANCELLED
 
 

@@ -1,4 +1,4 @@
-"""Log lines of runs, and the ids of the run on every line that is logged inside one. Standard library only."""
+"""Log lines of runs, and the ids of the current run on every log line. Standard library only."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunLogSink(TreeReader):
 
 
 class RunLogFilter(logging.Filter):
-    """Puts the ids of the present run and call on records; on a handler, it reaches whatever tools and libraries log."""
+    """Adds the ids of the current run and call to records. On a handler it covers the log lines of tools and libraries."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         place = _here.get()
@@ -125,7 +125,7 @@ def _target(node: Node) -> str:
 
 
 def _told(node: Node) -> tuple[str, str, dict[str, Any]]:
-    """The event, how it ended, and what else there is to know."""
+    """Return the event name, the status and the other fields of a log line."""
     facts: dict[str, Any] = {} if node.error_type is None else {"error": node.error_type}
     match node:
         case RunNode():
@@ -144,7 +144,7 @@ def _told(node: Node) -> tuple[str, str, dict[str, Any]]:
 
 
 def _trace_ids() -> dict[str, str]:
-    """The current span, where there is tracing in this process; nothing is imported for it."""
+    """Return the ids of the current span if OpenTelemetry is loaded; nothing is imported for it."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}

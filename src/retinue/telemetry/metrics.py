@@ -1,4 +1,4 @@
-"""Operations as OpenTelemetry metrics."""
+"""Runs, model calls and tool calls as OpenTelemetry metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTS = [0, 1, 2, 4, 8, 16, 32, 64, 128]
 
 
 class Metrics:
-    """Counts and times operations. Only runs, models, tools and kinds of error tell series apart, never an id."""
+    """Counts and times nodes. Attributes are agents, models, tools and error types, never ids."""
 
     def __init__(self, meter: Meter) -> None:
         histogram = meter.create_histogram

@@ -1,4 +1,4 @@
-"""Operations as OpenTelemetry spans.
+"""Runs, model calls and tool calls as OpenTelemetry spans.
 
 The span of the work in progress is also the current one, so that whatever a tool, a hook or a model's HTTP client records
 hangs under it. That needs no help from the loop: events are told in the task that does the work.
@@ -38,7 +38,7 @@ class _Place:
 
 
 class Spans:
-    """Makes a span of every node. Error texts are content too, and are sent only where that is wanted."""
+    """Makes a span of every node. Error texts count as content and are sent only with `content`."""
 
     def __init__(self, tracer: Tracer, *, content: bool) -> None:
         self._tracer, self._content = tracer, content
@@ -70,7 +70,7 @@ class Spans:
             if span.is_recording():
                 self._complete(span, node)
         finally:
-            # What is kept for links and late children needs no more than the ids.
+            # Links and late children need only the ids.
             place.span, place.ended = NonRecordingSpan(span.get_span_context()), True
             _step_back(place)
             span.end(_nanoseconds(node.ended or node.began))
@@ -90,15 +90,15 @@ class Spans:
 
 
 def _step_back(place: _Place) -> None:
-    """Make the context current that was so before; nothing to do where another task told of the end."""
+    """Restore the context from before the span, unless another task reported the end."""
     if get_value(_HERE) is not place:
         return
     here, context = place, get_current()
-    while isinstance(here, _Place) and here.ended:  # ends may come in another order than beginnings
+    while isinstance(here, _Place) and here.ended:  # spans may end in another order than they began
         context = here.before
         here = get_value(_HERE, context)
     attach(context)
-    place.before = Context()  # a context holds whole spans, and a leg that waits is remembered
+    place.before = Context()  # a context holds whole spans, and a waiting leg is kept
 
 
 def _nanoseconds(seconds: float) -> int:

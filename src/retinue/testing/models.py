@@ -64,7 +64,7 @@ class HeardTurn:
         self.ends: list[TurnEnd] = []
         self.retries: list[Retrying] = []
 
-    def take(self, chunk: Any) -> None:
+    def add(self, chunk: Any) -> None:
         assert not self.ends, f"{chunk!r} came after the end of the turn"
         match chunk:
             case TextChunk():
@@ -96,7 +96,7 @@ async def hear(model: Model, request: ModelRequest | None = None) -> HeardTurn:
     """Ask a model and put its answer together."""
     heard = HeardTurn()
     async for chunk in model.stream(request or ModelRequest(messages=(Message.user("go"),))):
-        heard.take(chunk)
+        heard.add(chunk)
     return heard
 
 
