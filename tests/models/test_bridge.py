@@ -67,7 +67,7 @@ async def test_a_broken_stream_begins_again() -> None:
 
 async def test_an_answer_without_an_end_is_no_answer() -> None:
     async with serving(stream(chat(HI)[:3])) as server, their_model("chat", server.url) as theirs:
-        with pytest.raises(ModelStreamBroken, match="openai:gpt-4o: the answer ended too early"):
+        with pytest.raises(ModelStreamBroken, match="openai:gpt-4o: the answer ended before it was complete"):
             await hear(bridge_model(theirs, ONCE))
 
 

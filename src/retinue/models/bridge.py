@@ -109,7 +109,7 @@ class BridgedModel:
                     _is_whole(stream) or self._model.base_url is None
                 )  # one without address, as for tests, says no end
             if not whole:
-                raise ModelStreamBroken("the answer ended too early")
+                raise ModelStreamBroken("the answer ended before it was complete")
             yield reader.end(usage() if callable(usage) else usage, finish)
         except ModelError as exc:
             raise self._told(exc) from None

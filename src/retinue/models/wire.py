@@ -76,7 +76,7 @@ class WireModel:
             await answer.aclose()
         end = self._end_of(decoder)
         if end is None:
-            raise ModelStreamBroken(f"the answer of {self._where} ended too early", self.name)
+            raise ModelStreamBroken(f"the answer of {self._where} ended before it was complete", self.name)
         yield end
 
     def _end_of(self, decoder: Decoder) -> TurnEnd | None:
