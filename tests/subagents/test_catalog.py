@@ -375,8 +375,9 @@ FILES = ["read_file", "write_file", "edit_file", "list_files", "glob_files", "gr
         ({}, ["lookup", "publish", *FILES]),
         ({"tools": ["lookup"]}, ["lookup", *FILES]),
         ({"tools": []}, FILES),
-        ({"tools": ["read_file", "grep_files"]}, FILES),
-        ({"tools": ["agent_spawn", "ghost"]}, FILES),
+        ({"tools": ["read_file", "grep_files"]}, ["read_file", "grep_files"]),
+        ({"tools": ["lookup", "read_file"], "builtin_tools": ["list_files"]}, ["lookup"]),
+        ({"tools": ["agent_spawn"]}, FILES),
         ({"builtin_tools": ["read_file"]}, ["lookup", "publish", "read_file"]),
         ({"builtin_tools": []}, ["lookup", "publish"]),
         ({"tools": ["publish"], "builtin_tools": ["list_files", "shell"]}, ["publish", "list_files"]),
@@ -403,18 +404,35 @@ async def test_an_allowlist_filters_what_is_inherited_and_builtin_tools_what_is_
 
 
 async def test_names_without_effect_are_warned_of_with_file_and_line(tmp_path: Path) -> None:
-    declare(tmp_path, "r", "description: d\ntools: [lookup, ghost,\n  read_file]\nbuiltin_tools: [read_file, shell]")
+    declare(tmp_path, "r", "description: d\ntools: [lookup, task_list,\n  shell]\nbuiltin_tools: [read_file, shell]")
     declared = SubagentDeclaration("coded", "d", tools=["ghost"])
     agent = await looked(harness(tmp_path, tools=[lookup, publish], subagents=[declared]))
     assert problems(agent) == [
         "code: tools: boss has no tool 'ghost' to inherit; it has lookup, publish",
-        "subagents/r.md:3: tools: boss has no tool 'ghost' to inherit; it has lookup, publish",
-        "subagents/r.md:3: tools: read_file is a built-in tool, which `tools` does not narrow: use builtin_tools",
+        "subagents/r.md:3: tools: task_list has no effect: a declared sub-agent starts none itself",
+        "subagents/r.md:3: tools: boss itself has no shell, so r gets none",
         "subagents/r.md:5: builtin_tools: boss itself has no shell, so r gets none",
     ]
     assert agent.catalog is not None
     assert all(problem.is_warning for problem in agent.catalog.problems)
     assert list(sources(agent)) == ["general-purpose", "coded", "r"]
+
+
+async def test_a_file_with_an_unknown_tool_is_skipped_and_reported(tmp_path: Path) -> None:
+    declare(tmp_path, "a", "description: d\ntools: [lookup, ghost]")
+    declare(tmp_path, "b", "description: d\ndisallowed_tools: [publihs]")
+    declare(tmp_path, "c", "description: d\ntools: [lookup]")
+    (tmp_path / ".claude/agents/team").mkdir(parents=True)
+    for name, tools in (("d", "Read, Grpe"), ("e", "Read, Grep")):
+        text = f"---\nname: {name}\ndescription: d\ntools: {tools}\n---\n"
+        (tmp_path / f".claude/agents/team/{name}.md").write_text(text)
+    agent = await looked(harness(tmp_path, tools=[lookup, publish]))
+    assert problems(agent) == [
+        "subagents/a.md:3: tools: boss has no tool 'ghost' to inherit; it has lookup, publish",
+        "subagents/b.md:3: disallowed_tools: boss has no tool 'publihs' to inherit; it has lookup, publish",
+        ".claude/agents/team/d.md:4: tools: boss has no tool 'Grpe' to inherit; it has lookup, publish",
+    ]
+    assert list(sources(agent)) == ["general-purpose", "c", "e"]
 
 
 OUTSIDE = "is outside the main workspace: move it in, or allow a folder above it with workspace_roots"

@@ -31,6 +31,7 @@ from retinue import (
 )
 from retinue.subagents.prompt import SUBAGENT_CONTEXT
 from retinue.testing import RecordingSink, ScriptedModel, call, say
+from retinue.workspace.context import AGENTS_FILES, WorkspaceContext
 from tests.subagents.stage import Stage, declare, harness, offered, spawn, stage, system, told, write
 
 FILE_TOOLS = ["read_file", "write_file", "edit_file", "list_files", "glob_files", "grep_files"]
@@ -558,3 +559,17 @@ async def test_permissions_of_a_parent_hold_for_every_kind_of_child(tmp_path: Pa
     assert not (tmp_path / "a").exists()
     refused = [event.status for event in sink.of("tool_call_finished") if event.tool_name in ("danger", "write_file")]
     assert refused == ["failed"] * 5
+
+
+async def test_claude_md_is_read_beside_agents_md_unless_it_is_the_same(tmp_path: Path) -> None:
+    write(tmp_path, {"AGENTS.md": "RULES", "CLAUDE.md": "MORE RULES"})
+    context = WorkspaceContext(LocalFilesystem(tmp_path), AGENTS_FILES)
+    context.refresh()
+    assert context.text == f'{context_of("RULES")}\n\n<file path="CLAUDE.md">\nMORE RULES\n</file>'
+    write(tmp_path, {"CLAUDE.md": "RULES\n"})
+    context.refresh()
+    assert (context.text, context.problems) == (context_of("RULES"), ())
+    (tmp_path / "CLAUDE.md").unlink()
+    (tmp_path / "CLAUDE.md").symlink_to("AGENTS.md")
+    context.refresh()
+    assert (context.text, context.problems) == (context_of("RULES"), ())

@@ -223,6 +223,10 @@ def test_a_file_that_cannot_be_read_says_why_and_where(data: bytes, problem: str
         ("model: a:b", ": description: is missing: say when to use this sub-agent and what it gives back"),
         ("description: [a, b]", ":2: description: must be text, not a list"),
         ("description: {a: b}", ":2: description: must be text, not fields"),
+        (
+            "description: a\nbuiltin_tools: [read_file, raed_file]",
+            f":3: builtin_tools: there is no built-in tool 'raed_file'; there are {BUILT_IN}",
+        ),
         ("description: a\ntools: {a: b}", ":3: tools: must be a list of names, such as [first, second]"),
         ("description: a\ntools: [[b]]", ":3: tools: must be a list of names, such as [first, second]"),
         ("description: a\ntools: [b, null]", ":3: tools: must be a list of names, such as [first, second]"),
@@ -230,7 +234,10 @@ def test_a_file_that_cannot_be_read_says_why_and_where(data: bytes, problem: str
         ("description: a\ntimeout: -1", ":3: timeout: must be a number above 0, not '-1'"),
         ("description: a\ntimeout: nan", ":3: timeout: must be a number above 0, not 'nan'"),
         ("description: a\ntimeout: [1]", ":3: timeout: must be a number above 0, not a list"),
-        ("description: a\nlimits: 20000", ":3: limits: must hold fields of its own, not the text '20000'"),
+        (
+            "description: a\nlimits: 20000",
+            ":3: limits: must be written as limits: {steps: 20} (any of depth, children, parallel, steps, tokens, cost, seconds), not as the text '20000'",
+        ),
         ("description: a\nlimits:\n  tokens: inf", ":4: limits.tokens: must be a number of 0 or more, not 'inf'"),
         ("description: a\nlimits:\n  tokens: 1.5", ":4: limits.tokens: must be a number of 0 or more, not '1.5'"),
         (
@@ -275,7 +282,7 @@ def test_a_fault_in_a_field_names_file_line_and_field(front: str, problem: str) 
         ("steps: 4\nmaxIters: 5", ":4: maxIters: says the same as steps, which counts", {"max_steps": 4}),
         (
             "workspace: shared",
-            ":3: workspace: must hold fields of its own, not the text 'shared'",
+            ":3: workspace: must be written as workspace: {mode: shared} (mode is isolated or shared; path is a folder), not as the text 'shared'",
             {"mode": "isolated"},
         ),
         (
@@ -297,11 +304,6 @@ def test_a_fault_in_a_field_names_file_line_and_field(front: str, problem: str) 
             "workspace:\n  path: defs",
             ":4: workspace.path: is given, and its AGENTS.md counts: the text below the front matter is ignored",
             {"workspace": "defs", "inline": None},
-        ),
-        (
-            "builtin_tools: [read_file, raed_file]",
-            f":3: builtin_tools: there is no built-in tool 'raed_file'; there are {BUILT_IN}",
-            {"builtin_tools": ("read_file",)},
         ),
         ("model: [a]", ":3: model: must be text, not a list", {"model": None}),
     ],
@@ -365,7 +367,7 @@ def test_line_endings_and_byte_order_marks_do_not_matter(mark: bytes, end: bytes
     assert [problem.line for problem in loaded.problems] == [3]
 
 
-@pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "a.b", "1x", "ü", "x" * 65, "a b", "-x"])
+@pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "a.b", "1x", "研", "x" * 65, "a b", "-x"])
 def test_a_file_name_that_is_no_id_is_refused(name: str) -> None:
     loaded = read("---\ndescription: a\n---\nb", name)
     problem = "the file name is the agent_id: a letter, then up to 63 letters, digits, '_' or '-', then .md"
@@ -446,13 +448,21 @@ def test_an_agent_of_another_tool() -> None:
             "model: 'sonnet' names a family, not a model: the parent's is used; write provider:model",
             {"model": None},
         ),
+        (
+            "tools: Read, WebFetch, mcp__x__y",
+            (
+                "tools: WebFetch has no counterpart here and has no effect\n"
+                ".claude/agents/file.md:4: tools: mcp__x__y has no counterpart here and has no effect"
+            ),
+            {"builtin_tools": ("read_file",), "tools": ()},
+        ),
         ("color: red", "color: has no counterpart here and has no effect", {}),
         ("mcpServers: {a: {b: c}}", "mcpServers: has no counterpart here and has no effect", {}),
     ],
 )
 def test_what_does_not_map_is_named(front: str, problem: str, expected: dict[str, Any]) -> None:
     loaded = read_claude(f"---\nname: a\ndescription: b\n{front}\n---\nc")
-    assert told(loaded) == [f".claude/agents/file.md:4: {problem}"]
+    assert "\n".join(told(loaded)) == f".claude/agents/file.md:4: {problem}"
     assert {name: getattr(declared(loaded), name) for name in expected} == expected
 
 
@@ -489,3 +499,39 @@ def test_what_maps_only_nearly_never_gives_more(front: str, expected: dict[str, 
 def test_what_is_no_agent_of_another_tool(text: str, problems: list[str]) -> None:
     loaded = read_claude(text)
     assert (loaded.declaration, told(loaded)) == (None, problems)
+
+
+def test_a_description_as_claude_code_writes_it() -> None:
+    text = (
+        "---\nname: reviewer\n"
+        'description: Use this agent when code is ready. Examples:\\n\\nContext: it\'s done.\\nuser: "Review: all"\n'
+        "tools: Read, Grep\nmodel: inherit\n---\n\nYou review: carefully.\n"
+    )
+    loaded = read_claude(text)
+    assert told(loaded) == []
+    found = declared(loaded)
+    assert found.description == (
+        'Use this agent when code is ready. Examples:\n\nContext: it\'s done.\nuser: "Review: all"'
+    )
+    assert (found.builtin_tools, found.lines["tools"]) == (("read_file", "grep_files"), 4)
+    assert found.inline == "You review: carefully."
+
+
+@pytest.mark.parametrize("front", ["a: [b", "a: 'b", "- : -\n ? :"])
+def test_front_matter_that_no_quotes_mend_is_reported(front: str) -> None:
+    loaded = read_claude(f"---\nname: a\n{front}\n---\n")
+    assert loaded.declaration is None
+    assert len(loaded.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "front", "name"),
+    [
+        ("prüfer", "", "prufer"),
+        ("研究员", "\nname: researcher", "researcher"),
+        ("prüfer", "\nname: checker", "checker"),
+    ],
+)
+def test_a_file_name_that_is_not_ascii(file: str, front: str, name: str) -> None:
+    loaded = read_markdown(file, f"---\ndescription: d{front}\n---\n".encode(), f"subagents/{file}.md")
+    assert (declared(loaded).name, told(loaded)) == (name, [])

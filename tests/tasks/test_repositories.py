@@ -21,7 +21,7 @@ from retinue.testing.tasks import NOW, S1, task_record
 class FarFilesystem(LocalFilesystem):
     """As one that is on another machine: nobody looks at it from the event loop."""
 
-    is_near = False
+    is_local = False
 
 
 @pytest.fixture(params=["memory", "workspace", "far workspace"])

@@ -30,8 +30,8 @@ class Filesystem(Protocol):
     whose message names the path. Blocking: callers run it beside the event loop."""
 
     @property
-    def is_near(self) -> bool:
-        """Whether a look at a few files is a matter of microseconds, so that nobody need leave the event loop for it."""
+    def is_local(self) -> bool:
+        """Whether looking at a few files takes microseconds, so that it may be done on the event loop."""
         ...
 
     @property

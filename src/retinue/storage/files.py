@@ -51,7 +51,7 @@ class StoreFilesystem:
     folder on any disk, so there is no shell either.
     """
 
-    is_near = False
+    is_local = False
 
     def __init__(self, store: str | Store, space: str = "default", *, read_limit: int = READ_LIMIT) -> None:
         if not _SPACE.fullmatch(space):

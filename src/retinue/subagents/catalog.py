@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import posixpath
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,7 @@ from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemE
 from ..core.filesystem import Filesystem
 from ..core.functions import in_thread
 from ..workspace import AGENTS_FILE, LocalFilesystem
-from .declarations import BUILTIN_TOOLS, Problem, SubagentDeclaration, WorkspaceMode
+from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, SubagentDeclaration, WorkspaceMode
 from .folder import DeclarationFolder
 from .markdown import read_claude_markdown, read_markdown
 from .prompt import with_context
@@ -79,13 +79,13 @@ class Catalog:
 
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
-        self._nursery = Nursery(parent)
+        self._factory = ChildFactory(parent)
         self._named: Mapping[str, Agent] = {}
         self._folders: tuple[DeclarationFolder, ...] = ()
         if parent.reads_workspace:
             self._folders = (
                 DeclarationFolder(parent.files, "subagents", read_markdown),
-                DeclarationFolder(parent.files, ".claude/agents", read_claude_markdown),
+                DeclarationFolder(parent.files, ".claude/agents", read_claude_markdown, nested=True),
             )
         self._is_fresh, self._refreshing = False, Lock()
         self.entries: dict[str, Entry] = {}
@@ -127,7 +127,7 @@ class Catalog:
 
     async def look(self) -> None:
         """As `refresh`, beside the event loop where it may take long."""
-        if self._parent.files.is_near and all(folder.is_small for folder in self._folders):
+        if self._parent.files.is_local and all(folder.is_small for folder in self._folders):
             self.refresh()
         else:
             await in_thread(self.refresh, {})
@@ -140,14 +140,14 @@ class Catalog:
 
     async def child(self, declaration: SubagentDeclaration) -> Agent:
         """A sub-agent as it would be spawned, for a run that no call asks for."""
-        return await self._nursery.child(declaration)
+        return await self._factory.child(declaration)
 
     def _merge(self) -> None:
         """Code counts before files, files in the order of their folders; `general-purpose` gives way to any."""
         problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
         entries: dict[str, Entry] = {}
         if self._parent.general_purpose:
-            entries[GENERAL_PURPOSE] = self._nursery.general_purpose()
+            entries[GENERAL_PURPOSE] = self._factory.general_purpose()
         in_code = [self._entry(given) for given in self._parent.subagents]
         factories = [
             _factory_entry(name, given, self._parent.check_confined)
@@ -165,17 +165,15 @@ class Catalog:
             taken[declaration.name] = declaration.source
             from_files.append(self._entry(declaration))
         for entry in (*in_code, *from_files, *factories):
-            refusal, remarks = (None, []) if entry.declaration is None else self._nursery.judge(entry.declaration)
-            problems.extend(remarks)
-            if refusal is None:
+            found = [] if entry.declaration is None else list(self._factory.problems_of(entry.declaration))
+            problems.extend(found)
+            if all(problem.is_warning for problem in found):
                 entries[entry.id] = entry
-            else:
-                problems.append(refusal)
         self.entries, self.problems = entries, tuple(problems)
 
     def _entry(self, given: SubagentDeclaration | Agent | str) -> Entry:
         if isinstance(given, SubagentDeclaration):
-            make = self._nursery.stub(given) if given.is_remote else self._nursery.maker(given)
+            make = self._factory.stub(given) if given.is_remote else self._factory.maker(given)
             return Entry(given.name, given.description, given.source, make, given)
         name = name_of(given)
         agent = self._named.get(name) if isinstance(given, str) else given
@@ -187,7 +185,7 @@ class Catalog:
         return Entry(name, description, "code", make_given)
 
 
-class Nursery:
+class ChildFactory:
     """Makes the children of a harness from declarations. A child can do nothing that its parent cannot."""
 
     def __init__(self, parent: HarnessAgent) -> None:
@@ -225,35 +223,40 @@ class Nursery:
         )
         return lambda ctx: stub
 
-    def judge(self, declaration: SubagentDeclaration) -> tuple[Problem | None, list[Problem]]:
-        """Why a declaration cannot be used, if it cannot, and what about it has no effect."""
-        remarks: list[Problem] = []
-
-        def remark(field: str, message: str) -> None:
-            remarks.append(Problem(declaration.source, message, declaration.lines.get(field), field, True))
-
-        parent = self._parent
+    def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
+        """What is wrong with a declaration; any problem that is no warning makes it unusable."""
         if declaration.is_remote:
             for name in ("model", "tools", "builtin_tools", "limits"):
                 if getattr(declaration, name) is not None:
-                    remark(name, "has no effect on a remote sub-agent: its server decides")
-            return None, remarks
-        for name in declaration.tools or ():
-            if name in BUILTIN_TOOLS:
-                remark("tools", f"{name} is a built-in tool, which `tools` does not narrow: use builtin_tools")
-            elif name not in parent.own_tool_names:
-                known = ", ".join(sorted(parent.own_tool_names)) or "none"
-                remark("tools", f"{parent.name} has no tool {name!r} to inherit; it has {known}")
-        for name in declaration.builtin_tools or ():
-            if name not in parent.builtin_names:
-                remark("builtin_tools", f"{parent.name} itself has no {name}, so {declaration.name} gets none")
+                    yield _problem(declaration, name, "has no effect on a remote sub-agent: its server decides")
+            return
+        yield from self._tool_problems(declaration)
         try:
             if declaration.workspace is not None:
                 self._definition(declaration)
         except (FilesystemError, ConfigurationError) as exc:
             field = "workspace.path" if "workspace.path" in declaration.lines else "workspace"
-            return Problem(declaration.source, str(exc), declaration.lines.get(field), field), remarks
-        return None, remarks
+            yield _problem(declaration, field, str(exc), warning=False)
+
+    def _tool_problems(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
+        parent = self._parent
+        allowed, denied = declaration.tools or (), declaration.disallowed_tools
+        named = [("tools", name) for name in allowed] + [("disallowed_tools", name) for name in denied]
+        for field, name in named:
+            if name in SUBAGENT_TOOLS:
+                yield _problem(declaration, field, f"{name} has no effect: a declared sub-agent starts none itself")
+            elif name not in BUILTIN_TOOLS and name not in parent.own_tool_names:
+                known = ", ".join(sorted(parent.own_tool_names)) or "none"
+                # A misspelt name in a file must neither give nor take a tool unseen.
+                message = f"{parent.name} has no tool {name!r} to inherit; it has {known}"
+                yield _problem(declaration, field, message, warning=declaration.source == "code")
+        wanted = [("tools", name) for name in allowed if name in BUILTIN_TOOLS]
+        wanted += [("builtin_tools", name) for name in declaration.builtin_tools or ()]
+        for field, name in wanted:
+            if name not in parent.builtin_names:
+                yield _problem(
+                    declaration, field, f"{parent.name} itself has no {name}, so {declaration.name} gets none"
+                )
 
     def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
         """The child made before, where nothing about it has changed."""
@@ -268,7 +271,7 @@ class Nursery:
             return await in_thread(self._read_definition, {"declaration": declaration})
         if declaration.mode is WorkspaceMode.ISOLATED and self._parent.builtin_names:
             files = self._runtime_files(declaration)
-            if files.is_near:
+            if files.is_local:
                 files.make_folder("")
             else:
                 await in_thread(files.make_folder, {"path": ""})
@@ -313,6 +316,10 @@ class Nursery:
         raise ConfigurationError(
             f"{given!r} is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
         )
+
+
+def _problem(declaration: SubagentDeclaration, field: str, message: str, *, warning: bool = True) -> Problem:
+    return Problem(declaration.source, message, declaration.lines.get(field), field, warning)
 
 
 def name_of(given: SubagentDeclaration | Agent | str) -> str:

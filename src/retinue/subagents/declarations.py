@@ -19,6 +19,10 @@ from ..core.runs import Limits
 FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "glob_files", "grep_files")
 BUILTIN_TOOLS = (*FILE_TOOLS, "shell")
 """The tools a harness brings itself, as far as it may."""
+SUBAGENT_TOOLS = frozenset(
+    {"agent_spawn", "agent_send", "agent_list", "agent_close", "task_output", "task_cancel", "task_list"}
+)
+"""The tools of an agent that has sub-agents. A declared sub-agent has none of them."""
 
 DEFAULT_STEPS = 10
 """Fewer than an agent of its own has: a sub-agent does one thing."""
@@ -66,9 +70,9 @@ class SubagentDeclaration:
     """Without one it runs on its parent's."""
     max_steps: int = field(default=DEFAULT_STEPS, kw_only=True)
     tools: Iterable[str] | None = field(default=None, kw_only=True)
-    """Which of the tools given to its parent it inherits; None is all. Built-in ones are not meant."""
+    """The tools of its parent that it has; None is all. Built-in tools are narrowed only if some are named here."""
     builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
-    """Which of the built-in tools its parent has it has too; None is all."""
+    """The built-in tools of its parent that it has; None is all."""
     disallowed_tools: Iterable[str] = field(default=(), kw_only=True)
     """Tools it does not have, inherited or built in, whatever the others say."""
     timeout: float | None = field(default=None, kw_only=True)

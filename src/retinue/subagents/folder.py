@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
-from ..core.errors import FilesystemError, PathError
+from ..core.errors import FileMissing, FilesystemError, PathError
 from ..core.filesystem import Filesystem, Stamp
 from .declarations import Problem, SubagentDeclaration
 from .markdown import Loaded
@@ -16,7 +17,9 @@ MANY, PATIENCE = 200, 1.0
 """So many files are looked at one by one only once in so many seconds: it takes milliseconds. What was added to their
 folder, removed or replaced is noticed at once all the same."""
 SMALL = 16
-"""So many files are looked at without leaving the event loop."""
+"""The number of files that are looked at on the event loop."""
+DEEPEST = 4
+"""The levels of folders that are looked at."""
 
 Reader = Callable[[str, bytes, str], Loaded]
 
@@ -27,10 +30,10 @@ class _Kept(Struct, frozen=True, gc=False):
 
 
 class DeclarationFolder:
-    """The `.md` files directly in one folder. Blocking."""
+    """The `.md` files of a folder and, if `nested`, of the folders below it. Blocking."""
 
-    def __init__(self, filesystem: Filesystem, folder: str, read: Reader) -> None:
-        self._filesystem, self._folder, self._reader = filesystem, folder, read
+    def __init__(self, filesystem: Filesystem, folder: str, read: Reader, *, nested: bool = False) -> None:
+        self._filesystem, self._folder, self._reader, self._nested = filesystem, folder, read, nested
         self._stamps: dict[str, Stamp] | None = None
         self._folder_stamp: Stamp | None = None
         self._looked_at = 0.0
@@ -59,7 +62,7 @@ class DeclarationFolder:
             folder_stamp = self._filesystem.folder_stamp(self._folder)
             if folder_stamp == self._folder_stamp and self._was_seen_lately:
                 return False
-            stamps = self._filesystem.stamps(self._folder, ".md")
+            stamps = self._look("", DEEPEST if self._nested else 0)
         except FilesystemError as exc:
             changed = self._stamps is not None or not self.problems
             self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, _why(exc)),)
@@ -77,6 +80,17 @@ class DeclarationFolder:
         self.problems = tuple([problem for _, kept in sorted(self._files.items()) for problem in kept.loaded.problems])
         return True
 
+    def _look(self, below: str, depth: int) -> dict[str, Stamp]:
+        """The stamps of the files, by their paths in this folder."""
+        folder = f"{self._folder}/{below}".rstrip("/")
+        stamps = {below + name: stamp for name, stamp in self._filesystem.stamps(folder, ".md").items()}
+        if depth > 0:
+            with suppress(FileMissing):
+                for entry in self._filesystem.list(folder):
+                    if entry.is_dir:
+                        stamps |= self._look(f"{below}{entry.path.rpartition('/')[2]}/", depth - 1)
+        return stamps
+
     def _read(self, name: str) -> Loaded:
         path = f"{self._folder}/{name}"
         where = path.encode(errors="backslashreplace").decode()  # what is told of it must be text, whatever its name is
@@ -84,7 +98,7 @@ class DeclarationFolder:
             data = self._filesystem.read(path)
         except FilesystemError as exc:
             return Loaded(None, (Problem(where, _why(exc)),))
-        return self._reader(name.removesuffix(".md"), data, where)
+        return self._reader(name.rpartition("/")[2].removesuffix(".md"), data, where)
 
 
 def _why(error: FilesystemError) -> str:

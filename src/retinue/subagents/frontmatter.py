@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from math import isfinite
@@ -14,6 +15,9 @@ MOST_BYTES = 256_000
 MOST_YAML = 16_000
 DEEPEST = 3
 """No field goes deeper. What does is passed over, without a limit to how deep it may go."""
+
+
+_PLAIN_FIELD = re.compile(r"""^([A-Za-z]\w*:[ \t]+)([^\s"'\[{|>&*!#].*?)[ \t]*$""", re.MULTILINE)
 
 
 class BadFile(Exception):
@@ -30,12 +34,19 @@ class FrontMatter:
     Reading a field that is wrong notes a problem; `problems` has them all.
     """
 
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, *, lenient: bool = False) -> None:
         self.where = where
         self.problems: list[Problem] = []
         yaml, self.body = _split(_text(data))
-        reader = _Reader(yaml)
-        self.fields, self.lines = reader.fields(), reader.lines
+        try:
+            reader = _Reader(yaml)
+            fields = reader.fields()
+        except BadFile:
+            if not lenient:
+                raise
+            reader = _Reader(_quoted(yaml))
+            fields = reader.fields()
+        self.fields, self.lines = fields, reader.lines
 
     def fault(self, field: str, message: str, *, warning: bool = False) -> None:
         """Note what is wrong with a field, or with one inside it, such as `workspace.mode`."""
@@ -85,11 +96,11 @@ class FrontMatter:
         self.fault(name, "must be a list of names, such as [first, second]")
         return None
 
-    def mapping(self, name: str, *, warning: bool = True) -> dict[str, Any] | None:
+    def mapping(self, name: str, example: str, *, warning: bool = False) -> dict[str, Any] | None:
         value = self.fields.get(name)
         if value is None or isinstance(value, dict):
             return cast("dict[str, Any] | None", value)
-        self.fault(name, f"must hold fields of its own, not {_kind(value)}", warning=warning)
+        self.fault(name, f"must be written as {name}: {example}, not as {_kind(value)}", warning=warning)
         return None
 
 
@@ -123,6 +134,11 @@ def _split(text: str) -> tuple[str, str]:
         if line.rstrip() in ("---", "..."):
             return "\n".join(lines[1:number]), "\n".join(lines[number + 1 :]).strip()
     raise BadFile("its front matter is not closed: end it with a line ---", 1)
+
+
+def _quoted(yaml: str) -> str:
+    """Quote the plain values of fields. Claude Code writes them as they are, also with `: ` in them."""
+    return _PLAIN_FIELD.sub(lambda found: f"{found[1]}'{found[2].replace(chr(39), chr(39) * 2)}'", yaml)
 
 
 class _Reader:

@@ -24,7 +24,8 @@ from ..tasks.background import Background
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
 from ..tasks.task import TaskScope
-from ..workspace import AGENTS_FILE, LocalFilesystem, WorkspaceContext, file_tools, shell_tool
+from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
+from ..workspace.context import AGENTS_FILES
 from .announce import TOLD, Announcer
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
 from .declarations import BUILTIN_TOOLS, SubagentDeclaration
@@ -121,7 +122,7 @@ class HarnessAgent(Agent[Out]):
 
     def _brought_plugins(self) -> Iterable[Plugin]:
         if not self.disable_workspace_context:
-            first = (AGENTS_FILE,) if self.tells_agents_file else ()
+            first = AGENTS_FILES if self.tells_agents_file else ()
             yield WorkspaceContext(self.files, (*first, *self.context_files), self.max_context_tokens)
         if self.catalog is not None:
             yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
@@ -196,6 +197,8 @@ class HarnessAgent(Agent[Out]):
         denied = frozenset(declaration.disallowed_tools)
         allowed = self.own_tool_names if declaration.tools is None else frozenset(declaration.tools)
         kept = self.builtin_names if declaration.builtin_tools is None else frozenset(declaration.builtin_tools)
+        if declaration.tools is not None and (named := allowed & frozenset(BUILTIN_TOOLS)):
+            kept &= named
         return HarnessAgent(
             declaration.name,
             declaration.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unicodedata import normalize
 
 from msgspec import Struct
 
@@ -39,6 +40,10 @@ _CLAUDE_TOOLS = {
     "Grep": "grep_files",
     "Bash": "shell",
 }
+_CLAUDE_ONLY = frozenset(
+    "AskUserQuestion BashOutput EnterPlanMode ExitPlanMode KillBash KillShell ListMcpResourcesTool NotebookEdit "
+    "NotebookRead ReadMcpResourceTool Skill SlashCommand TaskOutput TodoRead TodoWrite ToolSearch WebFetch WebSearch".split()
+)
 _CLAUDE_FIELDS = frozenset({"name", "description", "tools", "disallowedTools", "model", "maxTurns"})
 _CLAUDE_FAMILIES = frozenset({"sonnet", "opus", "haiku", "fable"})
 
@@ -52,18 +57,20 @@ class Loaded(Struct, frozen=True):
 
 def read_markdown(name: str, data: bytes, where: str) -> Loaded:
     """A file of `subagents/`. Its name is the id; `name` is the file's name without `.md`."""
-    if not AGENT_NAME.fullmatch(name):
-        problem = "the file name is the agent_id: a letter, then up to 63 letters, digits, '_' or '-', then .md"
-        return Loaded(None, (Problem(where, problem),))
     try:
         front = FrontMatter(data, where)
     except BadFile as exc:
         return Loaded(None, (Problem(where, exc.message, exc.line),))
+    file_name, name = name, name if AGENT_NAME.fullmatch(name) else _id_for(name, front)
+    if not AGENT_NAME.fullmatch(name):
+        problem = "the file name is the agent_id: a letter, then up to 63 letters, digits, '_' or '-', then .md"
+        return Loaded(None, (Problem(where, problem),))
     for field in front.fields:
         if field in _REMOTE:
             front.warn(field, "is not read from files; declare remote sub-agents in code")
         elif field == "name":
-            front.warn(field, f"is not read: the file name makes this {name!r}")
+            if name == file_name:
+                front.warn(field, f"is not read: the file name makes this {name!r}")
         elif field not in _FIELDS:
             front.warn(field, f"is not known and has no effect; known: {', '.join(sorted(_FIELDS))}")
     mode, path = _workspace(front)
@@ -89,7 +96,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
 def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
     """A file of `.claude/agents/`; one without a name in its front matter is a document, not an agent."""
     try:
-        front = FrontMatter(data, where)
+        front = FrontMatter(data, where, lenient=True)
     except BadFile as exc:
         return Loaded(None, (Problem(where, exc.message, exc.line),))
     given_name = front.text("name")
@@ -112,11 +119,19 @@ def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
         "builtin_tools": built_in,
         "disallowed_tools": (*(denied or ()), *(denied_built_in or ())),
     }
-    return _declare(front, given_name, given)
+    return _declare(front, given_name, given, escaped=True)
 
 
-def _declare(front: FrontMatter, name: str, given: dict[str, Any]) -> Loaded:
+def _id_for(file_name: str, front: FrontMatter) -> str:
+    """The id of a file whose name cannot be one: its `name`, otherwise the file name without accents."""
+    plain = normalize("NFKD", file_name).encode("ascii", "ignore").decode()
+    return front.text("name") or (plain if len(plain) >= len(normalize("NFC", file_name)) else "")
+
+
+def _declare(front: FrontMatter, name: str, given: dict[str, Any], *, escaped: bool = False) -> Loaded:
     description = front.text("description")
+    if escaped and description is not None:
+        description = description.replace("\\n", "\n")  # Claude Code writes a line break as \n
     if description is None and not any(problem.field == "description" for problem in front.problems):
         front.fault("description", "is missing: say when to use this sub-agent and what it gives back")
     made: SubagentDeclaration | None = None
@@ -129,7 +144,10 @@ def _declare(front: FrontMatter, name: str, given: dict[str, Any]) -> Loaded:
 
 
 def _workspace(front: FrontMatter) -> tuple[WorkspaceMode, str | None]:
-    given = front.mapping("workspace") or {}
+    said = front.fields.get("workspace")
+    example = said if isinstance(said, str) and said in list(WorkspaceMode) else "isolated"
+    shape = f"{{mode: {example}}} (mode is isolated or shared; path is a folder)"
+    given = front.mapping("workspace", shape, warning=True) or {}
     for field in given:
         if field not in ("mode", "path"):
             front.warn(f"workspace.{field}", "is not known and has no effect; known: mode, path")
@@ -150,8 +168,8 @@ def _builtin_tools(front: FrontMatter) -> list[str] | None:
     names = front.names("builtin_tools")
     for name in names or ():
         if name not in BUILTIN_TOOLS:
-            front.warn("builtin_tools", f"there is no built-in tool {name!r}; there are {', '.join(BUILTIN_TOOLS)}")
-    return None if names is None else [name for name in names if name in BUILTIN_TOOLS]
+            front.fault("builtin_tools", f"there is no built-in tool {name!r}; there are {', '.join(BUILTIN_TOOLS)}")
+    return names
 
 
 def _steps(front: FrontMatter) -> int:
@@ -163,7 +181,7 @@ def _steps(front: FrontMatter) -> int:
 
 def _limits(front: FrontMatter) -> Limits | None:
     """Limits that cannot be read are a fault, not a warning: without them the sub-agent might spend anything."""
-    given = front.mapping("limits", warning=False)
+    given = front.mapping("limits", "{steps: 20} (any of " + ", ".join(Limits.__struct_fields__) + ")")
     if given is None:
         return None
     found: dict[str, Any] = {}
@@ -198,6 +216,8 @@ def _claude_tools(front: FrontMatter, field: str) -> tuple[list[str] | None, lis
             built_in.append(_CLAUDE_TOOLS.get(plain, plain))
         elif plain in ("Agent", "Task"):
             front.warn(field, f"{plain} has no effect: a declared sub-agent starts none itself")
+        elif plain in _CLAUDE_ONLY or plain.startswith("mcp__"):
+            front.warn(field, f"{plain} has no counterpart here and has no effect")
         else:
             inherited.append(plain)
     return inherited, list(dict.fromkeys(built_in))

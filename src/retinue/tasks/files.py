@@ -136,7 +136,7 @@ class WorkspaceTaskRepository:
     async def _look(self, session_id: str) -> dict[str, TaskRecord]:
         """The records of a session as they are now; read again only where the file has changed."""
         kept = self._read.get(session_id)
-        if self._filesystem.is_near:
+        if self._filesystem.is_local:
             stamp = self._filesystem.stamp(self._path(session_id))
             if stamp is None:
                 return {}

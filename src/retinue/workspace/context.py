@@ -1,4 +1,4 @@
-"""What a workspace says about itself, in the prompt: AGENTS.md and other files, within a budget."""
+"""The files that instruct an agent, in its prompt: AGENTS.md and others, within a budget."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from ..core.state import StateCommand
 from .paths import normal_path
 
 AGENTS_FILE = "AGENTS.md"
+AGENTS_FILES = (AGENTS_FILE, "CLAUDE.md")
+"""Files that need not be there. CLAUDE.md is often a link to AGENTS.md, or a copy: then it is not shown."""
 
-NEAR_FILES = 16
-"""So many files are looked at without leaving the event loop."""
+LOOP_FILES = 16
+"""The number of files that are looked at on the event loop."""
 
 
 class WorkspaceContext(Plugin):
-    """Gives the model AGENTS.md and `files` with every request. They are looked at when a run begins, and read again
-    where they have changed; what does not fit in `max_tokens` (estimated) is cut where it shows."""
+    """Gives the model the content of `files` with every request.
+
+    The files are looked at when a run begins, and read if they have changed. Text over `max_tokens` (estimated) is
+    cut where it shows.
+    """
 
     name = "workspace_context"
 
@@ -37,41 +42,45 @@ class WorkspaceContext(Plugin):
 
     def register(self, r: Registrar) -> None:
         if self._paths:
-            r.hook("run_start", self._look, priority=70)
-            r.hook("step_start", self._tell, priority=70)
+            r.hook("run_start", self._report_problems, priority=70)
+            r.hook("step_start", self._add_text, priority=70)
 
-    async def _look(self, ctx: HookContext) -> StateCommand | None:
-        await self._refreshed()
+    async def _report_problems(self, ctx: HookContext) -> StateCommand | None:
+        await self._refresh_beside()
         if not self.problems:
             return None
         return StateCommand().event({"type": "workspace_context", "problems": list(self.problems)})
 
-    async def _tell(self, ctx: HookContext) -> StateCommand | None:
-        if self._stamps is None:  # a run that goes on in another process than it began in
-            await self._refreshed()
+    async def _add_text(self, ctx: HookContext) -> StateCommand | None:
+        if self._stamps is None:  # the run began in another process
+            await self._refresh_beside()
         return StateCommand().schedule(AddSystemText(self.text)) if self.text else None
 
-    async def _refreshed(self) -> None:
-        """Look, beside the event loop where it may take long."""
-        if self._filesystem.is_near and len(self._paths) <= NEAR_FILES and self._stamps is not None:
+    async def _refresh_beside(self) -> None:
+        """Refresh, in a thread if it may take long."""
+        if self._filesystem.is_local and len(self._paths) <= LOOP_FILES and self._stamps is not None:
             self.refresh()
         else:
             await in_thread(self.refresh, {})
 
     def refresh(self) -> None:
-        """Look whether the files have changed, and read them if so. Blocking."""
+        """Read the files if one has changed. Blocking."""
         stamps = tuple([self._stamp(path) for path in self._paths])
         if stamps == self._stamps:
             return
         problems: list[str] = []
         shown: list[str] = []
+        seen: set[str] = set()
         left = self._most
         for path, stamp in zip(self._paths, stamps, strict=True):
             if stamp is None:
-                if path != AGENTS_FILE:
+                if path not in AGENTS_FILES:
                     problems.append(f"{path}: there is no such file to show to the model")
                 continue
             text = self._read(path, problems)
+            if path in AGENTS_FILES and text in seen:
+                continue
+            seen.add(text)
             if len(text) > left:
                 cut = f"\n[{len(text) - left:,} more characters do not fit: read {path} with read_file]"
                 text, left = text[:left] + cut, 0
@@ -86,7 +95,8 @@ class WorkspaceContext(Plugin):
         try:
             return self._filesystem.stamp(path)
         except FilesystemError:
-            return ()  # something is there that cannot be used: reading it says why
+            # Reading it will say what is wrong. A CLAUDE.md that is a link needs no words.
+            return None if path in AGENTS_FILES and path != AGENTS_FILE else ()
 
     def _read(self, path: str, problems: list[str]) -> str:
         try:
@@ -99,7 +109,7 @@ class WorkspaceContext(Plugin):
 
 
 def _plain(path: str) -> str:
-    """The one way to write a path, so that no file is shown twice; a bad one as it is, to be reported by whoever reads."""
+    """Return the one way to write a path, so that no file is shown twice. A bad path is reported when it is read."""
     try:
         return normal_path(path)
     except FilesystemError:

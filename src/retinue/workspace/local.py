@@ -39,7 +39,7 @@ class LocalFilesystem:
     A link made by another process in between is then followed: give such a workspace to nobody else.
     """
 
-    is_near = True
+    is_local = True
     _folder_type: type[Folder] = AnchoredFolder if CAN_ANCHOR else ResolvedFolder
 
     def __init__(self, root: str | os.PathLike[str], *, read_limit: int = READ_LIMIT, fsync: bool = False) -> None:

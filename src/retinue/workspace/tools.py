@@ -144,7 +144,7 @@ class _FileTools:
 
     def _change(self, path: str, change: Callable[[bytes], bytes]) -> None:
         """Write back what is made of a file. A near one is changed by this process, a far one by others too."""
-        if self._filesystem.is_near:
+        if self._filesystem.is_local:
             with self._filesystem.changing:
                 return self._filesystem.write(path, change(self._filesystem.read(path)))
 
