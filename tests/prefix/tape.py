@@ -15,12 +15,12 @@ from unittest.mock import patch
 from msgspec import Struct
 
 from retinue import Decision, DecisionRefused, Limits, RunResult, RunStatus, Runtime
+from retinue.core.processes import process_identity
 from retinue.core.rows import LogRow
 from retinue.core.stores import LogBatch, RunRecord, ThreadRecord, Wish
 from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState
-from retinue.runtime.owner import _boot_id, _pid_namespace, _started
 from retinue.storage.check import check
 from retinue.storage.packs import DELTAS
 from retinue.storage.stores import open_store
@@ -31,7 +31,7 @@ from .program import Plan, World
 
 FAST = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
 """Where stores are made that live for a moment."""
-GONE = f"{_boot_id()}/{_pid_namespace()}/{os.getpid()}/{_started(os.getpid())}/gone"
+GONE = f"{process_identity()}/gone"
 """An owner that is known to be gone."""
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from retinue import LocalFilesystem as Local
 from retinue import Runtime
-from retinue.tasks import TaskScope, TaskStatus, WorkspaceTaskRepository
+from retinue.tasks import MemoryTaskRepository, TaskScope, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.service import TaskService
+from retinue.tasks.sweeper import is_abandoned, is_node_gone
 from retinue.testing import call, say
 from retinue.testing.tasks import task_record
 
@@ -29,6 +30,7 @@ from .office import eventually, plain
 S1 = TaskScope("boss", "s1")
 HERE = Path(__file__).parent.parent.parent
 WRITERS, UPDATES = share(8, 4), share(500, 60)
+PRINT_IDENTITY = "from retinue.core.processes import process_identity as i; print(i())"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -120,18 +122,40 @@ async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> N
         await asyncio.sleep(0.5)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    swept: list[Any] = []
-    while not swept:
-        for found in await asyncio.gather(*[service.sweep() for service in services]):
-            swept += found
-        await asyncio.sleep(0.05)
-    for service in services:
-        swept += await service.sweep()
-    assert [(record.task_id, record.status) for record in swept] == [(task_id, TaskStatus.FAILED)]
-    assert swept[0].error_message.startswith("executor lost: no heartbeat for ")
+    swept = [found for service in services for found in await service.sweep()]
+    assert [(record.task_id, record.status) for record in swept] == [(task_id, TaskStatus.FAILED)], "at once, and once"
+    error = swept[0].error_message or ""
+    assert error.startswith("executor lost: no heartbeat for ")
+    assert error.endswith(f"-{process.pid}-{error.rpartition(' has ended')[0].rpartition('-')[2]} has ended")
     assert plain(await ask(tmp_path, "task_output", {"task_id": task_id})).startswith(
         "task_id: <task>\nagent_id: worker\nstatus: Failed: executor lost: no heartbeat for "
     )
+
+
+async def test_who_waits_for_a_task_learns_at_once_that_its_process_was_killed(tmp_path: Path, node: Start) -> None:
+    process = node("start", str(time.time() + 60))
+    task_id = said(process)
+    await eventually(lambda: (tmp_path / "calls.txt").exists())
+    service = TaskService(WorkspaceTaskRepository(Local(tmp_path), "boss"))  # gives up after 10 minutes of silence
+    waiting = asyncio.create_task(service.wait(S1, task_id, 60))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    record = await asyncio.wait_for(waiting, 30)
+    assert record is not None
+    assert record.status is TaskStatus.FAILED
+
+
+async def test_a_killed_task_of_a_stored_run_is_left_to_whoever_continues_the_run() -> None:
+    ended = subprocess.run([sys.executable, "-c", PRINT_IDENTITY], capture_output=True, text=True, check=True)
+    node = f"host-1-abcd@{ended.stdout.strip()}"
+    assert is_node_gone(node)
+    assert is_abandoned(task_record("t", status=TaskStatus.RUNNING, node=node))
+    assert not is_abandoned(task_record("t", status=TaskStatus.RUNNING, node=node, log_id="log"))
+    assert not is_abandoned(task_record("t", status=TaskStatus.RUNNING, node=node, transport_type="task-protocol"))
+    assert not is_abandoned(task_record("t", status=TaskStatus.RUNNING, node=TaskService(MemoryTaskRepository()).node))
+    boot, _, rest = ended.stdout.strip().partition("/")
+    for other in ("n1", f"host-1-abcd@{boot[:-1]}x/{rest}", f"host-1-abcd@{boot}/1{rest}"):
+        assert not is_node_gone(other), "nothing is known of another machine, boot or pid namespace"
 
 
 async def test_a_runtime_finds_the_orphans_of_a_downtime_by_itself(tmp_path: Path, node: Start) -> None:

@@ -14,7 +14,8 @@ from retinue import Runtime
 from retinue.storage.stores import open_store
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskStatus
-from retinue.tasks.service import TaskService, is_node_gone
+from retinue.tasks.service import TaskService
+from retinue.tasks.sweeper import is_node_gone
 
 from .node import LEASE, SETTINGS, harness
 from .office import eventually

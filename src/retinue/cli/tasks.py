@@ -18,7 +18,8 @@ from ..storage.tasks import SqlTaskRepository
 from ..tasks.files import WorkspaceTaskRepository
 from ..tasks.lifecycle import give_up
 from ..tasks.repository import TaskRepository
-from ..tasks.service import TaskService, is_node_gone
+from ..tasks.service import TaskService
+from ..tasks.sweeper import is_node_gone
 from ..tasks.task import TaskRecord, TaskStatus
 from ..workspace import LocalFilesystem
 from .assistant import check_folder

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ..core.ids import unique
+from ..core.processes import has_process_ended, process_identity
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
 
 _log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class Owner:
 
     def __init__(self, store: DurableStore, lease: float) -> None:
         self.store, self.lease = store, lease
-        self.id = f"{_boot_id()}/{_pid_namespace()}/{os.getpid()}/{_started(os.getpid())}/{unique()}"
+        self.id = f"{process_identity()}/{unique()}"
         self.logs: dict[str, OwnedRun] = {}
         self._seen_wishes: set[tuple[str, str]] = set()
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
@@ -211,43 +210,8 @@ def _now() -> float:
 
 def is_gone(owner: str) -> bool:
     """Return whether an owner is known to be gone: a process of this boot and pid namespace that has ended, or is closed."""
-    parts = owner.split("/")
-    if len(parts) != 5 or parts[0] != _boot_id() or parts[1] != _pid_namespace() or not parts[2].isdigit():
-        return False
-    pid, started = int(parts[2]), parts[3]
-    if pid == os.getpid() and started == _started(pid):
+    identity = owner.rpartition("/")[0]
+    if identity == process_identity():
         loop = _here.get(owner)
         return loop is None or loop.is_closed()
-    return _started(pid) != started
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
-    except OSError:
-        return "0"
-
-
-def _started(pid: int) -> str:
-    """Return when a process was started, a number that no later one of the same id has; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-            return "" if fields[0] in b"ZX" else fields[19].decode()  # one that is dead and not yet buried is gone
-    except (OSError, IndexError):
-        pass
-    try:  # not every system has /proc: there at least whether anybody has the id
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except OSError:
-        return "0"
-    return "0"
+    return has_process_ended(identity)

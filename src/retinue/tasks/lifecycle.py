@@ -92,10 +92,18 @@ def sweep(record: TaskRecord, now: float, orphan_after: float, observed: float =
     if record.awaiting is not None and not record.cancel_requested:
         return None
     silent = max(now - record.last_updated_at.timestamp(), observed)
-    if silent < orphan_after:
-        return None
+    return None if silent < orphan_after else give_up(record, now, _silence(record, silent))
+
+
+def give_up_killed(record: TaskRecord, now: float, process: str) -> TaskRecord | None:
+    """Give up on a task whose process is known to have ended."""
+    silent = max(now - record.last_updated_at.timestamp(), 0)
+    return give_up(record, now, f"{_silence(record, silent)}; its process {process} has ended")
+
+
+def _silence(record: TaskRecord, seconds: float) -> str:
     last = record.last_updated_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return give_up(record, now, f"no heartbeat for {silent:.0f} seconds (last updated: {last})")
+    return f"no heartbeat for {seconds:.0f} seconds (last updated: {last})"
 
 
 def give_up(record: TaskRecord, now: float, reason: str) -> TaskRecord | None:

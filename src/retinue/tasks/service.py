@@ -17,10 +17,11 @@ from msgspec import Struct
 from ..core.context import GRACE, CancellationToken
 from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
+from ..core.processes import process_identity
 from ..core.runs import RunResult
 from .lifecycle import await_human, beat, begin, finish, request_cancel, take_over
 from .repository import TaskRepository
-from .sweeper import Sweeper
+from .sweeper import Sweeper, is_abandoned
 from .task import TaskRecord, TaskScope, TaskStatus
 
 _log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class TaskService:
 
     def __init__(self, repository: TaskRepository, clock: Callable[[], float] = time.time) -> None:
         self.repository, self._clock = repository, clock
-        self.node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"  # as `is_node_gone` reads it
+        self.node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}@{process_identity()}"
         self._local: dict[str, LocalTask] = {}
         self._sweeper = Sweeper(repository, clock)
         self._watch: asyncio.Task[None] | None = None
@@ -157,6 +158,8 @@ class TaskService:
             task = self._local.get(task_id)
             if task is not None:
                 await _within(task.ended.wait(), left)
+            elif is_abandoned(record):
+                await self.sweep()
             else:
                 await asyncio.sleep(min(pause, left))
                 pause = min(pause * 1.5, self.repository.settings.look_every)
@@ -369,20 +372,6 @@ class TaskService:
         beating = [task.record for task in due if task.record.task_id not in known]
         if beating:
             await self.repository.update_all([(record.scope, record.task_id, alive) for record in beating])
-
-
-def is_node_gone(node: str) -> bool:
-    """Whether a node is known to be gone: a process of this machine that has ended."""
-    host, _, rest = node.rpartition("-")[0].rpartition("-")
-    if host != socket.gethostname() or not rest.isdigit():
-        return False
-    try:
-        os.kill(int(rest), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:

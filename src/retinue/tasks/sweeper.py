@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection
 
 from ..core.errors import RetinueError
-from .lifecycle import give_up, sweep
+from ..core.processes import has_process_ended, is_pid_used
+from .lifecycle import give_up, give_up_killed, sweep
 from .repository import Change, TaskLiveness, TaskRepository
 from .task import TaskRecord
 
@@ -68,6 +70,8 @@ class Sweeper:
         """The change that gives up on a task; None where its executor may be alive."""
         if known is not None:
             return self._judge_known(record, known, seen)
+        if is_abandoned(record):
+            return lambda current: give_up_killed(current, self._clock(), (record.node or "").partition("@")[0])
         orphan_after = self._repository.settings.orphan_after
         observed = self._observe(record.task_id, record.version, seen)
         if sweep(record, self._clock(), orphan_after, observed) is None:
@@ -113,3 +117,22 @@ class Sweeper:
             since = self._steady()
         seen[task_id] = (mark, since)
         return self._steady() - since
+
+
+def is_node_gone(node: str) -> bool:
+    """Return whether a node is known to be gone: a process of this machine, in this boot, that has ended.
+
+    A node is `<host>-<pid>-<random>@<process identity>`. One without an identity is judged by host and pid.
+    """
+    name, _, identity = node.partition("@")
+    if identity:
+        return has_process_ended(identity)
+    host, _, pid = name.rpartition("-")[0].rpartition("-")
+    return host == socket.gethostname() and pid.isdigit() and not is_pid_used(int(pid))
+
+
+def is_abandoned(record: TaskRecord) -> bool:
+    """Return whether the process of a task has ended and no other can continue it, because its run was not stored."""
+    if record.status.is_terminal or record.is_remote or record.log_id is not None:
+        return False
+    return record.node is not None and is_node_gone(record.node)
