@@ -233,7 +233,9 @@ def test_a_killed_task_is_reported_at_once(cli: Cli, folder: Path, has_database:
         cancelled = cli("tasks", "cancel", gone["task_id"], *where)
         assert (cancelled.code, "ends when a process resumes its run" in cancelled.err) == (1, True)
     else:
-        assert (gone["status"], gone["error_message"]) == ("failed", "executor lost: its process is gone")
+        assert gone["status"] == "failed"
+        assert gone["error_message"].startswith("executor lost: ")
+        assert gone["error_message"].endswith("its process is gone")
         assert "status: failed" in waited.out
 
 

@@ -95,10 +95,10 @@ def sweep(record: TaskRecord, now: float, orphan_after: float, observed: float =
     return None if silent < orphan_after else give_up(record, now, _silence(record, silent))
 
 
-def give_up_killed(record: TaskRecord, now: float, process: str) -> TaskRecord | None:
+def give_up_killed(record: TaskRecord, now: float) -> TaskRecord | None:
     """Give up on a task whose process is known to have ended."""
     silent = max(now - record.last_updated_at.timestamp(), 0)
-    return give_up(record, now, f"{_silence(record, silent)}; its process {process} has ended")
+    return give_up(record, now, f"{_silence(record, silent)}; its process is gone")
 
 
 def _silence(record: TaskRecord, seconds: float) -> str:

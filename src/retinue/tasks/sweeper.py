@@ -71,7 +71,7 @@ class Sweeper:
         if known is not None:
             return self._judge_known(record, known, seen)
         if is_abandoned(record):
-            return lambda current: give_up_killed(current, self._clock(), (record.node or "").partition("@")[0])
+            return lambda current: give_up_killed(current, self._clock())
         orphan_after = self._repository.settings.orphan_after
         observed = self._observe(record.task_id, record.version, seen)
         if sweep(record, self._clock(), orphan_after, observed) is None:
