@@ -1,9 +1,9 @@
-from retinue import Agent, Block, HookContext, Runtime, tool
-from retinue.plugins import hook
+from retinue import Agent, Block, Runtime, tool
+from retinue.plugins import BeforeToolContext, hook
 
 
 @hook("before_tool")
-def no_large_refunds(ctx: HookContext) -> Block | None:
+def no_large_refunds(ctx: BeforeToolContext) -> Block | None:
     if ctx.call.name == "refund" and ctx.call.args["amount"] > 100:
         return Block("Refunds over 100 need a manager.")
     return None

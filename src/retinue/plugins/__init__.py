@@ -7,6 +7,7 @@ from ..core.plugins import (
     Phase, Plugin, SetResult, StopRun, Suspend, TransferTo, UseSummary,
 )
 from .compaction import Compaction
+from .decorator import hook
 from .permissions import Permissions
 from .results import ResultFiles
 from .stopping import StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool, StopPolicy
@@ -16,5 +17,5 @@ __all__ = [
     "Compaction", "ExcludeTools", "HookContext", "HookFunction", "IncludeTools", "InferenceContext",
     "OverrideSettings", "PHASES", "Permissions", "Phase", "Plugin", "Registrar", "ResultFiles", "SetResult",
     "StopAfterSeconds", "StopAfterSteps", "StopAfterTokens", "StopOnRepeat", "StopOnTool", "StopPolicy", "StopRun",
-    "Suspend", "TransferTo", "UseSummary",
+    "Suspend", "TransferTo", "UseSummary", "hook",
 ]

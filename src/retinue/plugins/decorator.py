@@ -1,0 +1,67 @@
+"""`@hook`: a plugin made from one function."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, overload
+
+from ..core.hooks import (
+    AfterToolContext,
+    BeforeToolContext,
+    CommandReturn,
+    HookContext,
+    HookReturn,
+    InferenceContext,
+    Registrar,
+)
+from ..core.plugins import Phase, Plugin
+
+
+class HookPlugin(Plugin):
+    """A plugin with one hook. Calling it calls the function, as a test does."""
+
+    def __init__(self, phase: Phase, function: Callable[[Any], Any], priority: int, optional: bool, inherited: bool):
+        self.name = getattr(function, "__name__", "hook")
+        self.inherited = inherited
+        self._registered: tuple[Any, ...] = (phase, function, priority, optional)
+
+    def register(self, r: Registrar) -> None:
+        phase, function, priority, optional = self._registered
+        r.hook(phase, function, priority=priority, optional=optional)
+
+    def __call__(self, ctx: HookContext) -> Any:
+        return self._registered[1](ctx)
+
+
+BeforeTool = Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]]
+
+
+@overload
+def hook(
+    phase: Literal["before_tool"], *, priority: int = 100, optional: bool = False, inherited: bool = False
+) -> Callable[[BeforeTool], HookPlugin]: ...
+@overload
+def hook(
+    phase: Literal["after_tool"], *, priority: int = 100, optional: bool = False, inherited: bool = False
+) -> Callable[[Callable[[AfterToolContext], CommandReturn]], HookPlugin]: ...
+@overload
+def hook(
+    phase: Literal["before_inference", "after_inference"],
+    *,
+    priority: int = 100,
+    optional: bool = False,
+    inherited: bool = False,
+) -> Callable[[Callable[[InferenceContext], CommandReturn]], HookPlugin]: ...
+@overload
+def hook(
+    phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool = False
+) -> Callable[[Callable[[HookContext], CommandReturn]], HookPlugin]: ...
+def hook(phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool = False) -> Any:
+    """Make a plugin from one function, for `Agent(plugins=[…])`; the plugin has the function's name.
+
+    `inherited=True` lets the hook hold for every run below the agent too."""
+
+    def decorate(function: Callable[[Any], Any]) -> HookPlugin:
+        return HookPlugin(phase, function, priority, optional, inherited)
+
+    return decorate
