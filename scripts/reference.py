@@ -1,7 +1,7 @@
 """Write docs/reference.md: every public name with its signature and the first sentence of its docstring.
 
-    python scripts/reference.py            write it
-    python scripts/reference.py --check    fail if it is not current
+python scripts/reference.py            write it
+python scripts/reference.py --check    fail if it is not current
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ lead = Agent("anthropic:claude-sonnet-4-6", instructions="Give each topic to a r
 
 
 @lead.tool
-async def research(ctx: RunContext[None], topic: str) -> str:
+async def research(ctx: RunContext[object], topic: str) -> str:
     """Research one topic."""
     async with researcher.run_stream(topic, usage=ctx.usage) as run:
         async for delta in run.stream_text(delta=True):

@@ -15,7 +15,7 @@ from ..core.decisions import Decision
 from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
-from ..core.messages import as_messages
+from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult
 from ..core.state import Seed, as_persisted
@@ -322,6 +322,11 @@ class Runtime:
         places.
         """
         return await self._runs.fork(run_id, at, () if input is None else as_messages(input), decisions)
+
+    async def messages(self, thread_id: str) -> tuple[Message, ...]:
+        """Return the conversation of a thread, as the runs on it that have ended or wait left it."""
+        thread = await self.store.load_thread(thread_id)
+        return () if thread is None else tuple(thread.messages)
 
     async def result(self, run_id: str) -> RunResult:
         """Wait until a run has ended or waits for a human, whichever process works on it, and return its result."""

@@ -3,7 +3,7 @@
 from .backends import BackendHarness, BackendSuite, example_work
 from .durable import DurableStoreSuite
 from .filesystems import FilesystemSuite
-from .model import ScriptedModel, ScriptError, call, fail, say, think
+from .model import ScriptedModel, ScriptedTurn, ScriptError, call, fail, say, think
 from .models import MODEL_CHECKS, HeardTurn, KnownCall, KnownTurn, ModelCheck, ModelHarness, hear
 from .sinks import RecordingSink
 from .stores import StoreSuite
@@ -23,6 +23,7 @@ __all__ = [
     "RecordingSink",
     "ScriptError",
     "ScriptedModel",
+    "ScriptedTurn",
     "StoreSuite",
     "TaskRepositorySuite",
     "call",
