@@ -119,15 +119,24 @@ def _run_differences(live: RunState, folded: RunState) -> list[str]:
 def checked_folds() -> Iterator[FoldCheck]:
     """Check every log that is made in this block."""
     check = FoldCheck()
-    init, add, append_private = LiveLog.__init__, LiveLog._add, LiveLog.append_private
+    init, append, append_private = LiveLog.__init__, LiveLog.append, LiveLog.append_private
+    append_stamped = LiveLog.append_stamped
 
     def checked_init(self: LiveLog, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         check.begin(self)
 
-    def checked_add(self: LiveLog, event: Event, private: Private | None) -> None:
-        check.add(self, LogRow(event.seq, 0, event, private))
-        add(self, event, private)
+    def checked_append(self: LiveLog, run: RunState, event: Event, private: Private | None = None) -> Event | None:
+        appended = append(self, run, event, private)
+        if appended is not None:
+            check.add(self, LogRow(appended.seq, 0, appended, private))
+        return appended
+
+    def checked_stamped(self: LiveLog, event: Event) -> None:
+        lost = self.lost
+        append_stamped(self, event)
+        if not lost:
+            check.add(self, LogRow(self.events[-1].seq, 0, self.events[-1]))
 
     def checked_private(self: LiveLog, private: Private) -> None:
         lost = self.lost
@@ -137,7 +146,8 @@ def checked_folds() -> Iterator[FoldCheck]:
 
     with (
         patch.object(LiveLog, "__init__", checked_init),
-        patch.object(LiveLog, "_add", checked_add),
+        patch.object(LiveLog, "append", checked_append),
+        patch.object(LiveLog, "append_stamped", checked_stamped),
         patch.object(LiveLog, "append_private", checked_private),
     ):
         yield check

@@ -48,7 +48,7 @@ _STATUS = {
     ToolStatus.ERROR: ToolCallStatus.FAILED,
     ToolStatus.PENDING: CALL_SUSPENDED,
 }
-_TOOL = Role.TOOL
+_TOOL, _SUCCESS, _SUCCEEDED = Role.TOOL, ToolStatus.SUCCESS, ToolCallStatus.SUCCEEDED
 _PLAIN = ToolResult()
 """The fields of a result whose tool returns just a value."""
 _NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
@@ -79,6 +79,8 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     command = None
     if isinstance(returned, ToolOutput):
         command, returned = returned.command, returned.result
+    if returned.__class__ is str:
+        return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, returned), command)
     result = returned if isinstance(returned, ToolResult) else _PLAIN
     data, message = returned if result is _PLAIN else result.data, result.message
     parts: tuple[Part, ...] = ()
@@ -145,12 +147,12 @@ async def execute(
         if attempt and state.children:  # those of the attempt that failed
             close_children(x.log, x.state, state, "the attempt that started it failed")
             x.log.append_private(Private(kind="commit", run_id=x.run_id, call_id=call.id, abandoned=True))
+        ctx = context_for(x, call, x.snapshot, resume_input)
         try:
             if tool.timeout is None:
-                ctx = _context(x, call, x.snapshot, resume_input, x.cancellation, _deadline(x))
                 returned = await tool.execute(isolate(call.args), ctx)
             else:
-                returned = await _execute_within(tool.timeout, x, tool, call, resume_input)
+                returned = await _execute_within(tool.timeout, x, tool, call, ctx)
             return outcome_of(call, returned)
         except ToolError as exc:
             error = exc
@@ -175,43 +177,29 @@ def stop_if_given_up(x: Execution) -> None:
         raise asyncio.CancelledError
 
 
-def _context(
-    x: Execution,
-    call: ToolCall,
-    snapshot: Snapshot,
-    resume_input: Any,
-    cancellation: CancellationToken,
-    ends: float | None,
+def context_for(
+    x: Execution, call: ToolCall, snapshot: Snapshot | None = None, resume_input: Any = None
 ) -> ToolContext:
+    """Return the context with which the tool of a call runs; without a snapshot, on the present state."""
     return ToolContext(
         call.id,
         call.name,
         x.state.identity,
         x.agent,
-        snapshot,
+        x.store.snapshot() if snapshot is None else snapshot,
         x.report,
-        cancellation,
+        x.cancellation,
         x.resolver,
         resume_input,
-        ends,
+        deadline(x.log.tree, x.state, x.now()) if x.is_limited else None,
         x.context,
     )
 
 
-def _deadline(x: Execution) -> float | None:
-    return deadline(x.log.tree, x.state, x.now()) if x.is_limited else None
-
-
-def context_for(x: Execution, call: ToolCall) -> ToolContext:
-    """Return the context of a call that has ended, for the background work it has left."""
-    return _context(x, call, x.store.snapshot(), None, x.cancellation, _deadline(x))
-
-
-async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCall, resume_input: Any) -> Any:
+async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCall, ctx: ToolContext) -> Any:
     """Make one attempt with a time limit. Its token is its own: a timeout stops this attempt, not the run."""
-    cancellation = CancellationToken()
-    ends = min(x.now() + timeout, _deadline(x) or float("inf"))
-    ctx = _context(x, call, x.snapshot, resume_input, cancellation, ends)
+    ctx.cancellation = cancellation = CancellationToken()
+    ctx.deadline = min(x.now() + timeout, ctx.deadline or float("inf"))
     timer = asyncio.timeout(timeout)
     pass_on = x.cancellation.pass_on_to(cancellation)
     try:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from ..core.errors import IllegalMove
 from ..core.events import ErrorRaised, Event, RunFinished, StepFinished
 from ..core.hooks import CONTEXTS, HookContext
 from ..core.lifecycle import ENDED, RUN_MOVES, RunStatus
-from ..core.messages import Message, ToolCall, Visibility
+from ..core.messages import Message, ToolCall
 from ..core.model import Model, ModelRequest
 from ..core.plugins import Phase
 from ..core.results import ToolResult
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
 
 _LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
-
-
-def _is_legal(call_id: str) -> bool:
-    # Most ids are identifiers, which is quicker to see and stricter.
-    return (call_id.isidentifier() and len(call_id) <= 256) or _LEGAL_CALL_ID.fullmatch(call_id) is not None
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -102,7 +98,10 @@ class Slots:
             raise
 
     def give_back(self) -> None:
-        self._give_own_back()
+        if self._waiting:
+            self._give_own_back()
+        else:
+            self._free += 1
         if self._above is not None:
             self._above.give_back()
 
@@ -133,6 +132,7 @@ class Execution:
         "cancellation",
         "context",
         "descriptors",
+        "emit",
         "equip",
         "has_hooks",
         "holding",
@@ -151,7 +151,6 @@ class Execution:
         "snapshot",
         "state",
         "store",
-        "system",
         "toolbox",
         "was_interrupted",
     )
@@ -170,6 +169,8 @@ class Execution:
         resolver: Resolver,
     ) -> None:
         self.request, self.state, self.store, self.log, self.slots = request, state, store, log, slots
+        self.emit = partial(log.append, state)
+        """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
         self.resolver, self.equip = resolver, equip
         self.cancellation, self.context = request.cancellation, request.context
         self.agents: tuple[Agent, ...] = ()
@@ -200,7 +201,7 @@ class Execution:
         self.agent, self.model, self.toolbox = equipment.agent, equipment.model, equipment.toolbox
         self.agents = (*self.agents, equipment.agent)
         self.hooks, self.has_hooks = equipment.hooks, equipment.hooks.has_any
-        self.descriptors, self.system = equipment.descriptors, equipment.agent.system
+        self.descriptors = equipment.descriptors
 
     @property
     def identity(self) -> RunIdentity:
@@ -214,10 +215,6 @@ class Execution:
     def is_over(self) -> bool:
         """True if its leg has ended: nothing is emitted any more."""
         return self.state.status is not RUNNING
-
-    def emit(self, event: Event, private: Private | None = None) -> None:
-        """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
-        self.log.append(self.state, event, private)
 
     def report(self, event: Event) -> None:
         """Append an event of this run, from any thread."""
@@ -268,27 +265,22 @@ class Execution:
     def _elapsed(self) -> float:
         return self.state.elapsed(self.now())
 
-    def model_messages(self) -> tuple[Message, ...]:
-        """The messages for the model: the system message, a summary if there is one, and the conversation."""
-        messages, compacted = self.state.messages, self.state.compacted
-        if compacted is None:
-            return tuple(messages) if self.system is None else (self.system, *messages)
-        system = () if self.system is None else (self.system,)
-        summary = Message.user(compacted.summary, visibility=Visibility.INTERNAL)
-        return (*system, summary, *messages[compacted.count :])
-
     def next_message_id(self) -> str:
         return message_id(self.state, self.state.message_count + 1)
 
     def answer_id(self) -> str:
         """The id of the answer of this step: a new one each time the answer starts again."""
-        made, dropped = message_id(self.state, self.state.message_count + 1), self.state.dropped
-        return f"{made}r{dropped}" if dropped else made
+        state = self.state
+        made = f"{state.identity.run_id}-m{state.message_count + 1}"
+        return f"{made}r{state.dropped}" if state.dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
         call_id, used = wanted or "", self.state.used_call_ids
-        while call_id in used or not _is_legal(call_id):
+        # Most ids are identifiers, which is quicker to see and stricter.
+        while (
+            call_id in used or not (call_id.isidentifier() or _LEGAL_CALL_ID.fullmatch(call_id)) or len(call_id) > 256
+        ):
             self._made_call_ids += 1
             call_id = f"call_{self.run_id}_{self._made_call_ids}"
         return call_id

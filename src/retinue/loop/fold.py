@@ -322,7 +322,8 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
         return
     call.message = event.message
     run.open_calls -= 1
-    _forget(run, event.call_id)
+    if run.pending:
+        _forget(run, event.call_id)
     if not run.open_calls:
         run.messages += [one.message for one in run.calls.values() if one.message is not None]
         run.calls = EMPTY
@@ -398,11 +399,11 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
 
 def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
     """Add what a run used to its total and to those above."""
-    above: RunState | None = run
+    runs, above = tree.runs, run
     while above is not None:
         above.total += usage
         above.total_steps += steps
-        above = tree.parent_of(above)
+        above = runs.get(above.identity.parent_run_id or "")
 
 
 CHANGES: Mapping[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {

@@ -141,7 +141,11 @@ class LiveLog:
         change = CHANGES.get(event.__class__)
         if change is not None:
             change(tree, run, stamped, private)
-        self._add(stamped, private)
+        self.events.append(stamped)
+        if private is not None or self.writer is not None:
+            self._keep(LogRow(seq, 0, stamped, private))
+        if self.watched:
+            self._notify(stamped)
         return stamped
 
     def append_stamped(self, event: Event) -> None:
@@ -152,7 +156,11 @@ class LiveLog:
         tree.seq, tree.sub = tree.seq + 1, 0
         stamped = replace(event, seq=tree.seq, at=self.clock())
         fold_event(tree, tree.runs.get(stamped.run_id), stamped, None)
-        self._add(stamped, None)
+        self.events.append(stamped)
+        if self.writer is not None:
+            self._keep(LogRow(tree.seq, 0, stamped, None))
+        if self.watched:
+            self._notify(stamped)
 
     def append_private(self, private: Private) -> None:
         """Append a row without an event and fold it."""
@@ -162,13 +170,6 @@ class LiveLog:
         tree.sub += 1
         fold_private(tree, private)
         self._keep(LogRow(tree.seq, tree.sub, None, private))
-
-    def _add(self, event: Event, private: Private | None) -> None:
-        self.events.append(event)
-        if self.writer is not None or private is not None:
-            self._keep(LogRow(event.seq, 0, event, private))
-        if self.watched:
-            self._notify(event)
 
     def _keep(self, row: LogRow) -> None:
         if self.writer is None:

@@ -134,11 +134,13 @@ def _last_turn(limit: str) -> str:
 
 async def _run_calls(x: Execution) -> None:
     """Run the calls of the step that have work to do. Those that wait for a human are still open afterwards."""
-    if _refuse_calls(x):
-        return
     run = x.state
+    if (x.is_limited or run.stopping is not None) and _refuse_calls(x):
+        return
     x.snapshot = _step_snapshot(x)
-    todo = [call for call in run.calls.values() if is_runnable(run, call)]
+    todo = list(run.calls.values())
+    if len(todo) > 1:
+        todo = [call for call in todo if is_runnable(run, call)]
     try:
         if len(todo) == 1:
             await _run_call(x, todo[0])

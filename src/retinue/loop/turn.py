@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -37,17 +37,11 @@ from .phases import run_phase
 from .state import limits_cost
 
 _decode = msgspec.json.decode
-
-
-class Turn(Struct, frozen=True, gc=False):
-    """An answer of the model."""
-
-    message: Message
-    end: TurnEnd
+_ASSISTANT = Role.ASSISTANT
 
 
 class _Draft(Struct, eq=False):
-    """A message while it streams in."""
+    """An answer while it streams in."""
 
     run: Execution
     message_id: str
@@ -55,20 +49,18 @@ class _Draft(Struct, eq=False):
     calls: dict[int, _CallDraft] = {}
     end: TurnEnd = TurnEnd()
 
-    def take(self, chunk: Any) -> None:
-        """Any chunk but text and the end, which the loop below takes itself for speed."""
-        if isinstance(chunk, CallChunk):
-            self.take_call(chunk)
-        elif isinstance(chunk, ReasoningChunk):
-            self.take_reasoning(chunk)
+    def add(self, chunk: Any) -> None:
+        """Add a chunk that is not text, a call or the end: `_stream` adds those itself, for speed."""
+        if isinstance(chunk, ReasoningChunk):
+            self.add_reasoning(chunk)
         elif isinstance(chunk, PartChunk):
             self.parts.append(chunk.part)
         elif isinstance(chunk, Retrying):
-            self.take_retry(chunk)
+            self.restart(chunk)
         else:
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
-    def take_reasoning(self, chunk: ReasoningChunk) -> None:
+    def add_reasoning(self, chunk: ReasoningChunk) -> None:
         last = self.parts[-1] if self.parts else None
         if isinstance(last, ReasoningPart) and last.signature is None:
             self.parts[-1] = ReasoningPart(last.text + chunk.text, chunk.signature or last.signature)
@@ -77,7 +69,7 @@ class _Draft(Struct, eq=False):
         if chunk.text:
             self.run.emit(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
 
-    def take_call(self, chunk: CallChunk) -> None:
+    def add_call(self, chunk: CallChunk) -> None:
         run, call = self.run, self.calls.get(chunk.index)
         if call is None:
             call = self.calls[chunk.index] = _CallDraft(run.claim_call_id(chunk.id), chunk.name or "")
@@ -88,11 +80,11 @@ class _Draft(Struct, eq=False):
             call.arguments += chunk.arguments
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
 
-    def take_retry(self, chunk: Retrying) -> None:
-        """Tell that the model is asked again; where it had begun to answer, begin anew under another message id."""
+    def restart(self, chunk: Retrying) -> None:
+        """Emit that the model is called again; drop a partial answer and start under another message id."""
         run, dropped = self.run, self.message_id if chunk.restarts else None
         if dropped is not None:
-            self.drop_calls()
+            drop_drafts(run.log, run.state)
             self.parts, self.calls = [], {}
             run.partial_text.clear()
         run.emit(
@@ -106,21 +98,18 @@ class _Draft(Struct, eq=False):
         )
         self.message_id = run.answer_id()
 
-    def drop_calls(self) -> None:
-        """End the calls that had begun to come in: what is there of them cannot be made."""
-        drop_drafts(self.run.log, self.run.state)
-
-    def finished(self) -> Turn:
-        calls = tuple([self.calls[index].finished() for index in sorted(self.calls)]) if self.calls else ()
-        if calls and self.end.stop_reason == "length":
-            calls = (*calls[:-1], _cut_off(calls[-1]))
-        text = "".join(self.run.partial_text)
-        self.run.partial_text = []
-        if text:
-            self.parts.append(TextPart(text))
-        parts = tuple(self.parts)
-        message = Message(role=Role.ASSISTANT, parts=parts, tool_calls=calls, id=self.message_id)
-        return Turn(message, self.end)
+    def message(self) -> Message:
+        """Return the whole answer."""
+        calls: tuple[ToolCall, ...] = ()
+        if self.calls:
+            calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
+            if self.end.stop_reason == "length":
+                calls = (*calls[:-1], _cut_off(calls[-1]))
+        said = self.run.partial_text
+        if said:
+            self.parts.append(TextPart("".join(said)))
+            self.run.partial_text = []
+        return Message(role=_ASSISTANT, parts=tuple(self.parts), tool_calls=calls, id=self.message_id)
 
 
 class _CallDraft(Struct, gc=False):
@@ -136,8 +125,8 @@ class _CallDraft(Struct, gc=False):
             args = text
         if args is None:  # some models say null for "no arguments"
             args = {}
-        if isinstance(args, dict):
-            return ToolCall(self.id, self.name, cast("dict[str, Any]", args))
+        if args.__class__ is dict:
+            return ToolCall(self.id, self.name, args)
         return ToolCall(self.id, self.name, {}, text)
 
 
@@ -173,36 +162,34 @@ def _cut_off(call: ToolCall) -> ToolCall:
 
 async def ask_model(x: Execution) -> None:
     """Send the conversation, stream the answer into the log, and add it to the conversation."""
+    run = x.state
     x.stop_if_cancelled()
     if x.has_hooks:
         await run_phase(x, "step_start", x.own_messages())
     request = _request(x)
     if x.has_hooks:
-        compacted = x.state.compacted
-        whole = tuple(x.state.messages) if x.state.own_from else x.own_messages()
+        compacted = run.compacted
+        whole = tuple(run.messages) if run.own_from else x.own_messages()
         await run_phase(x, "before_inference", whole, request)
-        if x.state.compacted is not compacted:
+        if run.compacted is not compacted:
             request = _request(x)
-    if x.state.step_actions:
-        request = _with_actions(request, x.state.step_actions)
+    if run.step_actions:
+        request = _with_actions(request, run.step_actions)
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
-    turn = await _stream(x, request)
-    message, usage, model = turn.message, turn.end.usage, turn.end.model or x.model.name
-    told = usage.cost or turn.end.cost_known
-    stop = None
-    if not told and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
+    draft = await _stream(x, request)
+    message, end, model = draft.message(), draft.end, draft.end.model or x.model.name
+    usage, stop = end.usage, None
+    if not (usage.cost or end.cost_known) and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage, stop = _priced(x, usage, model)
     private = None
     if offered is not None or stop is not None:
         private = Private(offered=offered, actions=() if stop is None else (stop,))
     x.emit(
-        InferenceFinished(
-            step=x.state.step, message=message, model=model, stop_reason=turn.end.stop_reason, usage=usage
-        ),
+        InferenceFinished(step=run.step, message=message, model=model, stop_reason=end.stop_reason, usage=usage),
         private,
     )
-    if turn.end.stop_reason in ("length", "refusal"):
-        _check_ending(x, turn.end.stop_reason, message, model)
+    if end.stop_reason in ("length", "refusal"):
+        _check_ending(x, end.stop_reason, message, model)
     if x.has_hooks:
         await run_phase(x, "after_inference", x.own_messages(), request)
 
@@ -228,9 +215,14 @@ def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) 
 
 
 def _request(x: Execution) -> ModelRequest:
-    agent = x.agent
+    """Make the request: the system message, a summary if there is one, the conversation, and the tools."""
+    agent, system, messages, compacted = x.agent, x.agent.system, x.state.messages, x.state.compacted
+    if compacted is not None:
+        summary = Message.user(compacted.summary, visibility=Visibility.INTERNAL)
+        messages = [summary, *messages[compacted.count :]]
+    said = tuple(messages) if system is None else (system, *messages)
     schema = None if agent.output_format is None else agent.output_format.schema
-    return ModelRequest(messages=x.model_messages(), tools=x.descriptors, settings=agent.settings, output_schema=schema)
+    return ModelRequest(messages=said, tools=x.descriptors, settings=agent.settings, output_schema=schema)
 
 
 def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> ModelRequest:
@@ -252,25 +244,27 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
-async def _stream(x: Execution, request: ModelRequest) -> Turn:
-    message_id = x.answer_id()
-    draft, said = _Draft(x, message_id), x.partial_text
+async def _stream(x: Execution, request: ModelRequest) -> _Draft:
+    """Call the model and emit its answer piece by piece."""
+    draft, said = _Draft(x, x.answer_id()), x.partial_text
     chunks: Any = x.model.stream(request)
     try:
         async for chunk in chunks:
-            if type(chunk) is TextChunk:
+            kind = chunk.__class__
+            if kind is TextChunk:
                 if chunk.text:
                     said.append(chunk.text)
-                    x.emit(TextDelta(delta=chunk.text, message_id=message_id))
-            elif type(chunk) is TurnEnd:
+                    x.emit(TextDelta(delta=chunk.text, message_id=draft.message_id))
+            elif kind is CallChunk:
+                draft.add_call(chunk)
+            elif kind is TurnEnd:
                 draft.end = chunk
             else:
-                draft.take(chunk)
-                message_id = draft.message_id
+                draft.add(chunk)
     except BaseException:
         # A stream that is left half-way is closed at once, so that its connection does not linger.
         if (close := getattr(chunks, "aclose", None)) is not None:
             await close()
-        draft.drop_calls()
+        drop_drafts(x.log, x.state)
         raise
-    return draft.finished()
+    return draft
