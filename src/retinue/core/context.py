@@ -137,14 +137,14 @@ class ToolContext:
         snapshot: Snapshot,
         emit: Sink,
         cancellation: CancellationToken,
-        resolver: Resolver | None = None,
+        resolver: Any = None,
         resume_input: Any = None,
         deadline: float | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
         self.call_id, self.tool_name, self.run, self.agent = call_id, tool_name, run, agent
         self.snapshot, self.cancellation = snapshot, cancellation
-        self.resolver: Resolver = cast("Resolver", resolver)
+        self.resolver: Resolver = resolver
         self.resume_input, self.deadline = resume_input, deadline
         self.context: Mapping[str, Any] = context if context is not None else {}
         self._emit = emit

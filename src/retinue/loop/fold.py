@@ -6,7 +6,7 @@ The fold knows no agents, models, reducers or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -85,9 +85,7 @@ def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogSt
 def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
     """Change the state as an event says. Events that are only for watching change nothing."""
     tree.last_at = event.at
-    change = CHANGES.get(event.__class__)
-    if change is not None:
-        change(tree, run, event, private)
+    CHANGES[event.__class__](tree, run, event, private)
 
 
 def fold_private(tree: LogState, private: Private) -> None:
@@ -406,21 +404,34 @@ def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
         above = runs.get(above.identity.parent_run_id or "")
 
 
-CHANGES: Mapping[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {
-    RunStarted: _run_started,
-    MessagesSnapshot: _messages_snapshot,
-    StepStarted: _step_started,
-    StepFinished: _step_finished,
-    StateDelta: _state_delta,
-    ToolCallStarted: _tool_call_started,
-    ErrorRaised: _error,
-    InferenceFinished: _inference_finished,
-    ToolCallReady: _tool_call_ready,
-    ToolCallResumed: _tool_call_resumed,
-    ToolCallFinished: _tool_call_finished,
-    ChildStarted: _child_started,
-    ChildFinished: _child_finished,
-    Handoff: _handoff,
-    TaskUpdated: _task_updated,
-    RunFinished: _run_finished,
-}
+class _Changes(dict[type[Event], Callable[[LogState, Any, Any, Private | None], None]]):
+    """The function that folds each kind of event. Kinds that are only for watching change nothing."""
+
+    def __missing__(self, kind: type[Event]) -> Callable[[LogState, Any, Any, Private | None], None]:
+        return _change_nothing
+
+
+def _change_nothing(tree: LogState, run: RunState | None, event: Event, p: Private | None) -> None:
+    pass
+
+
+CHANGES = _Changes(
+    {
+        RunStarted: _run_started,
+        MessagesSnapshot: _messages_snapshot,
+        StepStarted: _step_started,
+        StepFinished: _step_finished,
+        StateDelta: _state_delta,
+        ToolCallStarted: _tool_call_started,
+        ErrorRaised: _error,
+        InferenceFinished: _inference_finished,
+        ToolCallReady: _tool_call_ready,
+        ToolCallResumed: _tool_call_resumed,
+        ToolCallFinished: _tool_call_finished,
+        ChildStarted: _child_started,
+        ChildFinished: _child_finished,
+        Handoff: _handoff,
+        TaskUpdated: _task_updated,
+        RunFinished: _run_finished,
+    }
+)

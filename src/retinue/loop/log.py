@@ -116,8 +116,8 @@ class LiveLog:
         """Sinks that hear one run alone."""
         self._feeds: dict[str, Feed] | None = None
         """The events of each run, once somebody watches one alone."""
-        self.watched = bool(self._sinks)
-        """True if a sink or follower must hear of the next event at once."""
+        self.watched = bool(self._sinks) or writer is not None
+        """True if the writer, a sink or a follower must get the next event at once."""
 
     def append(self, run: RunState, event: Event, private: Private | None = None) -> Event | None:
         """Append an event of a run and fold it; return it with its number and time.
@@ -128,24 +128,21 @@ class LiveLog:
             return None
         tree, identity = self.tree, run.identity
         tree.seq = seq = tree.seq + 1
-        tree.sub, tree.last_at = 0, self.clock()
+        tree.sub = 0
+        tree.last_at = at = self.clock()
         stamped = replace(
             event,
             seq=seq,
-            at=tree.last_at,
+            at=at,
             run_id=identity.run_id,
             parent_run_id=identity.parent_run_id,
             agent=identity.agent,
             ns=run.ns,
         )
-        change = CHANGES.get(event.__class__)
-        if change is not None:
-            change(tree, run, stamped, private)
+        CHANGES[event.__class__](tree, run, stamped, private)
         self.events.append(stamped)
-        if private is not None or self.writer is not None:
-            self._keep(LogRow(seq, 0, stamped, private))
-        if self.watched:
-            self._notify(stamped)
+        if private is not None or self.watched:
+            self._pass_on(stamped, private)
         return stamped
 
     def append_stamped(self, event: Event) -> None:
@@ -157,10 +154,8 @@ class LiveLog:
         stamped = replace(event, seq=tree.seq, at=self.clock())
         fold_event(tree, tree.runs.get(stamped.run_id), stamped, None)
         self.events.append(stamped)
-        if self.writer is not None:
-            self._keep(LogRow(tree.seq, 0, stamped, None))
         if self.watched:
-            self._notify(stamped)
+            self._pass_on(stamped, None)
 
     def append_private(self, private: Private) -> None:
         """Append a row without an event and fold it."""
@@ -185,7 +180,10 @@ class LiveLog:
         rows = [private.pop((event.seq, 0), None) or LogRow(event.seq, 0, event) for event in self.events]
         return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
 
-    def _notify(self, event: Event) -> None:
+    def _pass_on(self, event: Event, private: Private | None) -> None:
+        """Give an event to the writer, to sinks and to followers."""
+        if private is not None or self.writer is not None:
+            self._keep(LogRow(event.seq, 0, event, private))
         if self._sinks:
             deliver(event, self._sinks)
         if self._run_sinks and event.run_id in self._run_sinks:
@@ -306,7 +304,7 @@ class LiveLog:
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self.watched = bool(self._sinks or self._run_sinks) or self._feeds is not None
+        self.watched = bool(self.writer or self._sinks or self._run_sinks or self._feeds is not None)
         for future in waiting:
             if not future.done():
                 future.set_result(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from msgspec.structs import replace
@@ -54,23 +55,25 @@ async def run_loop(x: Execution) -> Ending:
     # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
         stop_if_given_up(x)  # nothing is appended to a lost log, so no move would lead to the next
+        ending = None
         match next_move(run):
             case "ask_model":
                 await ask_model(x)
             case "run_calls":
-                await _run_calls(x)
+                if not _refuse_calls(x):
+                    await _run_calls(x)
             case "close_step":
-                if (ending := await _close_step(x)) is not None:
-                    return ending
+                ending = await _close_step(x)
             case "open_step":
-                if (ending := await _open_step(x)) is not None:
-                    return ending
-            case "suspend":
-                return SUSPENDED
+                ending = await _open_step(x)
             case "run_jobs":  # those that an earlier process has left
                 await carry_out(x, jobs_left(x))
+            case "suspend":
+                return SUSPENDED
             case "finish":
                 return _decided_ending(x)
+        if ending is not None:
+            return ending
 
 
 async def _open_step(x: Execution) -> Ending | None:
@@ -109,6 +112,8 @@ def _check_budget(x: Execution) -> Ending | None:
 def _refuse_calls(x: Execution) -> bool:
     """Refuse the calls of a step if a limit or a plugin forbids them, before any of them began."""
     run = x.state
+    if not x.is_limited and run.stopping is None:
+        return False
     if run.step_values is not None and (run.limit is None or run.limit_step != run.step):
         return False  # they have begun
     fields: dict[str, Any] = {}
@@ -132,24 +137,14 @@ def _last_turn(limit: str) -> str:
     return f"the limit on {limit} is reached: no further calls are made, answer with what you have"
 
 
-async def _run_calls(x: Execution) -> None:
+def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:
     """Run the calls of the step that have work to do. Those that wait for a human are still open afterwards."""
     run = x.state
-    if (x.is_limited or run.stopping is not None) and _refuse_calls(x):
-        return
     x.snapshot = _step_snapshot(x)
     todo = list(run.calls.values())
-    if len(todo) > 1:
-        todo = [call for call in todo if is_runnable(run, call)]
-    try:
-        if len(todo) == 1:
-            await _run_call(x, todo[0])
-        else:
-            await run_together([_run_call(x, call) for call in todo])
-    except BaseException:
-        # Also when cancelled: the conversation must hold a result for every call it holds.
-        _close_calls(x)
-        raise
+    if len(todo) == 1:
+        return _run_call(x, todo[0])
+    return run_together([_run_call(x, call) for call in todo if is_runnable(run, call)])
 
 
 def _step_snapshot(x: Execution) -> Snapshot:

@@ -7,10 +7,10 @@ read back from a store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
@@ -22,8 +22,17 @@ from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, RunIdentity, Usage
 
-EMPTY = cast("Any", MappingProxyType({}))
-"""Shared by all that have none of a thing. Whoever adds to it makes a dict first: most runs need few of them."""
+
+class _Empty(dict[Any, Any]):
+    """A dict that stays empty. All that have no entries share one: most runs need few of their dicts."""
+
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # a default of a dataclass needs one
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("make a dict of your own first")
+
+
+EMPTY: dict[Any, Any] = _Empty()
 NO_REQUEST = StoredRequest()
 RUNNING, SUSPENDED = RunStatus.RUNNING, RunStatus.SUSPENDED
 CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
@@ -78,7 +87,8 @@ class CallState(Struct, gc=False):
         self.status = wanted
 
 
-class RunState(Struct):
+@dataclass(slots=True)
+class RunState:
     """Everything there is to know of one run. Plain data: only `fold` changes it."""
 
     identity: RunIdentity
@@ -211,7 +221,8 @@ class TaskState(Struct, gc=False):
         return self.status.upper() not in _ENDED_TASKS
 
 
-class LogState(Struct):
+@dataclass(slots=True)
+class LogState:
     """The fold of a log: its runs and tasks."""
 
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
