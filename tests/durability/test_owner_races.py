@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
-from retinue.loop.execution import Execution
+from retinue.loop.log import LiveLog
+from retinue.loop.state import RunState
 from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
 
@@ -108,16 +109,16 @@ async def test_a_background_child_that_begins_when_its_log_is_lost_stops(
         await lost.wait()
         return await begin(self, task)
 
-    emitted, emit = list[Any](), Execution.emit
+    emitted, append = list[Any](), LiveLog.append
 
-    def emit_some(self: Execution, event: Any, *more: Any) -> Any:
+    def append_some(self: LiveLog, run: RunState, event: Any, *more: Any) -> Any:
         if lost.is_set():
             emitted.append(event)
         if len(emitted) >= 10:
             raise asyncio.CancelledError
-        return emit(self, event, *more)
+        return append(self, run, event, *more)
 
-    monkeypatch.setattr(Execution, "emit", emit_some)
+    monkeypatch.setattr(LiveLog, "append", append_some)
     monkeypatch.setattr(TaskService, "_begin", begin_late)
     spawn = call("agent_spawn", {"agent_id": "worker", "task": "work", "timeout_seconds": 0})
     boss = HarnessAgent(

@@ -192,7 +192,7 @@ def context_for(
         x.resolver,
         resume_input,
         deadline(x.log.tree, x.state, x.now()) if x.is_limited else None,
-        x.context,
+        x.request.context,
     )
 
 

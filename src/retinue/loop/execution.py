@@ -121,39 +121,6 @@ Equip = Callable[["Execution", str], Equipment]
 class Execution:
     """One run at work. Its `state` changes only by what it emits."""
 
-    __slots__ = (
-        "_event_loop",
-        "_made_call_ids",
-        "_own_messages",
-        "_thread",
-        "agent",
-        "agents",
-        "asked_again",
-        "cancellation",
-        "context",
-        "descriptors",
-        "emit",
-        "equip",
-        "has_hooks",
-        "holding",
-        "hooks",
-        "is_limited",
-        "is_stored",
-        "kept",
-        "log",
-        "model",
-        "output",
-        "partial_text",
-        "request",
-        "resolver",
-        "result",
-        "slots",
-        "snapshot",
-        "state",
-        "store",
-        "toolbox",
-        "was_interrupted",
-    )
     snapshot: Snapshot
     """The state that the calls of this step see."""
 
@@ -172,11 +139,10 @@ class Execution:
         self.emit = partial(log.append, state)
         """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
         self.resolver, self.equip = resolver, equip
-        self.cancellation, self.context = request.cancellation, request.context
+        self.cancellation = request.cancellation
         self.agents: tuple[Agent, ...] = ()
         """The agents that have had the run, with the present one."""
         self.use(equipment)
-        self.is_stored = log.writer is not None
         self.is_limited = is_limited(log.tree, state)
         self.was_interrupted = state.leg > 0 and state.status is RUNNING
         """True if its process ended while it ran, until the loop has dealt with that."""
@@ -210,6 +176,10 @@ class Execution:
     @property
     def run_id(self) -> str:
         return self.state.identity.run_id
+
+    @property
+    def is_stored(self) -> bool:
+        return self.log.writer is not None
 
     @property
     def is_over(self) -> bool:
@@ -316,18 +286,16 @@ class Execution:
             code = ending.code or ending.termination
             self.emit(ErrorRaised(message=ending.error or ending.termination, code=code, fatal=True), ends)
         form = self.agent.output_format
-        self.emit(
-            RunFinished(
-                status=ending.status,
-                termination=ending.termination,
-                response=said or state.response(),
-                error=ending.error,
-                steps=state.step,
-                usage=state.total,
-                output=None if form is None else form.encode(self.output),
-            ),
-            Private(messages=last) if last else None,
+        finished = RunFinished(
+            status=ending.status,
+            termination=ending.termination,
+            response=said or state.response(),
+            error=ending.error,
+            steps=state.step,
+            usage=state.total,
+            output=None if form is None else form.encode(self.output),
         )
+        self.emit(finished, Private(messages=last) if last else None)
         self.result = self.log.results[state.run_id] = result_of(self.log, state, ending, self.store, self.output)
         return self.result
 

@@ -59,29 +59,6 @@ class LiveLog:
     place in the list instead of a queue, so a slow one delays nobody.
     """
 
-    __slots__ = (
-        "_feeds",
-        "_run_sinks",
-        "_sinks",
-        "_waiting",
-        "clock",
-        "dispatching",
-        "earlier",
-        "ended",
-        "events",
-        "executions",
-        "first",
-        "holders",
-        "is_resumed",
-        "lost",
-        "on_idle",
-        "privates",
-        "results",
-        "tree",
-        "watched",
-        "writer",
-    )
-
     def __init__(
         self,
         sinks: Iterable[Sink] = (),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -205,34 +205,35 @@ async def run_phase(
     """Run the hooks of a phase and commit what they ask for; nothing happens where it has committed already."""
     if phase not in x.hooks.by_phase or phase in x.state.marks:
         return
-    at_work = HookRound(x, phase, x.hook_context(phase, x.store.snapshot(), messages, request))
+    at_work = HookRound(x, phase, x.hook_context(phase, x.store.snapshot(), messages=messages, request=request))
     if said := await at_work.run_hooks():
         at_work.refuse(said)
     command = at_work.whole()
     if command is not None:
-        await carry_out(x, _commit_phase(x, command, phase))
+        try:
+            work = _commit(x, command, phase)
+        except RecordUnwritable as exc:
+            raise HookFailed(f"a hook of {x.agent.name!r}", phase, str(exc)) from exc
+        await carry_out(x, work)
 
 
-def _commit_phase(x: Execution, command: StateCommand, phase: Phase) -> list[WorkItem]:
-    """Commit what hooks ask for, in one row; returns the jobs that follow."""
-    try:
-        fields, work = private_of(x, command, phase)
-        changed = x.store.apply(command, as_json=x.is_stored)
-    except RecordUnwritable as exc:
-        raise HookFailed(f"a hook of {x.agent.name!r}", phase, str(exc)) from exc
-    writes = {"writes": changed.writes, "revision": changed.revision} if changed.writes else {}
-    emit_commit(x, changed.changes, changed.revision, {**fields, **writes, "phase": phase})
+def _commit(x: Execution, command: StateCommand, phase: Phase, job: Job | None = None) -> list[WorkItem]:
+    """Commit a command of hooks, or of the handler of a job, in one row; return the jobs that follow."""
+    fields, work = private_of(x, command, phase, 0 if job is None else job.rounds + 1)
+    changed = x.store.apply(command, as_json=x.is_stored)
+    if changed.writes:
+        fields["writes"], fields["revision"] = changed.writes, changed.revision
+    if job is None:
+        fields["phase"] = phase
+    else:
+        fields["done"] = job.number
+    if changed.changes:
+        x.emit(StateDelta(revision=changed.revision, delta=changed.changes), Private(**fields))
+    elif not x.is_over:
+        x.log.append_private(Private(kind="commit", run_id=x.run_id, **fields))
     for data in command.events:
         x.emit(Custom(data=data))
     return work
-
-
-def emit_commit(x: Execution, changes: dict[str, Any], revision: int, fields: Mapping[str, Any]) -> None:
-    """Append the row of a commit, with a `state_delta` where it wrote persistent keys."""
-    if changes:
-        x.emit(StateDelta(revision=revision, delta=changes), Private(**fields))
-    elif not x.is_over:
-        x.log.append_private(Private(kind="commit", run_id=x.run_id, **fields))
 
 
 def private_of(
@@ -283,24 +284,15 @@ async def _do(x: Execution, job: Job, given: Any) -> list[WorkItem]:
     try:
         returned = handlers[type(given)](given, context)
         returned = await returned if inspect.isawaitable(returned) else returned
-        return _finish_job(x, job, returned or StateCommand())
+        command = returned or StateCommand()
+        x.hooks.check(command)
+        return _commit(x, command, job.phase, job)
     except (Escape, OwnershipLost):
         raise
     except Exception as exc:
         _log.warning("%s %s failed in %s", job.what, name, job.phase, exc_info=exc)
         x.emit(ErrorRaised(message=f"{job.what} {name} failed: {exc}", code="dead_letter"), Private(done=job.number))
         return []
-
-
-def _finish_job(x: Execution, job: Job, command: StateCommand) -> list[WorkItem]:
-    x.hooks.check(command)
-    fields, work = private_of(x, command, job.phase, job.rounds + 1)
-    changed = x.store.apply(command, as_json=x.is_stored)
-    writes = {"writes": changed.writes, "revision": changed.revision} if changed.writes else {}
-    emit_commit(x, changed.changes, changed.revision, {**fields, **writes, "done": job.number})
-    for data in command.events:
-        x.emit(Custom(data=data))
-    return work
 
 
 def _exclusive(command: StateCommand) -> set[str]:

@@ -37,7 +37,7 @@ from .endings import close_call, drop_drafts
 from .execution import Execution
 from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
-from .state import CALL_NEW, CallState, exhausted, is_runnable, message_id, next_move
+from .state import CALL_NEW, RUNNING, CallState, exhausted, is_runnable, message_id, next_move
 from .turn import ask_model, continue_turn
 
 _log = logging.getLogger(__name__)
@@ -49,12 +49,13 @@ MAX_SAME_HANDOFFS = 2
 
 async def run_loop(x: Execution) -> Ending:
     """Run a run from where it stands to its end, or until it waits."""
-    run = x.state
+    run, log = x.state, x.log
     if x.was_interrupted:
         await continue_turn(x)
     # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
-        stop_if_given_up(x)  # nothing is appended to a lost log, so no move would lead to the next
+        if log.lost or run.status is not RUNNING:  # nothing is appended then, so no move would lead to the next
+            raise asyncio.CancelledError
         ending = None
         match next_move(run):
             case "ask_model":
@@ -68,9 +69,7 @@ async def run_loop(x: Execution) -> Ending:
                 ending = await _open_step(x)
             case "run_jobs":  # those that an earlier process has left
                 await carry_out(x, jobs_left(x))
-            case "suspend":
-                return SUSPENDED
-            case "finish":
+            case "suspend" | "finish":
                 return _decided_ending(x)
         if ending is not None:
             return ending
@@ -268,9 +267,10 @@ def _answer(x: Execution) -> str:
 
 
 def _decided_ending(x: Execution) -> Ending:
-    """The ending that was decided on before the process ended."""
+    """Return the ending that was decided on before the process ended; without one, the run waits."""
     ending, form = x.state.ending, x.agent.output_format
-    assert ending is not None
+    if ending is None:
+        return SUSPENDED
     if ending.termination == "natural" and form is not None:  # a run that a plugin has stopped has no output
         x.output = form.read(_answer(x))
     return ending

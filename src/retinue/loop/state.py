@@ -37,6 +37,16 @@ NO_REQUEST = StoredRequest()
 RUNNING, SUSPENDED = RunStatus.RUNNING, RunStatus.SUSPENDED
 CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
 """Names of their own, because reading a member of an enum is slow and the loop does it often."""
+
+
+def _new_list() -> list[Message]:  # `list[Message]` as a factory is slow: it tries to note its type on the list
+    return []
+
+
+def _new_set() -> set[str]:
+    return set()
+
+
 _NO_BUDGET = (None, None, None, None)
 _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
@@ -103,7 +113,7 @@ class RunState:
     """The ending that was decided on, until the run has ended."""
     error_told: bool = False
     output: Any = None
-    messages: list[Message] = field(default_factory=list[Message])
+    messages: list[Message] = field(default_factory=_new_list)
     """The conversation, with what was said before this run."""
     own_from: int = 0
     """The place of this run's first own message."""
@@ -111,7 +121,7 @@ class RunState:
     """The conversation that it continues is in the next row."""
     message_count: int = 0
     """The number of message ids used so far."""
-    used_call_ids: set[str] = field(default_factory=set[str])
+    used_call_ids: set[str] = field(default_factory=_new_set)
     compacted: UseSummary | None = None
     values: dict[str, Any] = EMPTY
     """All state values by key name; as JSON where they were read from a store."""
