@@ -168,7 +168,7 @@ def expected_texts(step: tuple[Plan, ...]) -> list[set[str]]:
         elif one.cancelled:
             texts.append({"cancelled: planned"})
         elif one.does == "raise":
-            texts.append({"internal: planned"})
+            texts.append({"internal: RuntimeError: planned"})
         else:
             said = "worked" if one.does == "work" else "planned"
             texts.append({said, "conflict"} if one.claims else {said})

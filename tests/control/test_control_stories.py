@@ -55,7 +55,7 @@ async def test_one_fails_one_times_out_one_suspends_then_resumes() -> None:
             'tool_call_args_delta c3 \'{"what":"pay"}\'',
             "inference_finished tool_calls",
             "tool_call_ready c1 {}",
-            "tool_call_finished c1 failed 'internal: boom'",
+            "tool_call_finished c1 failed 'internal: RuntimeError: boom'",
             "tool_call_ready c2 {}",
             "tool_call_ready c3 {'what': 'pay'}",
             "tool_call_finished c3 suspended 'pay?'",

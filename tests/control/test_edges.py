@@ -176,14 +176,14 @@ async def test_after_permission_a_tool_may_ask_its_own_question() -> None:
         """Pay."""
         return (
             ToolResult.suspended("which card?")
-            if ctx.resume_input in (None, {"approved": True, "note": "fine"})
+            if ctx.resume_input in (None, {"approved": True, "message": "fine"})
             else "paid"
         )
 
     model = ScriptedModel([call("pay", id="c1"), say("done")])
     runtime = Runtime([Agent("a", model, "", [pay], [Permissions(ask=["pay"])])])
     waiting = await runtime.run("a", "go")
-    second = await runtime.resume(waiting.run_id, {"c1": Decision.resume({"approved": True, "note": "fine"})})
+    second = await runtime.resume(waiting.run_id, {"c1": Decision.resume({"approved": True, "message": "fine"})})
     assert second.suspended["c1"].message == "which card?"
     result = await runtime.resume(waiting.run_id, {"c1": Decision.resume("visa")})
     assert texts(result) == ["paid"]

@@ -157,12 +157,12 @@ async def test_three_parallel_calls_one_fails_one_times_out_one_suspends() -> No
     assert list(waiting.suspended) == ["c3"]
     lines = story([e async for e in run])
     assert [line for line in lines if line.startswith("tool_call_finished")] == [
-        "tool_call_finished c1 failed 'internal: boom'",
+        "tool_call_finished c1 failed 'internal: RuntimeError: boom'",
         "tool_call_finished c3 suspended 'Send to ann?'",
         "tool_call_finished c2 failed 'timeout: no result after 0.01 s'",
     ]
     result = await runtime.resume(waiting.run_id, {"c3": Decision.resume({})})
-    assert tool_texts(result) == ["internal: boom", "timeout: no result after 0.01 s", "sent to ann"]
+    assert tool_texts(result) == ["internal: RuntimeError: boom", "timeout: no result after 0.01 s", "sent to ann"]
     assert len(model.requests) == 2
 
 

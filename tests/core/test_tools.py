@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ async def test_any_other_exception_is_internal_and_its_traceback_is_only_logged(
         raise KeyError("secret_path")
 
     with caplog.at_level(logging.ERROR):
-        assert await read([crash], call("crash")) == ["internal: 'secret_path'"]
+        assert await read([crash], call("crash")) == ["internal: KeyError: 'secret_path'"]
     assert "Traceback" in caplog.text
 
 
@@ -231,7 +232,7 @@ async def test_validate_args_runs_after_the_schema_and_may_refuse() -> None:
         'invalid_arguments: "name" is a required property',
         '{"greeting":"Hello, Ann!"}',
         "invalid_arguments: name: not Bob",
-        "internal: oops",
+        "internal: ZeroDivisionError: oops",
     ]
     assert [args["name"] for args in seen] == ["Ann", "Bob", "Bug"]
 
@@ -413,3 +414,20 @@ async def test_an_unknown_tool_names_those_there_are() -> None:
     ]
     assert issubclass(NotFound, ToolError)
     assert issubclass(InternalError, ToolError)
+
+
+async def test_an_exception_keeps_its_type() -> None:
+    @tool
+    async def leave() -> None:
+        """Leave."""
+        sys.exit(3)
+
+    @tool
+    async def empty() -> None:
+        """Raise without a word."""
+        raise ValueError
+
+    assert await read([leave, empty], call("leave"), call("empty")) == [
+        "internal: SystemExit: 3",
+        "internal: ValueError",
+    ]

@@ -98,7 +98,7 @@ async def test_three_parallel_calls_of_which_one_fails_and_one_times_out() -> No
         "inference_finished tool_calls",
         "tool_call_ready c1 {}",
         "tool_call_ready c2 {}",
-        "tool_call_finished c2 failed 'internal: no fuel'",
+        "tool_call_finished c2 failed 'internal: RuntimeError: no fuel'",
         "tool_call_ready c3 {'name': 'Bo'}",
         """tool_call_finished c3 succeeded '{"greeting":"Hello, Bo!"}'""",
         "tool_call_finished c1 failed 'timeout: no result after 0.02 s'",

@@ -46,6 +46,8 @@ class SuspendTicket(Struct, frozen=True):
     parameters: Any = None
     response_schema: dict[str, Any] | None = None
     resume_mode: ResumeMode = ResumeMode.REPLAY
+    editable: bool = False
+    """True if `args` in the payload of the decision replaces the arguments of the call."""
     path: tuple[str, ...] = ()
     """The call ids from the root run down to the call that waits, with `~n` after one for its n-th child."""
 

@@ -22,6 +22,7 @@ from ..core.errors import (
     NotFound,
     OwnershipLost,
     RecordUnwritable,
+    RetinueError,
     StateError,
     ToolCancelled,
     ToolError,
@@ -223,7 +224,10 @@ async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCa
 def _internal_error(call: ToolCall, exc: BaseException) -> InternalError:
     """The error that the model reads for an unexpected exception; the traceback goes to the log."""
     _log.error("tool %r failed in call %s", call.name, call.id, exc_info=exc)
-    return InternalError(str(exc) or type(exc).__name__)
+    kind = type(exc).__name__
+    if isinstance(exc, RetinueError):  # a sentence of its own
+        return InternalError(str(exc) or kind)
+    return InternalError(f"{kind}: {exc}" if str(exc) else kind)
 
 
 # --- finalize

@@ -289,7 +289,7 @@ def _tool_call_resumed(tree: LogState, run: RunState, event: ToolCallResumed, p:
     call, decision = run.calls[event.call_id], event.decision
     _forget(run, event.call_id)
     call.move(ToolCallStatus.RESUMING)
-    if decision is None or decision.action == "resume":
+    if decision is None or decision.action != "cancel":
         call.move(CALL_RUNNING)
     call.resumes += 1
     call.decision, call.entered = decision, p is None or not p.hooked

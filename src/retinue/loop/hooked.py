@@ -63,7 +63,8 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
 
     A call that was resumed for a child runs again anyway, each time a child is answered.
     """
-    return bound.tool.idempotent or (call.resumes > 0 and call.decision is None)
+    decision = call.decision
+    return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
 def _interrupted(call: ToolCall) -> CallOutcome:
@@ -134,7 +135,9 @@ def _checked_outcome(call: ToolCall, result: ToolResult) -> CallOutcome:
 
 def _decides_result(call: CallState, decision: Decision | None) -> bool:
     """Return whether the human's answer is the result, so that nothing needs to run."""
-    return decision is not None and call.ticket is not None and call.ticket.resume_mode is ResumeMode.USE_DECISION
+    if decision is None or call.ticket is None:
+        return False
+    return decision.action == "answer" or call.ticket.resume_mode is ResumeMode.USE_DECISION
 
 
 async def _perform(
@@ -149,14 +152,18 @@ async def _perform(
 
 
 def _decided(call: CallState, decision: Decision | None) -> ToolCall:
-    """Return the call to run: with the decision as its arguments where the ticket says so."""
+    """Return the call to run: with arguments from the decision where the ticket says so."""
     made, ticket = call.call, call.ticket
-    if decision is None or ticket is None or ticket.resume_mode is not ResumeMode.PASS_DECISION:
+    if decision is None or ticket is None or decision.action == "answer":
         return made
-    payload: Any = decision.payload
-    if isinstance(payload, dict):
-        return ToolCall(made.id, made.name, cast("dict[str, Any]", payload))
-    return ToolCall(made.id, made.name, {}, repr(payload))
+    args: Any = decision.payload
+    if ticket.editable:
+        args = args.get("args", made.args)
+    elif ticket.resume_mode is not ResumeMode.PASS_DECISION:
+        return made
+    if isinstance(args, dict):
+        return ToolCall(made.id, made.name, cast("dict[str, Any]", args))
+    return ToolCall(made.id, made.name, {}, repr(args))
 
 
 async def _before_tool(

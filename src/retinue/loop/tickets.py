@@ -88,12 +88,15 @@ def encode_decisions(given: Mapping[str, Decision]) -> bytes:
         raise DecisionRefused(f"a decision on a run that is stored must have a JSON form: {exc}") from exc
 
 
+_METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .cancel(reason)"
+
+
 def _check_decisions(given: Mapping[str, Decision]) -> None:
     if not given:
         raise DecisionRefused("no decision was given")
     for target, decision in given.items():
         if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DecisionRefused(f"the decision on {target!r} is {decision!r}: use Decision.resume(…) or .cancel(…)")
+            raise DecisionRefused(f"the decision on {target!r} is {decision!r}: write Decision.{_METHODS}")
 
 
 def match_decisions(

@@ -6,14 +6,16 @@ import posixpath
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 
+from ..core.codec import to_json_text
+from ..core.decisions import Decision
 from ..core.errors import ConfigurationError
-from ..core.hooks import HookContext, Registrar
+from ..core.hooks import BeforeToolContext, InferenceContext, Registrar
 from ..core.messages import ToolCall
-from ..core.plugins import Block, ExcludeTools, Plugin, Suspend
+from ..core.plugins import AddContextMessage, Block, ExcludeTools, Plugin, Suspend
 from ..core.results import SuspendTicket
 from ..core.state import StateCommand
 
@@ -21,7 +23,12 @@ Verdict = Literal["allow", "ask", "deny"]
 
 _STRICTNESS: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
 _RULE = re.compile(r"([\w.*?\[\]-]+)(?:\((\w+)=(.*)\))?")
-_APPROVAL = {"type": "object", "properties": {"approved": {"type": "boolean"}}, "required": ["approved"]}
+_APPROVAL = {
+    "type": "object",
+    "properties": {"approved": {"type": "boolean"}, "args": {"type": "object"}, "message": {"type": "string"}},
+    "required": ["approved"],
+    "additionalProperties": False,
+}
 
 
 class Rule(Struct, frozen=True):
@@ -53,8 +60,9 @@ class Rule(Struct, frozen=True):
 class Permissions(Plugin):
     """`deny` beats `ask` beats `allow`; what no rule names gets `default`.
 
-    A tool that is denied whatever its arguments is not shown to the model. Asking suspends the call with a ticket
-    that wants {"approved": true or false}. The rules hold for every agent below too: a child's own can only narrow them.
+    A tool that is denied whatever its arguments is not shown to the model. `ask` suspends the call: answer with
+    `Decision.approve(args)` or `Decision.reject(message)`. New arguments are checked against the rules again.
+    The rules hold for every agent below too; a child's own rules can only narrow them.
     """
 
     name = "permissions"
@@ -109,23 +117,38 @@ class Permissions(Plugin):
         r.hook("before_inference", self._hide, priority=10)
         r.hook("before_tool", self._judge, priority=10)
 
-    def _hide(self, ctx: HookContext) -> StateCommand | None:
-        assert ctx.request is not None
+    def _hide(self, ctx: InferenceContext) -> StateCommand | None:
         hidden = tuple([offered.name for offered in ctx.request.tools if self.hides(offered.name)])
         return StateCommand().schedule(ExcludeTools(hidden)) if hidden else None
 
-    def _judge(self, ctx: HookContext) -> Block | Suspend | None:
-        call = ctx.call
-        assert call is not None
+    def _judge(self, ctx: BeforeToolContext) -> StateCommand | Block | Suspend | None:
+        call, answer = ctx.call, _answer(ctx.decision)
         verdict = self.verdict(call)
-        if verdict == "allow":
-            return None
         if verdict == "deny":
             return Block(f"{call.name} is not permitted with these arguments")
-        if ctx.decision is None:
-            text = f"May {ctx.agent.name} call {call.name}?"
-            return Suspend(SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, _APPROVAL))
-        return None if ctx.decision.payload["approved"] else Block("a human said no")
+        if answer is not None:
+            return _judgement(call, answer)
+        if verdict == "allow":
+            return None
+        text = f"May {ctx.agent.name} call {call.name}?"
+        ticket = SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, _APPROVAL, editable=True)
+        return Suspend(ticket)
+
+
+def _answer(decision: Decision | None) -> dict[str, Any] | None:
+    """Return the payload of a decision on an approval; None if there is none, or it is on another hook's ticket."""
+    payload = None if decision is None else decision.payload
+    return cast("dict[str, Any]", payload) if isinstance(payload, dict) and "approved" in payload else None
+
+
+def _judgement(call: ToolCall, answer: dict[str, Any]) -> StateCommand | Block | None:
+    """Return what a human's answer does to a call; the model reads the message and the changed arguments."""
+    if not answer["approved"]:
+        return Block(answer.get("message") or "a human said no")
+    said = [f"A human changed the arguments of {call.name} to {to_json_text(call.args)}."] if "args" in answer else []
+    if answer.get("message"):
+        said.append(f"A human said of the call of {call.name}: {answer['message']}")
+    return StateCommand().schedule(AddContextMessage(" ".join(said))) if said else None
 
 
 def _spellings(value: Any) -> set[str]:

@@ -1,0 +1,183 @@
+"""Decisions on approvals: approve, approve with other arguments, reject, answer in place of the tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    Decision,
+    DecisionRefused,
+    Permissions,
+    Plugin,
+    Registrar,
+    ResumeMode,
+    RunResult,
+    RunStatus,
+    Runtime,
+    SetResult,
+    SuspendTicket,
+    ToolResult,
+    tool,
+)
+from retinue.plugins import AfterToolContext, BeforeToolContext
+from retinue.testing import ScriptedModel, call, say
+
+WITHIN_RULES = Permissions(ask=["pay"], deny=["pay(to=mallory)"])
+
+
+class Bank:
+    """An agent whose payments a human allows, in one process after another."""
+
+    def __init__(self, url: str = "memory:") -> None:
+        self.paid: list[tuple[str, int]] = []
+        self.url = url
+
+        @tool
+        async def pay(to: str, amount: int) -> str:
+            """Pay."""
+            self.paid.append((to, amount))
+            return f"paid {amount} to {to}"
+
+        self.tool = pay
+
+    def runtime(self, *turns: Any) -> tuple[Runtime, ScriptedModel]:
+        model = ScriptedModel(turns)
+        agent = Agent("bank", model, tools=[self.tool], plugins=[WITHIN_RULES])
+        return Runtime.open(self.url, [agent], recover=False), model
+
+    async def ask(self) -> RunResult:
+        runtime, _ = self.runtime(call("pay", {"to": "ann", "amount": 5}, id="c1"))
+        async with runtime:
+            return await runtime.run("bank", "pay")
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Bank:
+    return Bank(f"sqlite:///{tmp_path}/bank.db")
+
+
+async def decide(bank: Bank, decision: Decision) -> tuple[str, ScriptedModel]:
+    """Ask in one runtime, answer in another; return what the model reads."""
+    waiting = await bank.ask()
+    assert waiting.status is RunStatus.SUSPENDED
+    runtime, model = bank.runtime(say("done"))
+    async with runtime:
+        result = await runtime.resume(waiting.run_id, {"c1": decision})
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "done")
+    return next(m.text for m in result.messages if m.role == "tool"), model
+
+
+async def test_approve(bank: Bank) -> None:
+    text, model = await decide(bank, Decision.approve())
+    assert (text, bank.paid) == ("paid 5 to ann", [("ann", 5)])
+    assert len(model.requests[0].messages) == 3
+
+
+async def test_approve_with_other_arguments(bank: Bank) -> None:
+    text, model = await decide(bank, Decision.approve({"to": "bob", "amount": 3}))
+    assert (text, bank.paid) == ("paid 3 to bob", [("bob", 3)])
+    said = 'A human changed the arguments of pay to {"to":"bob","amount":3}.'
+    assert model.requests[0].messages[-1].text == said
+
+
+async def test_other_arguments_are_checked_against_the_schema(bank: Bank) -> None:
+    text, _ = await decide(bank, Decision.approve({"to": "bob"}))
+    assert (text, bank.paid) == ('invalid_arguments: "amount" is a required property', [])
+
+
+async def test_other_arguments_are_checked_against_the_rules(bank: Bank) -> None:
+    text, _ = await decide(bank, Decision.approve({"to": "mallory", "amount": 3}))
+    assert (text, bank.paid) == ("blocked: pay is not permitted with these arguments", [])
+
+
+async def test_a_message_with_an_approval_reaches_the_model(bank: Bank) -> None:
+    text, model = await decide(bank, Decision.resume({"approved": True, "message": "this once"}))
+    assert (text, bank.paid) == ("paid 5 to ann", [("ann", 5)])
+    assert model.requests[0].messages[-1].text == "A human said of the call of pay: this once"
+
+
+async def test_reject(bank: Bank) -> None:
+    assert (await decide(bank, Decision.reject()))[0] == "blocked: a human said no"
+    assert bank.paid == []
+
+
+async def test_reject_with_a_message(bank: Bank) -> None:
+    assert (await decide(bank, Decision.reject("ask her first")))[0] == "blocked: ask her first"
+    assert bank.paid == []
+
+
+async def test_answer_in_place_of_the_tool(bank: Bank) -> None:
+    text, _ = await decide(bank, Decision.answer({"receipt": 7}))
+    assert (text, bank.paid) == ('{"receipt":7}', [])
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"approved": True, "argz": {}}, "argz"),
+        ({"approved": True, "args": [1]}, "object"),
+        ({"args": {}}, "approved"),
+        ("yes", "object"),
+    ],
+)
+async def test_what_is_no_approval_is_refused(bank: Bank, payload: Any, field: str) -> None:
+    waiting = await bank.ask()
+    runtime, _ = bank.runtime()
+    async with runtime:
+        with pytest.raises(DecisionRefused, match=field):
+            await runtime.resume(waiting.run_id, {"c1": Decision.resume(payload)})
+        assert (await runtime.result(waiting.run_id)).status is RunStatus.SUSPENDED
+
+
+@pytest.mark.parametrize("mode", list(ResumeMode))
+async def test_an_answer_counts_in_every_mode_and_is_not_checked(mode: ResumeMode) -> None:
+    runs = 0
+
+    @tool
+    async def work(size: int) -> ToolResult:
+        """Work."""
+        nonlocal runs
+        runs += 1
+        ticket = SuspendTicket("t", "work", response_schema={"type": "object"}, resume_mode=mode)
+        return ToolResult.suspended("wait", ticket)
+
+    agent = Agent("a", ScriptedModel([call("work", {"size": 1}, id="c1"), say("ok")]), tools=[work])
+    runtime = Runtime([agent])
+    waiting = await runtime.run("a", "go")
+    result = await runtime.resume(waiting.run_id, {"t": Decision.answer("mine")})
+    assert (runs, result.messages[-2].text) == (1, "mine")
+
+
+async def test_hooks_see_an_answer_as_a_result() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    class Watch(Plugin):
+        def register(self, r: Registrar) -> None:
+            r.hook("before_tool", self.before, priority=200)
+            r.hook("after_tool", self.after)
+
+        def before(self, ctx: BeforeToolContext) -> SetResult | None:
+            seen.append((ctx.phase, ctx.call.args))
+            return None
+
+        def after(self, ctx: AfterToolContext) -> None:
+            seen.append((ctx.phase, ctx.result.data))
+
+    bank = Bank()
+    model = ScriptedModel([call("pay", {"to": "ann", "amount": 5}, id="c1"), say("ok")])
+    runtime = Runtime([Agent("bank", model, tools=[bank.tool], plugins=[WITHIN_RULES, Watch()])])
+    waiting = await runtime.run("bank", "pay")
+    await runtime.resume(waiting.run_id, {"c1": Decision.answer("mine")})
+    assert seen == [("before_tool", {"to": "ann", "amount": 5}), ("after_tool", "mine")]
+
+
+async def test_a_plain_value_is_no_decision() -> None:
+    bank = Bank()
+    runtime, _ = bank.runtime(call("pay", {"to": "ann", "amount": 5}, id="c1"))
+    waiting = await runtime.run("bank", "pay")
+    with pytest.raises(DecisionRefused, match=r"write Decision.approve\(\)"):
+        await runtime.resume(waiting.run_id, {"c1": True})  # pyright: ignore[reportArgumentType]
