@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
 from .delegation import AgentTool, TaskTool, TransferTool
-from .errors import ConfigurationError
+from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
@@ -118,29 +118,28 @@ class Agent(Generic[Out]):
         def __init__(self, *args: Any, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        if not AGENT_NAME.fullmatch(str(self.name)):
-            raise ConfigurationError(
-                f"agent name {self.name!r}: use a letter, then up to 63 letters, digits, '_' or '-'"
-            )
-        owner = f"agent {self.name!r}"
-        model: Any = self.model
-        if not (model is None or isinstance(model, str) or callable(getattr(model, "stream", None))):
-            raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model, not {model!r}")
-        if self.max_steps < 1:
-            raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
-        if self.conflicts not in ("error", "last_wins"):
-            raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {self.conflicts!r}")
+        name: Any = self.name
+        if not isinstance(name, str) or not AGENT_NAME.fullmatch(name):
+            raise ConfigurationError(f"agent name {name!r}: use a letter, then up to 63 letters, digits, '_' or '-'")
+        owner = f"agent {name!r}"
+        _check_model(self.model, owner)
+        _check_options(self, owner)
+        for option in ("subagents", "handoffs"):
+            object.__setattr__(self, option, as_tuple(getattr(self, option), owner, option))
         targets = [target if isinstance(target, str) else target.name for target in self.handoffs]
-        tools = (*[as_tool(candidate) for candidate in self.tools], *map(TransferTool, targets))
+        given = as_tuple(self.tools, owner, "tools")
+        tools = (*[as_tool(candidate) for candidate in given], *map(TransferTool, targets))
         object.__setattr__(self, "tools", tools)
-        plugins = tuple(self.plugins)
+        plugins = as_tuple(self.plugins, owner, "plugins")
+        for plugin in plugins:
+            if not isinstance(plugin, Plugin):
+                hint = f"write {plugin.__name__}()" if isinstance(plugin, type) else "subclass Plugin"
+                raise ConfigurationError(f"{owner}: {plugin!r} is not a plugin object: {hint}")
         names = [plugin.name for plugin in plugins]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigurationError(f"{owner} has two plugins named {name!r}: rename one")
         object.__setattr__(self, "plugins", plugins)
-        object.__setattr__(self, "subagents", tuple(self.subagents))
-        object.__setattr__(self, "handoffs", tuple(self.handoffs))
         object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))
         object.__setattr__(self, "toolbox", Toolbox(tools, owner))
         object.__setattr__(self, "system", self._system_message())
@@ -174,6 +173,33 @@ class Agent(Generic[Out]):
         """The agents this one names as objects."""
         tools = [bound.tool.agent for bound in self.toolbox.values() if isinstance(bound.tool, AgentTool)]
         return [agent for agent in (*self.subagents, *self.handoffs, *tools) if isinstance(agent, Agent)]
+
+
+def _check_model(model: Any, owner: str) -> None:
+    if model is None:
+        return
+    if isinstance(model, str):
+        if not model or " " in model.partition(":")[0]:
+            raise ConfigurationError(f"{owner}: model is 'provider:model', such as 'openai:gpt-4o', not {model!r:.80}")
+    elif isinstance(model, type) or not callable(getattr(model, "stream", None)):
+        raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model object, not {model!r}")
+
+
+def _check_options(agent: Agent, owner: str) -> None:
+    """Refuse arguments of the wrong type, in words that say what to write."""
+    text, steps, limits, output = map(
+        cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output")
+    )
+    if not isinstance(text, str):
+        raise ConfigurationError(f"{owner}: instructions is text, not {text!r}: write Agent(name, model, instructions)")
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
+    if not isinstance(limits, Limits):
+        raise ConfigurationError(f"{owner}: limits is not {limits!r}: write Limits(depth=…, tokens=…)")
+    if agent.conflicts not in ("error", "last_wins"):
+        raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {agent.conflicts!r}")
+    if isinstance(output, str | list | dict):
+        raise ConfigurationError(f"{owner}: output is a type, such as int, list[str] or a dataclass, not {output!r}")
 
 
 class Toolbox(dict[str, "BoundTool"]):

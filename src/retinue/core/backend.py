@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from .agents import Agent
 from .children import Child, ParentContext
 from .context import CancellationToken, ToolContext
+from .errors import ConfigurationError
 from .events import Event, Sink
 from .messages import Message, Role, Visibility
 from .model import Model
@@ -104,6 +105,13 @@ class RunRequest(Struct, kw_only=True):
     is_dispatched: bool = False
     """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result, and do not
     start it again."""
+
+    def __post_init__(self) -> None:
+        limits, context = cast("Any", self.limits), cast("Any", self.context)
+        if limits is not None and not isinstance(limits, Limits):
+            raise ConfigurationError(f"limits is not {limits!r}: write Limits(depth=…, tokens=…)")
+        if not isinstance(context, Mapping):
+            raise ConfigurationError(f"context is a dict of values for tools, not {context!r}")
 
     def remote_messages(self) -> tuple[Message, ...]:
         """The messages for a backend elsewhere: visible user messages, and nothing else of the conversation."""

@@ -47,7 +47,8 @@ Errors keep their fields in `args`, so they survive pickling; constructing one d
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
 
 
 class RetinueError(Exception):
@@ -56,6 +57,13 @@ class RetinueError(Exception):
 
 class ConfigurationError(RetinueError, ValueError):
     """Something was put together wrongly; raised at once, where the mistake is."""
+
+
+def as_tuple(given: Any, owner: str, name: str) -> tuple[Any, ...]:
+    """Return a list that a caller gave as a tuple; a single thing in its place is a mistake that is easily made."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{owner}: {name} is a list, even of one: write [{given!r:.80}]")
+    return tuple(cast("Iterable[Any]", given))
 
 
 class UnknownAgent(RetinueError, LookupError):

@@ -43,6 +43,7 @@ class FunctionTool(Tool, Generic[P, R]):
         idempotent: bool = False,
         local_names: dict[str, Any] | None = None,
     ) -> None:
+        _check_function(function, name)
         inner = _unbound(function)
         given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
@@ -82,6 +83,20 @@ class FunctionTool(Tool, Generic[P, R]):
         """Call a function that blocks, beside the event loop."""
         returned = await in_thread(self.function, args)
         return await returned if inspect.isawaitable(returned) else returned
+
+
+def _check_function(function: Any, name: str | None) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"@tool is for functions, not {function!r}: write @tool or @tool(name=…)")
+    inner = _unbound(function)
+    if name is None and getattr(inner, "__name__", "") == "<lambda>":
+        raise ConfigurationError(
+            "a tool needs a name and type hints, which a lambda has not: write a function with def"
+        )
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigurationError(
+            f"tool {inner.__name__!r} yields: return the whole result, and show pieces with ctx.stream_output(text)"
+        )
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -163,6 +178,9 @@ def as_tool(candidate: Tool | Callable[..., Any]) -> Tool:
         return candidate
     if inspect.isclass(candidate) and issubclass(candidate, Tool):
         raise ConfigurationError(f"give an instance of the tool class {candidate.__name__}: {candidate.__name__}()")
+    if inspect.iscoroutine(candidate):
+        candidate.close()
+        raise ConfigurationError(f"{candidate.__name__}() was called: give the function {candidate.__name__} itself")
     if callable(candidate):
         return FunctionTool(candidate)
     raise ConfigurationError(f"not a tool: {candidate!r}; use @tool on a function or subclass Tool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from .model import ModelRequest
 from .plugins import PHASES, Intercept, Phase, Plugin
 from .results import ToolResult
 from .runs import RunIdentity, Usage
-from .state import Snapshot, StateCommand, StateKey
+from .state import Snapshot, StateCommand, StateKey, as_key
 from .tools import Tool
 
 V = TypeVar("V")
@@ -114,6 +114,7 @@ class Registrar:
 
     def key(self, key: StateKey[Any, Any]) -> None:
         """Make a state key known to the agent."""
+        as_key(key)
         if any(key.name == known.name for known in self.keys):
             raise KeyAlreadyRegistered(key.name, self.plugin.name)
         self.keys.append(key)
@@ -158,6 +159,8 @@ class Registrar:
         owner = f"plugin {self.plugin.name!r}"
         if phase not in PHASES:
             raise ConfigurationError(f"{owner}: there is no phase {phase!r}; phases are {', '.join(PHASES)}")
+        if not callable(cast("Any", function)):
+            raise ConfigurationError(f"{owner}: a hook is a function of a HookContext, not {function!r}")
         self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited))
 
     def action(self, kind: type[A], handler: Callable[[A, HookContext], CommandReturn]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, cast
 
@@ -128,6 +128,9 @@ def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
     """Text or parts as a tuple of parts; empty text is no part."""
     if isinstance(content, str):
         return (TextPart(content),) if content else ()
+    given: Any = content
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(f"a message is text or a list of parts, not {given!r}")
     return tuple(content)
 
 
@@ -137,8 +140,12 @@ def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ..
         return (Message(role=Role.USER, parts=(TextPart(content),) if content else ()),)
     if isinstance(content, Message):
         return (content,)
-    given: list[Any] = list(content) if isinstance(cast("Any", content), Iterable) else [content]
+    given: list[Any] = list(content) if isinstance(cast("Any", content), Sequence | Iterator) else [content]
     for item in given:
         if not isinstance(item, str | Message):
-            raise ConfigurationError(f"input is text, a Message or a list of them, not {item!r}")
+            raise ConfigurationError(
+                f'input is text, a Message or a list of them, not {item!r}: write Message.user("…")'
+            )
+    if not given:
+        raise ConfigurationError('the input is empty: give text, such as "Hello", or at least one message')
     return tuple([Message.user(item) if isinstance(item, str) else item for item in given])

@@ -15,7 +15,7 @@ from .codec import to_json_text, to_json_value
 from .errors import InternalError
 from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema
-from .state import StateCommand, StateKey
+from .state import StateCommand, StateKey, as_key
 
 
 class ToolStatus(StrEnum):
@@ -132,7 +132,7 @@ class ToolOutput:
         self.result: ToolResult = given if isinstance(given, ToolResult) else ToolResult(data=given)
         self.command = StateCommand()
         if update:
-            self.command.patch.updates.extend(update.items())
+            self.command.patch.updates.extend([(as_key(key), value) for key, value in update.items()])
 
     @classmethod
     def with_command(cls, result: ToolResult, command: StateCommand) -> ToolOutput:

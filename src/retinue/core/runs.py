@@ -7,6 +7,7 @@ from typing import Any, Generic, cast
 from msgspec import Struct
 from typing_extensions import TypeVar
 
+from .errors import ConfigurationError
 from .lifecycle import RunStatus
 from .messages import Message
 from .results import SuspendTicket
@@ -27,6 +28,12 @@ class RunIdentity(Struct, frozen=True, gc=False):
     parent_tool_call_id: str | None = None
     user_id: str | None = None
     depth: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.thread_id) is not str or not (self.user_id is None or type(self.user_id) is str):
+            name = "thread_id" if type(self.thread_id) is not str else "user_id"
+            value: Any = getattr(self, name)
+            raise ConfigurationError(f"{name} is text, not {value!r}: write {name}={str(value)!r}")
 
 
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -95,10 +102,14 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             least = 1 if name == "parallel" else 0
-            if value is not None and value < least:
-                raise ValueError(f"Limits.{name} must be at least {least}, got {value}")
+            allowed = (int, float) if name in ("cost", "seconds") else int
+            if value is None and name not in ("depth", "children", "parallel"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, allowed) or value < least:
+                kind = "number" if isinstance(allowed, tuple) else "whole number"
+                raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r}: give a {kind}")
 
 
 DEFAULT_LIMITS = Limits()

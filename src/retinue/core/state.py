@@ -117,8 +117,11 @@ class StateKey(Generic[V, U]):
         default: V | Callable[[], V] = _UNSET,
         sure: bool = False,
     ) -> None:
-        if not name:
-            raise ConfigurationError("a StateKey needs a name")
+        given: Any = name
+        if not isinstance(given, str) or not given:
+            raise ConfigurationError(f"a StateKey needs a name, as text, not {given!r}")
+        if isinstance(type, str | list | dict):
+            raise ConfigurationError(f"StateKey {name!r}: give a type, such as int or list[str], not {type!r}")
         if merge not in ("exclusive", "commutative"):
             raise ConfigurationError(f"StateKey {name!r}: merge is 'exclusive' or 'commutative', not {merge!r}")
         if scope not in ("run", "thread"):
@@ -172,6 +175,13 @@ class StateKey(Generic[V, U]):
             raise KeyDecodeError(self.name, str(exc)) from exc
 
 
+def as_key(key: Any) -> StateKey[Any, Any]:
+    """Return a key as it is; its name alone is not enough."""
+    if not isinstance(key, StateKey):
+        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {key!r}")
+    return cast("StateKey[Any, Any]", key)
+
+
 class MutationBatch(Struct, eq=False):
     """Updates that are committed together or not at all. Methods change it in place and return it."""
 
@@ -179,7 +189,7 @@ class MutationBatch(Struct, eq=False):
     updates: list[tuple[StateKey[Any, Any], Any]] = []
 
     def update(self, key: StateKey[Any, W], value: W) -> MutationBatch:
-        self.updates.append((key, value))
+        self.updates.append((as_key(key), value))
         return self
 
     def extend(self, other: MutationBatch) -> MutationBatch:
@@ -209,7 +219,7 @@ class StateCommand(Struct, eq=False):
     events: list[Any] = []
 
     def update(self, key: StateKey[Any, W], value: W) -> StateCommand:
-        self.patch.updates.append((key, value))
+        self.patch.updates.append((as_key(key), value))
         return self
 
     def extend(self, batch: MutationBatch | StateCommand) -> StateCommand:
@@ -283,7 +293,7 @@ class PersistedState(Struct, gc=False):
     @classmethod
     def of(cls, values: Mapping[StateKey[Any, Any], Any]) -> PersistedState:
         """Encode values by their keys, persistent or not."""
-        return cls(extensions={key.name: key.encode(value) for key, value in values.items()})
+        return cls(extensions={as_key(key).name: key.encode(value) for key, value in values.items()})
 
     def __getitem__(self, key: StateKey[V, Any]) -> V:
         """The decoded value; KeyError where the key is absent."""
@@ -313,4 +323,7 @@ def as_persisted(seed: Seed | None) -> PersistedState:
     """What a caller may give as state, in the form a store takes."""
     if seed is None:
         return PersistedState()
+    given: Any = seed
+    if not isinstance(given, PersistedState | Mapping):
+        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {given!r}")
     return seed if isinstance(seed, PersistedState) else PersistedState.of(seed)

@@ -92,6 +92,8 @@ _METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .ca
 
 
 def _check_decisions(given: Mapping[str, Decision]) -> None:
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {given!r}")
     if not given:
         raise DecisionRefused("no decision was given")
     for target, decision in given.items():

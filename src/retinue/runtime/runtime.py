@@ -12,7 +12,7 @@ from ..core.agents import Agent
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, as_tuple
 from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
 from ..core.messages import Message, as_messages
@@ -77,7 +77,7 @@ class Runtime:
         continues them. `backends`: execute the agents that name one of them.
         """
         self._registry = AgentRegistry(price, backends)
-        for agent in agents:
+        for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
         self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock)
         self._recovers, self._retention, self._on_close = recover, retention, on_close

@@ -10,7 +10,7 @@ from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
 from ..core.children import Child, ParentContext
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import ChildAgentError, ConfigurationError, ExecutionBackendError, RetinueError
+from ..core.errors import ChildAgentError, ExecutionBackendError, RetinueError
 from ..core.events import Sink
 from ..core.ids import unique
 from ..core.lifecycle import RunStatus
@@ -48,8 +48,6 @@ async def run_child_agent(
     try:
         plan = resolver.resolve(agent)
         given, said = PersistedState() if seed is None else as_persisted(seed), as_messages(messages)
-        if not said:
-            raise ConfigurationError("it was given no message")
     except (RetinueError, TypeError, AttributeError) as exc:
         raise ExecutionBackendError(_name(agent), str(exc)) from exc
     if given.extensions and not plan.is_local:

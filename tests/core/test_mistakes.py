@@ -1,0 +1,128 @@
+"""Mistakes that beginners make: each raises one sentence that says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    Block,
+    ConfigurationError,
+    Decision,
+    DecisionRefused,
+    Limits,
+    Message,
+    Plugin,
+    Registrar,
+    Runtime,
+    StateCommand,
+    StateKey,
+    ToolOutput,
+    tool,
+)
+from retinue.state import MutationBatch
+from retinue.testing import ScriptedModel, say
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel([say("hi")])
+
+
+class P(Plugin):
+    """A plugin."""
+
+
+async def f(text: str) -> str:
+    """Do something."""
+    return text
+
+
+async def pieces() -> Any:
+    """Yield."""
+    yield "a"
+
+
+def run(**options: Any) -> Any:
+    return Runtime([Agent("a", model())]).stream("a", options.pop("input", "hi"), **options)
+
+
+any_agent: Any = Agent
+any_key: Any = StateKey
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "instructions first": (lambda: any_agent("a", "You are helpful", model()), "model is 'provider:model', such as"),
+    "model last": (
+        lambda: any_agent("a", "openai:gpt-4o", model()),
+        "instructions is text, not .*: write Agent\\(name",
+    ),
+    "model class": (lambda: any_agent("a", ScriptedModel), "a Model object, not <class"),
+    "no name": (lambda: any_agent(None, model()), "agent name None: use a letter"),
+    "plugin class": (lambda: any_agent("a", model(), plugins=[P]), r"is not a plugin object: write P\(\)"),
+    "plugin function": (lambda: any_agent("a", model(), plugins=[f]), "is not a plugin object: subclass Plugin"),
+    "one plugin": (lambda: any_agent("a", model(), plugins=P()), r"plugins is a list, even of one: write \["),
+    "one tool": (lambda: any_agent("a", model(), tools=f), r"tools is a list, even of one: write \[<function f"),
+    "tool by name": (lambda: any_agent("a", model(), tools=["search"]), "not a tool: 'search'; use @tool"),
+    "tool called": (lambda: any_agent("a", model(), tools=[f("x")]), r"f\(\) was called: give the function f itself"),
+    "tool lambda": (lambda: any_agent("a", model(), tools=[lambda: 1]), "write a function with def"),
+    "tool that yields": (
+        lambda: any_agent("a", model(), tools=[pieces]),
+        r"show pieces with ctx.stream_output\(text\)",
+    ),
+    "@tool with a name": (lambda: tool("search"), r"write @tool or @tool\(name="),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "one sub-agent": (
+        lambda: any_agent("a", model(), subagents="bob"),
+        r"subagents is a list, even of one: write \['b",
+    ),
+    "one handoff": (lambda: any_agent("a", model(), handoffs=Agent("b")), "handoffs is a list, even of one"),
+    "output as text": (lambda: any_agent("a", model(), output="int"), "output is a type, such as int, .* not 'int'"),
+    "output as a list": (lambda: any_agent("a", model(), output=[int]), "output is a type, such as int, list"),
+    "steps as text": (
+        lambda: any_agent("a", model(), max_steps="3"),
+        "max_steps must be at least 1, got '3'",
+    ),
+    "limits as a dict": (lambda: any_agent("a", model(), limits={"depth": 1}), r"write Limits\(depth="),
+    "limit as text": (lambda: Limits(depth="x"), "Limits.depth must be at least 0, got 'x': give a whole number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "half a step": (lambda: Limits(steps=1.5), "Limits.steps must be .*: give a whole number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "no depth": (lambda: Limits(depth=None), "Limits.depth must be .*: give a whole number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "cost as text": (lambda: Limits(cost="1"), "Limits.cost must be at least 0, got '1': give a number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "thread as a number": (lambda: run(thread_id=3), "thread_id is text, not 3: write thread_id='3'"),
+    "user as a number": (lambda: run(user_id=3), "user_id is text, not 3: write user_id='3'"),
+    "nothing said": (lambda: run(input=[]), 'the input is empty: give text, such as "Hello"'),
+    "a dict said": (lambda: run(input={"role": "user"}), r"input is text, a Message .*: write Message.user\("),
+    "None said": (lambda: run(input=None), "input is text, a Message or a list of them, not None"),
+    "state by name": (lambda: run(state={"topic": 1}), "with StateKey objects, not 'topic'"),
+    "state as text": (lambda: run(state="topic"), "with StateKey objects, not 'topic'"),
+    "limits of a run": (lambda: run(limits={"depth": 1}), r"write Limits\(depth="),
+    "context as text": (lambda: run(context="me"), "context is a dict of values for tools, not 'me'"),
+    "one agent": (lambda: Runtime(Agent("a", model())), "agents is a list, even of one"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "agent by name": (lambda: Runtime(["a"]), "not an agent: 'a'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "message of a number": (lambda: Message.user(3), "a message is text or a list of parts, not 3"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "key without a type": (lambda: any_key("k", "Findings"), "give a type, such as int or list.str., not 'Findings'"),
+    "key of a value": (lambda: any_key("k", []), r"give a type, such as int or list\[str\], not \[\]"),
+    "key without a name": (lambda: any_key(int, int), "a StateKey needs a name, as text"),
+    "output by name": (lambda: ToolOutput("x", update={"k": 1}), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "command by name": (lambda: StateCommand().update("k", 1), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "batch by name": (lambda: MutationBatch().update("k", 1), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "hook called": (lambda: Registrar(P()).hook("before_tool", Block("no")), "a hook is a function of a HookContext"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "hook of no phase": (lambda: Registrar(P()).hook("before", print), "there is no phase 'before'; phases are"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "key by name": (lambda: Registrar(P()).key("k"), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+async def test_a_mistake_says_what_to_write(name: str) -> None:
+    make, sentence = MISTAKES[name]
+    with pytest.raises(ConfigurationError, match=sentence) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+async def test_decisions_without_a_call() -> None:
+    runtime = Runtime([Agent("a", model())])
+    result = await runtime.run("a", "hi")
+    decision: Any = Decision.approve()
+    with pytest.raises(DecisionRefused, match="decisions are given as {call id: Decision}"):
+        await runtime.resume(result.run_id, decision)
