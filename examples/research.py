@@ -37,13 +37,13 @@ class ResearchConfig:
 
 @dataclass
 class ResearchFindings:
-    items: list[str] = field(default_factory=list)
+    items: list[str] = field(default_factory=list[str])
 
 
 @dataclass
 class ResearchSummary:
     topic: str = ""
-    items: list[str] = field(default_factory=list)
+    items: list[str] = field(default_factory=list[str])
 
 
 config = StateKey("research.config", ResearchConfig, persistent=True)

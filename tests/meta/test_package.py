@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_public_names(name: str) -> None:
     for public in module.__all__:
         value = getattr(module, public)
         assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, public
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_help_works_on_every_public_name(name: str) -> None:
+    module = importlib.import_module(name)
+    assert pydoc.render_doc(module)
+    for public in module.__all__:
+        value = getattr(module, public)
+        assert isinstance(value, str) or pydoc.render_doc(value)
 
 
 def test_every_concrete_event_is_public() -> None:

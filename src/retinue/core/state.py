@@ -74,12 +74,12 @@ class StateKey(Generic[V, U]):
 
     @overload
     def __init__(
-        self,
+        self: StateKey[W, W],
         name: str,
-        type: type[V],
+        type: type[W],
         *,
-        reduce: Callable[[V, V], V] | None = None,
-        default: V | Callable[[], V] = ...,
+        reduce: Callable[[W, W], W] | None = None,
+        default: W | Callable[[], W] = ...,
         **options: Unpack[KeyOptions],
     ) -> None: ...
     @overload
@@ -97,7 +97,7 @@ class StateKey(Generic[V, U]):
     def __init__(
         self: StateKey[Any, Any],
         name: str,
-        type: Any,
+        type: UnionType,
         *,
         update: Any = None,
         reduce: Callable[[Any, Any], Any] | None = None,

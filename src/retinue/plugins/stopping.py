@@ -15,7 +15,10 @@ Number = TypeVar("Number", int, float)
 
 
 class StopPolicy(Plugin, ABC):
-    """Asks after every answer of the model whether the run should end before its calls are made."""
+    """Base of policies that end a run after an answer of the model, before the calls in it are made.
+
+    Give it a `name`, which is in `termination` as `limit:<name>`, and write `reason`.
+    """
 
     def register(self, r: Registrar) -> None:
         r.hook("after_inference", self._check)
@@ -29,7 +32,7 @@ class StopPolicy(Plugin, ABC):
 
     @abstractmethod
     def reason(self, ctx: HookContext) -> str | None:
-        """Why the run should end now, or None."""
+        """Return why the run should end now, or None."""
 
 
 class StopAfterSteps(StopPolicy):

@@ -39,13 +39,15 @@ class Fail(Struct, frozen=True):
 
 
 Piece = Say | Think | Call | Fail
+"""What a turn is made of: `say`, `think`, `call` or `fail`."""
 ScriptedTurn = Piece | Sequence[Piece]
+"""What a function of the request may return."""
 ScriptFunction = Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]
 
 
 def say(
     text: str, chunks: Iterable[str] | None = None, usage: Usage | None = None, stop_reason: str | None = None
-) -> Say:
+) -> Piece:
     """Text, streamed in one piece or in the given ones; `stop_reason` is "length" or "refusal" for a turn cut short."""
     pieces = (text,) if chunks is None else tuple(chunks)
     if "".join(pieces) != text:
@@ -53,18 +55,18 @@ def say(
     return Say(pieces, usage, stop_reason)
 
 
-def think(text: str) -> Think:
+def think(text: str) -> Piece:
     """Reasoning before the answer."""
     return Think(text)
 
 
-def call(name: str, args: dict[str, Any] | str | None = None, id: str | None = None) -> Call:
+def call(name: str, args: dict[str, Any] | str | None = None, id: str | None = None) -> Piece:
     """A tool call; arguments given as text are sent as they are, broken or not."""
     arguments = args if isinstance(args, str) else msgspec.json.encode(args or {}).decode()
     return Call(name, arguments, id)
 
 
-def fail(error: BaseException) -> Fail:
+def fail(error: BaseException) -> Piece:
     """The model breaks down here, after what the turn said before."""
     return Fail(error)
 
