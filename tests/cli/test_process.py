@@ -183,7 +183,7 @@ def test_on_a_terminal_the_tree_is_drawn_and_the_cursor_comes_back(folder: Path)
     assert "├─ step 1" in text
     assert "✓ list_files()" in text
     assert "- lamp.md:3: The lamp burns paraffin." in text
-    assert "completed: 4 steps, 5 calls" in text
+    assert "completed: 3 steps, 4 calls" in text
     assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
 
 

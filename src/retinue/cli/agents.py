@@ -1,36 +1,270 @@
-"""`retinue agents`: list the sub-agents of a folder, and check their declarations."""
+"""The agents of the command line: the assistant of a folder, its sub-agents, agents of a module; and `retinue agents`."""
 
 from __future__ import annotations
 
 import argparse
+import codecs
+import inspect
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from ..core.agents import Agent
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, FilesystemError
+from ..core.model import Model
+from ..core.runs import Limits
+from ..core.stores import Store
+from ..models.registry import resolve_model
+from ..runtime import Runtime
+from ..storage.sql import SqlStore
+from ..storage.stores import open_store
+from ..storage.tasks import SqlTaskRepository
 from ..subagents.catalog import Catalog, Entry
-from ..subagents.declarations import Problem
+from ..subagents.declarations import Problem, SubagentDeclaration
+from ..subagents.folder import DeclarationFolder
 from ..subagents.harness import HarnessAgent
-from .assistant import (
-    DEFAULT_MODEL,
-    check_folder,
-    choose_model,
-    find_problems,
-    join_path,
-    make_assistant,
-    make_example,
-    read_catalog,
-)
+from ..subagents.markdown import read_markdown
+from ..workspace import AGENTS_FILE, LocalFilesystem
 from .parsers import COMPLETED, FAILED
 from .text import clean, complain, count, one_line, print_json, table
 
+NAME = "assistant"
+DEFAULT_MODEL = "offline:rules"
+MODEL_VARIABLE = "RETINUE_MODEL"
+MAX_STEPS = 16
+MAX_BYTES = 32_000
+"""Bytes of AGENTS.md that go to the model, with every request."""
+
+_INSTRUCTIONS = (
+    "You are an assistant that works on the files of one folder, the workspace, with the tools you have. "
+    "Look before you answer, say where you found what you say as path:line, and say so when you found nothing. "
+    "Change files only when you are asked to."
+)
 _WIDTH = 100
 """The width of text that is not for a terminal."""
+
+
+def make_assistant(
+    workspace: str,
+    model: Model,
+    max_steps: int | None = None,
+    *,
+    shell: bool = False,
+    subagents: Iterable[SubagentDeclaration] = (),
+    store: Store | None = None,
+) -> HarnessAgent:
+    """Make the agent "assistant" of a folder. Its tasks are in the database of its runs, where there is one.
+
+    Raises ConfigurationError where it cannot work in the folder.
+    """
+    check_folder(workspace)
+    filesystem = LocalFilesystem(workspace)
+    own = _read_agents_file(filesystem)
+    return HarnessAgent(
+        NAME,
+        model,
+        f"{_INSTRUCTIONS}\n\n# {AGENTS_FILE} of the workspace\n\n{own}" if own else _INSTRUCTIONS,
+        max_steps=max_steps or MAX_STEPS,
+        workspace=workspace,
+        filesystem=filesystem,
+        subagents=subagents,
+        task_repository=SqlTaskRepository(store) if isinstance(store, SqlStore) else None,
+        disable_shell=not shell,
+        tells_agents_file=False,
+    )
+
+
+def choose_model(given: str | None) -> Model:
+    """Return the model of --model or $RETINUE_MODEL, else the built-in rules."""
+    where, name = "--model" if given is not None else f"${MODEL_VARIABLE}", model_name(given)
+    try:
+        return resolve_model(name, where)
+    except ConfigurationError as exc:
+        message = str(exc).replace(" or pass api_key=…", "")
+        raise ConfigurationError(message if ":" in name else f"{message}, as in {DEFAULT_MODEL}") from exc
+
+
+def model_name(given: str | None) -> str:
+    """Return the name of that model."""
+    return (given if given is not None else os.environ.get(MODEL_VARIABLE)) or DEFAULT_MODEL
+
+
+def is_default_model(given: str | None) -> bool:
+    return given is None and not os.environ.get(MODEL_VARIABLE)
+
+
+def check_folder(path: str, how: str = "with --workspace") -> None:
+    """Raise ConfigurationError where a path is no folder that can be read."""
+    try:
+        os.scandir(path).close()
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no folder {path!r}: create it, or give another {how}") from None
+    except NotADirectoryError:
+        raise ConfigurationError(f"{path!r} is a file: give the folder it is in {how}") from None
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigurationError(f"cannot work in {path!r}: {reason}: give another folder {how}") from exc
+
+
+def _read_agents_file(filesystem: LocalFilesystem) -> str:
+    """Return the text of AGENTS.md, "" where there is none; longer than the limit it is cut, and says so."""
+    try:
+        if not filesystem.exists(AGENTS_FILE):
+            return ""
+        with filesystem.open(AGENTS_FILE) as stream:
+            data = stream.read(MAX_BYTES)
+            left = os.fstat(stream.fileno()).st_size - len(data)
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=left <= 0)
+    except (FilesystemError, OSError) as exc:
+        raise ConfigurationError(f"cannot read {AGENTS_FILE} of the workspace: {exc}: correct or remove it") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"{AGENTS_FILE} of the workspace is not UTF-8 text: save it as UTF-8") from exc
+    return f"{text}\n[{count(left, 'more byte')} left out]" if left > 0 else text
+
+
+def read_catalog(harness: HarnessAgent) -> Catalog:
+    """Return the sub-agents of a harness, with their files read now."""
+    assert harness.catalog is not None
+    harness.catalog.refresh()
+    return harness.catalog
+
+
+def find_problems(catalog: Catalog) -> list[Problem]:
+    """Return the problems of the declarations; an unknown model is a warning, as another machine may know it."""
+    problems = list(catalog.problems)
+    for entry in catalog.entries.values():
+        declared = entry.declaration
+        if declared is not None and declared.model is not None:
+            try:
+                resolve_model(declared.model, entry.id)
+            except ConfigurationError as exc:
+                problems.append(Problem(declared.source, str(exc), declared.lines.get("model"), "model", True))
+    return problems
+
+
+class DeclaredAgent(NamedTuple):
+    """A sub-agent to run by itself, and the limits of its declaration."""
+
+    agent: Agent
+    limits: Limits | None
+
+
+async def make_declared(harness: HarnessAgent, name: str, max_steps: int | None = None) -> DeclaredAgent:
+    """Make one of the sub-agents of a harness, as the harness would spawn it."""
+    catalog = read_catalog(harness)
+    entry = catalog.entries.get(name)
+    if entry is None:
+        known = ", ".join(sorted(catalog.entries))
+        raise ConfigurationError(f"there is no sub-agent {name!r} here; there are: {known}")
+    if entry.declaration is None:
+        return DeclaredAgent(harness.mirror(entry.id), None)
+    declaration = entry.declaration if max_steps is None else replace(entry.declaration, max_steps=max_steps)
+    try:
+        return DeclaredAgent(await catalog.child(declaration), _limits(declaration))
+    except FilesystemError as exc:
+        raise ConfigurationError(f"the sub-agent {name!r} cannot work: {exc}") from exc
+
+
+def _limits(declaration: SubagentDeclaration) -> Limits | None:
+    """Return the limits of a declaration. A root has no parent that waits, so its timeout limits the run."""
+    limits, timeout = declaration.limits, declaration.timeout
+    if timeout is None:
+        return limits
+    limits = limits or Limits()
+    seconds = timeout if limits.seconds is None else min(timeout, limits.seconds)
+    return msgspec.structs.replace(limits, seconds=seconds)
+
+
+def make_example(harness: HarnessAgent, entry: Entry) -> Agent:
+    """Make an agent with the tools, model and steps of a sub-agent, to look at; without I/O."""
+    if entry.declaration is None:
+        return harness.mirror(entry.id)
+    return harness.child(entry.declaration, "", harness.files, tells_agents_file=False)
+
+
+def read_declarations(folder: str, workspace: str) -> tuple[list[SubagentDeclaration], list[Problem]]:
+    """Read `subagents/` of another folder than the workspace, which brings its own."""
+    check_folder(workspace)
+    check_folder(folder, "with --subagents")
+    if os.path.samefile(folder, workspace):
+        return [], []
+    files = DeclarationFolder(LocalFilesystem(folder), "subagents", read_markdown)
+    files.refresh()
+    problems = [msgspec.structs.replace(problem, where=join_path(folder, problem.where)) for problem in files.problems]
+    found = [replace(one, source=join_path(folder, one.source)) for one in files.declarations]
+    if not found and not problems:
+        raise ConfigurationError(f"{join_path(folder, 'subagents')!r} has no Markdown files: give another --subagents")
+    return found, problems
+
+
+def join_path(folder: str, path: str) -> str:
+    """Return a path in a folder, relative to where the command runs."""
+    return os.path.normpath(os.path.join(folder, path))
+
+
+def load_runtime(target: str, url: str) -> Runtime:
+    """Return the runtime that `module:attribute` names, on a database; it recovers no interrupted runs."""
+    found = _import_target(target)
+    if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
+        found = _call_factory(found, target, url)
+    if isinstance(found, Runtime):
+        return found
+    agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
+    if not agents:
+        raise ConfigurationError(f"--target {target}: it is {type(found).__name__}, not an agent or a list of agents")
+    return Runtime.open(url, agents, recover=False)
+
+
+async def workspace_runtime(workspace: str, agent: str, model: str | None, url: str) -> Runtime:
+    """Return the runtime of a folder with the agent that `retinue run` made of it."""
+    store = open_store(url)
+    harness = make_assistant(workspace, choose_model(model), store=store)
+    if agent != NAME and agent not in read_catalog(harness).entries:
+        raise ConfigurationError(
+            f"the agent {agent!r} is not declared in {workspace!r}: name it with --target MODULE:ATTR if it is in your "
+            "code, or give --workspace DIR with the folder that declares it"
+        )
+    chosen = harness if agent == NAME else (await make_declared(harness, agent)).agent
+    return Runtime([chosen], store=store, recover=False)
+
+
+def _import_target(target: str) -> Any:
+    module, colon, path = target.partition(":")
+    if not module or not colon or not path:
+        raise ConfigurationError(f"--target {target!r}: write MODULE:ATTR, as in app.agents:assistant")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except Exception as exc:
+        raise ConfigurationError(
+            f"--target {target}: {type(exc).__name__}: {exc}: correct it, or name another"
+        ) from exc
+    return found
+
+
+def _call_factory(factory: Any, target: str, url: str) -> Any:
+    """Call a function of the user, with the database if it has a parameter."""
+    try:
+        return factory(url) if inspect.signature(factory).parameters else factory()
+    except Exception as exc:
+        raise ConfigurationError(f"--target {target}: it failed with {type(exc).__name__}: {exc}") from exc
+
+
+def _as_agents(found: Any) -> list[Agent]:
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        return []
+    agents = list(cast("Iterable[Any]", found))
+    return agents if all(isinstance(agent, Agent) for agent in agents) else []
 
 
 async def list_agents(args: argparse.Namespace) -> int:
@@ -118,13 +352,9 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _problem_json(problem: Problem) -> dict[str, Any]:
-    return {
-        "severity": "warning" if problem.is_warning else "error",
-        "file": problem.where,
-        "line": problem.line,
-        "field": problem.field,
-        "message": problem.message,
-    }
+    severity = "warning" if problem.is_warning else "error"
+    place = {"file": problem.where, "line": problem.line, "field": problem.field}
+    return {"severity": severity, **place, "message": problem.message}
 
 
 def _lines(problems: Iterable[Problem], folder: str) -> list[str]:

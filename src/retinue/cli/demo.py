@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.events import Event
 from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..runtime import Runtime
-from .assistant import DEFAULT_MODEL, choose_model, make_assistant
+from .agents import DEFAULT_MODEL, choose_model, make_assistant
 from .interrupt import Interrupt, make_view, watch
 from .outline import ShownTree
 from .parsers import COMPLETED, FAILED

@@ -11,7 +11,7 @@ from ..runtime import Runtime
 from ..storage.stores import open_store, without_secrets
 from ..subagents.declarations import Problem
 from ..subagents.harness import HarnessAgent
-from .assistant import (
+from .agents import (
     DEFAULT_MODEL,
     MODEL_VARIABLE,
     DeclaredAgent,

@@ -24,7 +24,7 @@ from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
-from .assistant import load_runtime, workspace_runtime
+from .agents import load_runtime, workspace_runtime
 from .database import as_misuse, database_url, find_run, open_database, owned_logs, stored_events
 from .interrupt import Interrupt, exit_code, make_view, watch
 from .outline import how_it_ended, run_json, waiting_lines

@@ -22,7 +22,7 @@ from ..tasks.service import TaskService
 from ..tasks.sweeper import is_node_gone
 from ..tasks.task import TaskRecord, TaskStatus
 from ..workspace import LocalFilesystem
-from .assistant import check_folder
+from .agents import check_folder
 from .database import open_database, optional_url
 from .interrupt import Interrupt
 from .parsers import COMPLETED, FAILED
