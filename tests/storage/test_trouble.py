@@ -172,6 +172,23 @@ async def test_what_cannot_be_read_is_named(place: Place, statement: str, named:
     await store.close()
 
 
+@pytest.mark.parametrize("column", ["identity", "result"])
+async def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    place: Place, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = store_at(place)
+    for number in (1, 2, 3):
+        await begin(store, stored_run(f"r{number}", float(number), thread_id=f"t{number}"))
+    await do(place, f"UPDATE runs SET {column} = ? WHERE run_id = 'r2'", b"[1]")
+    refused: list[StoreError] = []
+    listed = await store.list_runs(on_unreadable=refused.append)
+    assert [record.identity.run_id for record in listed] == ["r3", "r1"]
+    assert ["what is stored of run 'r2' cannot be read" in str(exc) for exc in refused] == [True]
+    assert await store.list_runs() == listed
+    assert "run 'r2' cannot be read" in caplog.text
+    await store.close()
+
+
 async def read_all(store: SqlStore) -> None:
     await store.load_run("r1")
     await store.load_thread("t1")
@@ -377,9 +394,9 @@ async def test_a_million_deltas_cost_next_to_nothing_to_read(tmp_path: Path) -> 
     from retinue.storage.packs import read_log
 
     link: Any = Traced()
-    found = read_log(link, "r1")
+    found = read_log(link, "r1", "here")
     assert found is not None
-    assert found.decode("here").rows == [*step_rows(1), *step_rows(50_001)]
+    assert found.rows == [*step_rows(1), *step_rows(50_001)]
     connection.close()
     await store.close()
 

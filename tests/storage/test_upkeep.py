@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retinue import ConfigurationError, Message, PersistedState, RunIdentity, RunResult, RunStatus
-from retinue.core.events import RunFinished
+from retinue.core.events import RunFinished, RunStarted
 from retinue.core.rows import LogRow, Private
 from retinue.core.stores import LogBatch, StoredLog, Wish
 from retinue.errors import StoreError
@@ -363,6 +363,24 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
     assert "run 'cut': the log is truncated: the run is completed, but its log does not end so" in said
     assert {finding.code for finding in found if finding.severity == "warning"} == {"ownerless", "expired"}
     assert told[-1][1] == told[-1][2] > 0
+
+
+async def test_check_finds_the_truncated_log_of_a_run_that_waits(store: SqlStore) -> None:
+    for name in ("whole", "cut", "empty", "continued"):
+        await put_run(store, name, RunStatus.SUSPENDED, thread_id=name)
+    started = RunStarted(seq=12, run_id="continued", agent="assistant", thread_id="continued")
+    for name in ("cut", "empty"):
+        await tamper(store, f"DELETE FROM events WHERE log_id = '{name}' AND seq > {5 if name == 'cut' else 0}")
+    assert await store.claim("continued", OWNER, 60.0) == 2
+    await store.write(LogBatch(log_id="continued", epoch=2, rows=[LogRow(12, 0, started)]))
+    found = await check(store)
+    assert [(finding.code, finding.what) for finding in found] == [
+        ("truncated", "run 'cut'"),
+        ("truncated", "run 'empty'"),
+    ]
+    assert found[0].problem == "the log is truncated: the run is suspended, but its log does not end so"
+    await store.write(LogBatch(log_id="continued", epoch=2, released=True))
+    assert ("truncated", "run 'continued'") in [(finding.code, finding.what) for finding in await check(store)]
 
 
 async def test_check_folds_every_log_that_can_be_read(store: SqlStore) -> None:

@@ -229,11 +229,7 @@ async def _check_relations(database: Database, findings: _Findings) -> None:
 
 async def _check_owners(database: Database, findings: _Findings, is_gone: IsGone) -> None:
     def read(link: Link) -> list[Any]:
-        return link.run(
-            f"SELECT log_id, owner, CASE WHEN boot = ? AND lease_until < {link.lease_now} THEN 1 ELSE 0 END FROM logs "
-            "WHERE owner IS NOT NULL ORDER BY log_id",
-            link.boot,
-        )
+        return link.run(f"SELECT log_id, owner, {link.is_expired} FROM logs WHERE owner IS NOT NULL ORDER BY log_id")
 
     for log_id, owner, expired in await database.read(read):
         if is_gone(owner):

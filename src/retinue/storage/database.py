@@ -51,6 +51,11 @@ class Link:
     is_lost = False
     """True after the connection broke: another connection may work."""
 
+    @property
+    def is_expired(self) -> str:
+        """SQL for 1 if the lease of a log has run out, 0 if not, NULL if another clock measures it."""
+        return f"CASE WHEN boot = '{self.boot}' THEN CASE WHEN lease_until < {self.lease_now} THEN 1 ELSE 0 END END"
+
     def is_alive(self) -> bool:
         """Return whether it can be used, as far as is known without asking the server."""
         return True

@@ -37,6 +37,7 @@ LONGEST_WAIT = 30.0
 _SPACE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 _IS_FILE = "it is a file, not a folder"
 _IS_FOLDER = "it is a folder, not a file"
+_KEPT_BACK = "it is kept back from agents"
 _MISSING = "there is no such file or folder"
 _COLUMNS = "is_folder, version, mark, size"
 _AT = "space = ? AND folder = ? AND name = ?"
@@ -136,7 +137,7 @@ class StoreFilesystem:
 
     def make_folder(self, path: str) -> None:
         spot = self._folder(path)
-        self._write(path, lambda link: _make_folders(link, spot, len(spot.whole)))
+        self._write(path, lambda link: _make_folders(link, spot, len(spot.names)))
 
     def list(self, path: str = "") -> list[FileEntry]:
         found, names = self._children(path), split_path(path)
@@ -161,11 +162,10 @@ class StoreFilesystem:
         return None if found is None else frozenset([(name, row.version) for name, row in found.items()])
 
     def exists(self, path: str) -> bool:
-        names = split_path(path)
-        spot = _Spot(self.space, self._base, names)
-        if self._is_kept_back(names[:-1]):
+        spot = self._spot(split_path(path))
+        if self._is_kept_back(split_path(path)[:-1]):
             return False
-        return spot.is_root or self._read(path, lambda link: _find(link, spot)) is not None
+        return not spot.names or self._read(path, lambda link: _find(link, spot)) is not None
 
     def delete(self, path: str) -> None:
         """Delete a file or an empty folder."""
@@ -179,17 +179,24 @@ class StoreFilesystem:
     def _root(self) -> tuple[int, str, tuple[str, ...]]:
         return id(self._database), self.space, self._base
 
+    def _spot(self, names: tuple[str, ...]) -> _Spot:
+        return _Spot(self.space, (*self._base, *names), len(self._base))
+
     def _folder(self, path: str) -> _Spot:
         """Return the spot of a folder; raise PathDenied if it is kept back."""
-        return self._allowed(path, split_path(path))
+        names = split_path(path)
+        if self._is_kept_back(names):
+            raise PathDenied(path, _KEPT_BACK)
+        return self._spot(names)
 
     def _file(self, path: str) -> _Spot:
         """Return the spot of a file; raise PathDenied if its folder is kept back."""
         names = split_path(path)
         if not names:
             raise PathError(path, "it is the root folder of this workspace, not a file")
-        self._allowed(path, names[:-1])
-        return _Spot(self.space, self._base, names)
+        if self._is_kept_back(names[:-1]):
+            raise PathDenied(path, _KEPT_BACK)
+        return self._spot(names)
 
     def _file_to_write(self, path: str, data: bytes) -> _Spot:
         spot = self._file(path)
@@ -198,11 +205,6 @@ class StoreFilesystem:
         if len(data) > LARGEST:
             raise PathError(path, f"{len(data):,} bytes are over the limit of {LARGEST:,} for a file in a store")
         return spot
-
-    def _allowed(self, path: str, folder: tuple[str, ...]) -> _Spot:
-        if self._is_kept_back(folder):
-            raise PathDenied(path, "it is kept back from agents")
-        return _Spot(self.space, self._base, folder)
 
     def _is_kept_back(self, names: tuple[str, ...]) -> bool:
         return self._kept_back is not None and self._kept_back((*self._base, *names))
@@ -254,27 +256,18 @@ class _Row(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """A path in a space: the base folder, which the caller cannot leave, and the names below."""
+    """A path in a space. The first names, those of the base folder, are hidden from the caller."""
 
     space: str
-    base: tuple[str, ...]
     names: tuple[str, ...]
-
-    @property
-    def whole(self) -> tuple[str, ...]:
-        return (*self.base, *self.names)
-
-    @property
-    def is_root(self) -> bool:
-        """True for the root folder, which has no row and always exists."""
-        return not self.base and not self.names
+    hidden: int
 
     def shown(self, depth: int | None = None) -> str:
-        """Return the path, or its beginning, as the caller knows it."""
-        return join_path(self.names if depth is None else self.names[: max(depth - len(self.base), 0)])
+        """Return the path, or its first `depth` names, as the caller knows it."""
+        return join_path(self.names[self.hidden : depth])
 
     def key(self, depth: int | None = None) -> tuple[str, str, str]:
-        names = self.whole[:depth]
+        names = self.names[:depth]
         return self.space, join_path(names[:-1]), names[-1]
 
 
@@ -295,8 +288,8 @@ def _load(link: Link, spot: _Spot, most: int) -> tuple[_Row, bytes | None] | Non
 def _children(link: Link, spot: _Spot) -> dict[str, _Row] | None:
     """Return the rows in a folder by name; None if there is no such folder."""
     query = f"SELECT {_COLUMNS}, name FROM files WHERE space = ? AND folder = ?"
-    found = {row[4]: _row(row) for row in link.run(query, spot.space, join_path(spot.whole))}
-    if found or spot.is_root:
+    found = {row[4]: _row(row) for row in link.run(query, spot.space, join_path(spot.names))}
+    if found or not spot.names:
         return found
     own = _find(link, spot)
     _refuse_file(own, spot)
@@ -321,7 +314,7 @@ def _put_if(link: Link, spot: _Spot, expected: _Version | None, data: bytes, mar
 def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> _Version | None:
     """Replace the file that was found, or create it; return None if somebody else has created it since."""
     if found is None:
-        _make_folders(link, spot, len(spot.whole) - 1)
+        _make_folders(link, spot, len(spot.names) - 1)
         made = link.run(
             "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
             f"VALUES (?, ?, ?, 0, 1, ?, ?, {link.now}, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
@@ -360,7 +353,7 @@ def _remove(link: Link, spot: _Spot) -> bool:
     if found is None:
         return False
     inside = "SELECT name FROM files WHERE space = ? AND folder = ? LIMIT 1"
-    if found.is_folder and link.run(inside, spot.space, join_path(spot.whole)):
+    if found.is_folder and link.run(inside, spot.space, join_path(spot.names)):
         raise PathError(spot.shown(), "the folder is not empty")
     link.run(f"DELETE FROM files WHERE {_AT}", *spot.key())
     return True

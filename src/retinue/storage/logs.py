@@ -1,4 +1,4 @@
-"""Logs in a store: written by their owner while runs go on, read by anybody."""
+"""Logs in a store: the owner writes, anyone reads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..core.stores import DurableStore, EventStore, LogBatch, Reply, RunRecord, 
 _log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 5.0
-"""Seconds after which a log that another process writes is looked at, if nobody tells of a change before."""
+"""Seconds between two reads of a log that another process writes, unless a change is notified."""
 GATHER = 0.02
-"""Seconds for which rows are gathered where nobody waits for them to be stored."""
+"""Seconds for which rows are gathered if nobody waits for them to be stored."""
 BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
@@ -24,10 +24,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 class LogWriter:
     """Stores the rows of a log as its owner, in order, one transaction at a time.
 
-    The log adds rows and waits for nothing; `flush` returns when everything is stored that is there. A transient
-    error is retried. When another process owns the log, `on_lost` is called and nothing more is written.
+    Rows are added without waiting; `flush` returns when all of them are stored. A transient error is retried. When
+    another process owns the log, it calls `on_lost` and writes nothing more.
 
-    No task is needed: a write begins in a callback of the event loop, so that all calls of one turn share it.
+    A write starts in a callback of the event loop, not in a task: all calls of one turn share it.
     """
 
     def __init__(
@@ -35,34 +35,30 @@ class LogWriter:
     ) -> None:
         self.log_id, self._store, self.epoch, self.on_lost = log_id, store, epoch, on_lost
         self.is_fresh: Callable[[], bool] | None = None
-        """Whether the lease cannot have run out."""
+        """Returns True if the lease cannot have run out."""
         self.rows: list[LogRow] = []
         self._extra: LogBatch | None = None
         """Runs, threads and replies for the next write."""
         self._waiting: list[asyncio.Future[None]] = []
         self._is_due = self._is_writing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._problem: Exception | None = None
+        self.problem: Exception | None = None
+        """The reason why nothing more can be stored."""
         self._pause = 0.0
         self.is_released = self.is_leaving = False
-        """The log was given up; it is being given up."""
-
-    @property
-    def problem(self) -> Exception | None:
-        """Why nothing more can be stored, where that is so."""
-        return self._problem
+        """The log was released; it is being released."""
 
     def notify(self) -> None:
-        """Store what is there before long; nobody waits for it."""
+        """Store the rows soon; nobody waits for them."""
         if self._timer is None and not self._is_writing:
             self._timer = asyncio.get_running_loop().call_later(GATHER, self._write)
 
     def flush(self) -> asyncio.Future[None]:
-        """Done when every row is stored that is there now."""
+        """Return a future that is done when all rows of this moment are stored."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        if self._problem is not None:
-            done.set_exception(self._problem)
+        if self.problem is not None:
+            done.set_exception(self.problem)
             return done
         if not self.rows and self._extra is None and not self._is_writing:
             done.set_result(None)
@@ -74,7 +70,8 @@ class LogWriter:
         return done
 
     async def confirm(self) -> None:
-        """Make sure that the log is still ours, where its lease may have run out: a process that was frozen starts nothing."""
+        """Raise OwnershipLost if the lease has run out and another process owns the log: a process that was frozen
+        starts nothing."""
         if self.is_fresh is not None and not self.is_fresh():
             await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
 
@@ -87,7 +84,7 @@ class LogWriter:
         released: bool = False,
         ended: bool = False,
     ) -> None:
-        """As `flush`, with more in the same transaction; with `released` or `ended` it is the last one."""
+        """Flush, with more in the same transaction; with `released` or `ended` it is the last one."""
         extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies = (*extra.replies, *replies)
@@ -98,30 +95,31 @@ class LogWriter:
 
     def stop(self, problem: Exception) -> None:
         """Store nothing more; every waiting `flush` raises the problem."""
-        self._problem = self._problem or problem
+        self.problem = self.problem or problem
+        self._cancel_timer()
+        _settle(self._waiting, self.problem)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        _fail(self._waiting, self._problem)
 
     def _write(self) -> None:
-        """Begin to store what is there."""
+        """Start to store all rows."""
         self._is_due = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._is_writing or self._problem is not None:
+        self._cancel_timer()
+        if self._is_writing or self.problem is not None:
             return
         if not self.rows and self._extra is None:
-            self._wake()
+            _settle(self._waiting)
             return
         batch, self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch), None
         batch.rows = self.rows[:]
         self.rows.clear()
-        self._begin(batch, self._waiting)
-        self._waiting = []
+        waiting, self._waiting = self._waiting, []
+        self._send(batch, waiting)
 
-    def _begin(self, batch: LogBatch, waiting: list[asyncio.Future[None]]) -> None:
+    def _send(self, batch: LogBatch, waiting: list[asyncio.Future[None]]) -> None:
         self._is_writing = True
         try:
             written = self._store.write(batch)
@@ -132,66 +130,55 @@ class LogWriter:
 
     def _written(self, batch: LogBatch, waiting: list[asyncio.Future[None]], done: asyncio.Future[None]) -> None:
         error = StoreError(self._store.place, "it was closed") if done.cancelled() else done.exception()
-        if isinstance(error, StoreError) and error.transient and self._problem is None:
-            self._retry(batch, waiting, error)
+        if isinstance(error, StoreError) and error.transient and self.problem is None:
+            if not self._pause:
+                _log.error("run %s waits for its store: %s", self.log_id, error)
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE
+            asyncio.get_running_loop().call_later(self._pause, self._send, batch, waiting)
             return
         self._is_writing = False
         if error is not None:
-            self._fail_for_good(error, waiting)
+            self._fail(error, waiting)
             return
         if self._pause:
             self._pause = 0.0
-            _log.warning("run %s goes on: its store can be written again", self.log_id)
+            _log.warning("run %s continues: its store can be written again", self.log_id)
         self.is_released = self.is_leaving = batch.released or batch.ended
-        for one in waiting:
-            _wake(one)
+        _settle(waiting)
         if self._waiting or self._extra is not None:
             self._write()
         elif self.rows:
             self.notify()
 
-    def _retry(self, batch: LogBatch, waiting: list[asyncio.Future[None]], error: StoreError) -> None:
-        if not self._pause:
-            _log.error("run %s waits for its store: %s", self.log_id, error)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE
-        asyncio.get_running_loop().call_later(self._pause, self._begin, batch, waiting)
-
-    def _fail_for_good(self, error: BaseException, waiting: list[asyncio.Future[None]]) -> None:
+    def _fail(self, error: BaseException, waiting: list[asyncio.Future[None]]) -> None:
+        """Stop for good, and report the first problem."""
         problem = error if isinstance(error, Exception) else StoreError(self._store.place, "it was closed")
-        first, self._problem = self._problem is None, self._problem or problem
+        first, self.problem = self.problem is None, self.problem or problem
         if first and not isinstance(problem, OwnershipLost):
             _log.error("the log of run %s can no longer be stored: %s", self.log_id, problem)
-        _fail(waiting, self._problem)
-        _fail(self._waiting, self._problem)
+        _settle(waiting, self.problem)
+        _settle(self._waiting, self.problem)
         if first and self.on_lost is not None:
-            self.on_lost(self._problem)
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            _wake(one)
+            self.on_lost(self.problem)
 
 
-def _wake(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
-
-
-def _fail(waiting: list[asyncio.Future[None]], exc: Exception) -> None:
+def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = None) -> None:
     for done in waiting:
-        if not done.done():
-            done.set_exception(exc)
-            done.exception()  # nobody may be waiting any more
+        if done.done():
+            continue
+        if problem is None:
+            done.set_result(None)
+        else:
+            done.set_exception(problem)
+            done.exception()  # perhaps nobody waits any more
     waiting.clear()
 
 
 async def stored_events(
     store: EventStore, log_id: str, after: int = 0, until: int | None = None
 ) -> AsyncIterator[Event]:
-    """Yield a stored log after event number `after`: what is there, then what comes, until it ends or is pruned.
-
-    With `until`, only up to that number.
-    """
+    """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned; with `until`,
+    up to that number."""
     known = False
     with store.watch(log_id) as watch:
         while True:

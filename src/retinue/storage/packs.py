@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -175,8 +175,8 @@ def _merged(events: list[Event], parts: list[tuple[int, int, Private]]) -> list[
     return rows
 
 
-def read_bodies(link: Link, log_id: str, after: int, limit: int) -> tuple[list[Any], bool] | None:
-    """Read packs with the next public events; also return whether the log has ended with them."""
+def read_events(link: Link, log_id: str, after: int, limit: int) -> tuple[list[Event], bool] | None:
+    """Read the next public events of a log; also return whether it has ended with them."""
     # Read `ended` first, so that rows written between the two queries are not missed.
     log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
     if not log:
@@ -188,61 +188,53 @@ def read_bodies(link: Link, log_id: str, after: int, limit: int) -> tuple[list[A
     last = enough or (there[-1] if there else after)
     bodies = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq <= ? AND held > 0 ORDER BY seq"
     is_all = enough is None and len(there) < limit
-    return link.run(bodies, log_id, after, last), is_all and bool(log[0][0])
+    events: list[Event] = []
+    for (body,) in link.run(bodies, log_id, after, last):
+        events += unpack_events(body)
+    first = next((place for place, event in enumerate(events) if event.seq > after), len(events))
+    return events[first : first + limit], is_all and bool(log[0][0])
 
 
-def read_log(link: Link, log_id: str) -> LogReading | None:
-    """Read a log with its private parts. Decode it outside the transaction."""
+def read_log(link: Link, log_id: str, place: str) -> StoredLog | None:
+    """Read a log with its private parts, without deltas; raise LogUnreadable if rows are missing or damaged."""
     log = link.run("SELECT ended, pruned FROM logs WHERE log_id = ?", log_id)
-    return LogReading(link, log_id, *log[0]) if log else None
-
-
-class LogReading:
-    """The packs of a log as they are stored, without those of deltas."""
-
-    def __init__(self, link: Link, log_id: str, ended: int, pruned: int) -> None:
-        self._log_id, self._ended, self._thinned = log_id, bool(ended), bool(pruned)
-        self._packs = link.run(
-            "SELECT seq, sub, held, body, private FROM events WHERE log_id = ? AND kind <> ? ORDER BY seq, sub",
-            *(log_id, DELTAS_KIND),
-        )
-        deltas, last = link.run(
-            "SELECT COALESCE(SUM(held), 0), COALESCE(MAX(seq), 0) FROM events WHERE log_id = ? AND kind = ?",
-            *(log_id, DELTAS_KIND),
-        )[0]
-        self._end: tuple[int, int] = max((last, 0), tuple(self._packs[-1][:2]) if self._packs else (0, 0))
-        self._places: list[Any] = []
-        if not self._thinned and deltas + sum([pack[2] for pack in self._packs]) != self._end[0]:
-            # Some are missing: only now is it worth reading where each pack is.
-            query = "SELECT seq, held FROM events WHERE log_id = ? AND held > 0 ORDER BY seq"
-            self._places = link.run(query, log_id)
-
-    def decode(self, place: str) -> StoredLog:
-        """Decode the rows; raise LogUnreadable if some are missing or damaged."""
+    if not log:
+        return None
+    ended, thinned = bool(log[0][0]), bool(log[0][1])
+    packs = link.run(
+        "SELECT seq, sub, held, body, private FROM events WHERE log_id = ? AND kind <> ? ORDER BY seq, sub",
+        *(log_id, DELTAS_KIND),
+    )
+    deltas, last = link.run(
+        "SELECT COALESCE(SUM(held), 0), COALESCE(MAX(seq), 0) FROM events WHERE log_id = ? AND kind = ?",
+        *(log_id, DELTAS_KIND),
+    )[0]
+    end: tuple[int, int] = max((last, 0), tuple(packs[-1][:2]) if packs else (0, 0))
+    if not thinned and deltas + sum([pack[2] for pack in packs]) != end[0]:
+        # Some are missing: only now is it worth reading where each pack is.
         before = 0
-        for last, held in self._places:
-            if last - held != before:
-                self._refuse(place, before + 1, _describe_gap(before, last - held))
-            before = last
-        rows: list[LogRow] = []
-        end = (0, 0)
-        for seq, sub, held, body, private in self._packs:
-            try:
-                if self._thinned:
-                    rows += [LogRow(event.seq, 0, event) for event in (unpack_events(body) if body else ())]
-                else:
-                    unpacked = unpack_rows(seq, sub, held, body, private)
-                    first = unpacked[0]
-                    if first.sub > 1 and end != (first.seq, first.sub - 1):
-                        raise ValueError(f"the private row {first.seq}.{first.sub - 1} is missing")
-                    rows += unpacked
-            except UNREADABLE as exc:
-                self._refuse(place, max(seq - held + 1, 1), str(exc), exc)
-            end = (seq, sub)
-        return StoredLog(rows=rows, seq=self._end[0], sub=self._end[1], ended=self._ended, thinned=self._thinned)
+        for seq, held in link.run("SELECT seq, held FROM events WHERE log_id = ? AND held > 0 ORDER BY seq", log_id):
+            if seq - held != before:
+                raise LogUnreadable(place, log_id, before + 1, _describe_gap(before, seq - held))
+            before = seq
+    rows: list[LogRow] = []
+    for seq, sub, held, body, private in packs:
+        try:
+            if thinned:
+                rows += [LogRow(event.seq, 0, event) for event in (unpack_events(body) if body else ())]
+            else:
+                unpacked = unpack_rows(seq, sub, held, body, private)
+                _check_joint(rows, unpacked[0])
+                rows += unpacked
+        except UNREADABLE as exc:
+            raise LogUnreadable(place, log_id, max(seq - held + 1, 1), str(exc)) from exc
+    return StoredLog(rows=rows, seq=end[0], sub=end[1], ended=ended, thinned=thinned)
 
-    def _refuse(self, place: str, seq: int, problem: str, cause: Exception | None = None) -> NoReturn:
-        raise LogUnreadable(place, self._log_id, seq, problem) from cause
+
+def _check_joint(rows: list[LogRow], first: LogRow) -> None:
+    """Raise ValueError if a private row is missing between these rows and the first of the next pack."""
+    if first.sub > 1 and (not rows or (rows[-1].seq, rows[-1].sub) != (first.seq, first.sub - 1)):
+        raise ValueError(f"the private row {first.seq}.{first.sub - 1} is missing")
 
 
 def _describe_gap(before: int, until: int) -> str:

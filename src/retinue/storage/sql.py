@@ -28,7 +28,7 @@ from ..core.stores import (
     Wish,
 )
 from .database import Database, Later, Link
-from .packs import UNREADABLE, read_bodies, read_log, unpack_events
+from .packs import UNREADABLE, read_events, read_log
 from .writes import BatchWrite, RunBeginning, run_write, take_thread, thread_write
 
 T = TypeVar("T")
@@ -154,20 +154,13 @@ class SqlStore:
         return self.database.write(work.write, batch.log_id, threads=work.threads)
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        found = await self.database.read(lambda link: read_bodies(link, log_id, after, limit))
-        if found is None:
-            return None
-        rows, ended = found
-        what = f"an event of run {log_id!r} after number {after}"
-        events: list[Event] = []
-        for row in rows:
-            events += self._decode(unpack_events, row[0], what)
-        first = next((place for place, event in enumerate(events) if event.seq > after), len(events))
-        return events[first : first + limit], ended
+        try:
+            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
+        except UNREADABLE as exc:
+            raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
 
     async def read_log(self, log_id: str) -> StoredLog | None:
-        found = await self.database.read(lambda link: read_log(link, log_id))
-        return None if found is None else found.decode(self.place)
+        return await self.database.read(lambda link: read_log(link, log_id, self.place))
 
     async def read_request(self, run_id: str) -> bytes | None:
         return await self._value("SELECT request FROM runs WHERE run_id = ?", run_id)
@@ -223,9 +216,7 @@ class SqlStore:
     async def open_logs(self) -> list[OpenLog]:
         def read(link: Link) -> list[Any]:
             owned = link.run(
-                "SELECT log_id, owner, epoch, lease_until, CASE WHEN boot = ? THEN "
-                f"CASE WHEN lease_until < {link.lease_now} THEN 1 ELSE 0 END END FROM logs WHERE owner IS NOT NULL",
-                link.boot,
+                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired} FROM logs WHERE owner IS NOT NULL"
             )
             return owned + link.run(
                 "SELECT logs.log_id, owner, epoch, lease_until, 1 FROM runs JOIN logs ON logs.log_id = run_id "
@@ -296,4 +287,7 @@ class SqlStore:
         try:
             return decode(body)
         except UNREADABLE as exc:
-            raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
+            raise self._unreadable(what, exc) from exc
+
+    def _unreadable(self, what: str, error: Exception) -> StoreError:
+        return StoreError(self.place, f"what is stored of {what} cannot be read: {error}")

@@ -64,7 +64,7 @@ class SqliteDatabase(Database):
         super().__init__(path)
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         self._clock = clock or BootClock(_boot_id(), _boot_seconds)
-        self._file = _File(path)
+        self._known_file: tuple[int, int] | None = None
         self._exclusive = Lane(path, lambda: self._connect("BEGIN IMMEDIATE"), self._problem)
         self._writers = self._blocking_writers = [self._exclusive]
         self._readers = [Lane(path, lambda: self._connect("BEGIN"), self._problem)]
@@ -77,7 +77,7 @@ class SqliteDatabase(Database):
         return [row[0] for row in found if row[0] != "ok"]
 
     def _connect(self, begin: str) -> Link:
-        self._file.check()
+        self._check_file()
         link = self._open()
         try:
             # Check the version before anything is changed, the mode of the file included.
@@ -86,7 +86,7 @@ class SqliteDatabase(Database):
             link.run(f"PRAGMA synchronous = {self._synchronous}")
             if version < newest_version():
                 upgrade(link, self.place)
-            self._file.check()
+            self._check_file()
         except BaseException:
             link.close()
             raise
@@ -96,7 +96,19 @@ class SqliteDatabase(Database):
     def _open(self) -> SqliteLink:
         self._check_place()
         connection = sqlite3.connect(self.place, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        return SqliteLink(connection, self._file, self._clock)
+        return SqliteLink(connection, self._clock, self._check_file)
+
+    def _check_file(self) -> None:
+        """Raise if the file was deleted or replaced since the first check: writes to it would be lost."""
+        try:
+            found = os.stat(self.place)
+        except OSError:
+            found = None
+        number = None if found is None else (found.st_dev, found.st_ino)
+        if self._known_file is None:
+            self._known_file = number
+        elif number != self._known_file:
+            raise StoreError(self.place, "the file was deleted or replaced while it was open")
 
     def _check_place(self) -> None:
         """Raise if no file can be there. SQLite only says that it cannot open it, as it says of problems that may pass."""
@@ -141,26 +153,6 @@ class _Poll:
         await asyncio.sleep(min(_POLL_SECONDS, seconds))
 
 
-class _File:
-    """The file at a path, recognised by device and inode."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._known: tuple[int, int] | None = None
-
-    def check(self) -> None:
-        """Raise if the file was deleted or replaced since the first check: writes to it would be lost."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            found = None
-        number = None if found is None else (found.st_dev, found.st_ino)
-        if self._known is None:
-            self._known = number
-        elif number != self._known:
-            raise StoreError(self._path, "the file was deleted or replaced while it was open")
-
-
 def _use_wal(link: Link) -> None:
     """Switch to WAL mode. SQLite refuses all but one of the processes that do this to a new file at once: retry."""
     end = time.monotonic() + _BUSY_SECONDS
@@ -180,14 +172,14 @@ class SqliteLink(Link):
     now, lease_now = "wall_seconds()", "boot_seconds()"
     list_tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
-    def __init__(self, connection: sqlite3.Connection, file: _File, clock: BootClock) -> None:
-        self._connection, self._file, self.boot = connection, file, clock.boot
+    def __init__(self, connection: sqlite3.Connection, clock: BootClock, check_file: Callable[[], None]) -> None:
+        self._connection, self._check_file, self.boot = connection, check_file, clock.boot
         self.begin_statement = "BEGIN IMMEDIATE"
         connection.create_function("wall_seconds", 0, time.time)
         connection.create_function("boot_seconds", 0, clock.seconds)
 
     def is_alive(self) -> bool:
-        self._file.check()
+        self._check_file()
         return True
 
     def begin(self, *, eager: bool = True) -> None:

@@ -58,9 +58,23 @@ class SqlTaskRepository:
     async def add(self, record: TaskRecord) -> None:
         if not _can_be_stored(record.scope, record.task_id):
             raise TaskStoreError(self.place, f"the ids of task {record.task_id!r} have characters that are not text")
-        made: list[bool] = []  # one success is enough: the job may run twice
-        await self._write(record.scope, record.task_id, lambda link: made.append(_insert(link, record)))
-        if not any(made):
+        record, body = encoded(record)
+        scope, made = record.scope, list[Any]()  # one success is enough: the job may run twice
+        insert = (
+            "INSERT INTO tasks (agent, session_id, task_id, user_id, log_id, place, is_open, saved_at, body) "
+            # The column is only for logs in this database.
+            "VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, {}, ?) "
+            "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id"
+        )
+
+        def work(link: Link) -> None:
+            last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
+            place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
+            values = (*_key(scope, record.task_id), scope.user_id, record.log_id, place, _is_open(record), body)
+            made.extend(link.run(insert.format(link.now), *values))
+
+        await self._write(scope, record.task_id, work)
+        if not made:
             raise TaskStoreError(self.place, f"there is a task {record.task_id} already")
 
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
@@ -71,9 +85,9 @@ class SqlTaskRepository:
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
         if not _can_be_stored(scope):
             return []
-        where, values = _within(scope)
-        found = await self._rows(f"SELECT body FROM tasks WHERE {where} ORDER BY place, task_id", *values)
-        return [self._decode(row[0], scope) for row in found]
+        query = "SELECT user_id, body FROM tasks WHERE agent = ? AND session_id = ? ORDER BY place, task_id"
+        found = await self._rows(query, scope.agent, scope.session_id)
+        return [self._decode(body, scope) for user_id, body in found if user_id == scope.user_id]
 
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
         if not _can_be_stored(scope, task_id):
@@ -92,7 +106,9 @@ class SqlTaskRepository:
                 return exc  # nothing was written, so the other jobs of this transaction may be committed
             if changed is None or changed == record:
                 return record
-            written = _replace(link, changed)
+            written, body = encoded(changed)
+            update = f"UPDATE tasks SET is_open = ?, saved_at = {link.now}, body = ? WHERE {_AT}"
+            link.run(update, _is_open(written), body, *_key(scope, task_id))
             return written
 
         after = await self._write(scope, task_id, work)
@@ -106,8 +122,18 @@ class SqlTaskRepository:
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):
             return None
-        data = text.encode(errors="replace")
-        await self._write(record.scope, record.task_id, lambda link: _save_result(link, record, data))
+        data, key = text.encode(errors="replace"), _key(record.scope, record.task_id)
+        insert = (
+            "INSERT INTO task_results (agent, session_id, task_id, body) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (agent, session_id, task_id) DO UPDATE SET body = excluded.body"
+        )
+
+        def work(link: Link) -> None:
+            has_ended = f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0 {link.locking}"
+            if not link.run(has_ended, *key):
+                link.run(insert, *key, data)
+
+        await self._write(record.scope, record.task_id, work)
         return f"task_results/{record.task_id}"
 
     async def read_result(self, record: TaskRecord) -> str | None:
@@ -121,32 +147,28 @@ class SqlTaskRepository:
 
     async def everything(self) -> Sequence[TaskRecord]:
         """Return the tasks of every agent, session and user."""
-        found = await self._rows(
-            "SELECT agent, session_id, user_id, body FROM tasks ORDER BY agent, session_id, place, task_id"
-        )
-        return [self._decode(body, TaskScope(*scope)) for *scope, body in found]
+        query = "SELECT agent, session_id, user_id, body FROM tasks ORDER BY agent, session_id, place, task_id"
+        return [self._decode(body, TaskScope(*scope)) for *scope, body in await self._rows(query)]
 
     async def open_scopes(self) -> Sequence[TaskScope]:
         found = await self._rows("SELECT DISTINCT agent, session_id, user_id FROM tasks WHERE is_open = 1")
-        return sorted(
-            [TaskScope(*row) for row in found], key=lambda scope: (scope.agent, scope.session_id, scope.user_id or "")
-        )
+        ordered = sorted(found, key=lambda row: (row[0], row[1], row[2] or ""))
+        return [TaskScope(*row) for row in ordered]
 
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
         if not _can_be_stored(scope):
             return {}
-        where, values = _within(scope)
 
         def read(link: Link) -> list[Any]:
             return link.run(
-                "SELECT task_id, ended, owner, epoch, lease_until, CASE WHEN boot = ? THEN "
-                f"CASE WHEN lease_until < {link.lease_now} THEN 1 ELSE 0 END END, status FROM tasks "
+                f"SELECT tasks.user_id, task_id, ended, owner, epoch, lease_until, {link.is_expired}, status FROM tasks "
                 "LEFT JOIN logs ON logs.log_id = tasks.log_id LEFT JOIN runs ON runs.run_id = tasks.log_id "
-                f"WHERE {where} AND is_open = 1 AND tasks.log_id IS NOT NULL",
-                *(link.boot, *values),
+                "WHERE tasks.agent = ? AND session_id = ? AND is_open = 1 AND tasks.log_id IS NOT NULL",
+                *(scope.agent, scope.session_id),
             )
 
-        return {task_id: _liveness(*log) for task_id, *log in await self._read(read)}
+        found = await self._read(read)
+        return {task_id: _liveness(*log) for user_id, task_id, *log in found if user_id == scope.user_id}
 
     def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:
         for row in link.run(f"SELECT body FROM tasks WHERE {_AT} {locking}", *_key(scope, task_id)):
@@ -181,42 +203,6 @@ async def _as_task_errors(work: Awaitable[T]) -> T:
         raise TaskStoreError(exc.place, exc.problem, transient=exc.transient, damaged=exc.damaged) from exc
 
 
-def _insert(link: Link, record: TaskRecord) -> bool:
-    """Insert a record; return False if there is one with its id."""
-    record, body = encoded(record)
-    scope = record.scope
-    last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
-    place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
-    made = link.run(
-        "INSERT INTO tasks (agent, session_id, task_id, user_id, log_id, place, is_open, saved_at, body) "
-        # The column is only for logs in this database.
-        f"VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, {link.now}, ?) "
-        "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id",
-        *(*_key(scope, record.task_id), scope.user_id, record.log_id, place, _is_open(record), body),
-    )
-    return bool(made)
-
-
-def _replace(link: Link, record: TaskRecord) -> TaskRecord:
-    """Replace a record; return it as it was written."""
-    record, body = encoded(record)
-    update = f"UPDATE tasks SET is_open = ?, saved_at = {link.now}, body = ? WHERE {_AT}"
-    link.run(update, _is_open(record), body, *_key(record.scope, record.task_id))
-    return record
-
-
-def _save_result(link: Link, record: TaskRecord, data: bytes) -> None:
-    """Store a long result, unless the task has ended."""
-    key = _key(record.scope, record.task_id)
-    if link.run(f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0 {link.locking}", *key):
-        return
-    link.run(
-        "INSERT INTO task_results (agent, session_id, task_id, body) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (agent, session_id, task_id) DO UPDATE SET body = excluded.body",
-        *(*key, data),
-    )
-
-
 def _liveness(
     ended: int | None, owner: str | None, epoch: int, lease_until: float, expired: int | None, status: str | None
 ) -> TaskLiveness:
@@ -228,14 +214,6 @@ def _liveness(
     if owner is not None:
         return TaskLiveness(status="orphaned" if expired or expired is None else "alive", mark=mark, owner=owner)
     return TaskLiveness(status="waiting" if status in _WAITING else "orphaned", mark=mark)
-
-
-def _within(scope: TaskScope) -> tuple[str, tuple[str, ...]]:
-    """Return the condition for the tasks of a session and user, and its values."""
-    where, values = "tasks.agent = ? AND tasks.session_id = ?", (scope.agent, scope.session_id)
-    if scope.user_id is None:
-        return f"{where} AND tasks.user_id IS NULL", values
-    return f"{where} AND tasks.user_id = ?", (*values, scope.user_id)
 
 
 def _key(scope: TaskScope, task_id: str) -> tuple[str, str, str]:
