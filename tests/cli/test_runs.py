@@ -110,6 +110,17 @@ def test_show_draws_the_tree_and_says_how_to_answer(cli: Cli, url: str, path: Pa
     assert (shown["usage"]["input_tokens"], shown["usage"]["cached_tokens"]) == (100, 0)
 
 
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(cli: Cli, url: str, path: Path) -> None:
+    stored(path, *[(f"run_{name}", RunStatus.COMPLETED, name) for name in "abc"])
+    sql(path, "UPDATE runs SET result = '{' WHERE run_id = 'run_b'")
+    code, out, err = cli("runs", "list")
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "run_c", "run_a"])
+    assert f"{path}: what is stored of run 'run_b' cannot be read" in err
+    assert len(err.splitlines()) == 1
+    checked = cli("db", "check", "--db", url)
+    assert (checked.code, "run 'run_b': its result: cannot be read" in checked.out) == (1, True)
+
+
 def test_a_run_whose_process_is_gone_is_listed_so(cli: Cli, url: str, path: Path) -> None:
     stored(path, ("run_c", RunStatus.SUSPENDED, "t3"), ("run_d", RunStatus.RUNNING, "t4"))
     sql(path, "UPDATE logs SET owner = 'elsewhere/1/1/x', lease_until = 1 WHERE log_id = 'run_d'")
