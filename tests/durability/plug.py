@@ -150,8 +150,8 @@ def check(played: Round) -> Counter[str]:
     """Everything that must hold at the end of a round; counts of what was seen."""
     folder = played.folder
     run_id = (folder / "run_id").read_text()
-    check_effects(played)
-    record, events = asyncio.run(read(played.url, run_id))
+    record, events, owners = asyncio.run(read(played.url, run_id))
+    check_effects(played, owners)
     result = record.result
     need(record.status == "completed", f"the run is {record.status}: {result and result.error}")
     assert result is not None
@@ -172,7 +172,7 @@ def check(played: Round) -> Counter[str]:
     return counts
 
 
-def check_effects(played: Round) -> None:
+def check_effects(played: Round, owners: int) -> None:
     """Every effect happened once. One that ran in a process that was frozen may have happened a second time."""
     lines = Counter((played.folder / "effects.txt").read_text().splitlines())
     wanted = sorted([*EFFECTS, "paid"]) if played.kind == "humans" else EFFECTS
@@ -182,7 +182,8 @@ def check_effects(played: Round) -> None:
         overlaps = [text for name, frozen in played.frozen.items() if [text, name] in [one[:2] for one in starts]]
         need(times == 1 or (times == 2 and bool(overlaps)), f"{text} happened {times} times")
     for text, name, at in starts:
-        late = name in played.frozen and float(at) > played.frozen[name] + played.lease
+        # On a busy machine the others may be too slow to take the run over.
+        late = owners > 1 and name in played.frozen and float(at) > played.frozen[name] + played.lease
         need(not late, f"{name} started {text} after it was frozen, though another node had the run")
 
 
@@ -221,14 +222,16 @@ def check_humans(folder: Path, events: list[Any]) -> Counter[str]:
             name, _, ticket = event.decision.id.partition("-pay-")
             need(ticket not in counted, f"two answers to {ticket} counted")
             counted[ticket] = name
-    said = [json.loads(line) for line in (folder / "humans.txt").read_text().splitlines()]
+    replies = folder / "humans.txt"  # missing if every human was killed before it could write down a reply
+    said = [json.loads(line) for line in replies.read_text().splitlines()] if replies.exists() else []
     for name, ticket, told in said:
         winner = counted.get(ticket.removeprefix("pay-"))
         need((told == "accepted") == (winner == name), f"{name} was told {told} on {ticket}; {winner}'s answer counted")
     return Counter({"answers": len(said), "refused": sum(told == "refused" for _, _, told in said)})
 
 
-async def read(url: str, run_id: str) -> tuple[Any, list[Any]]:
+async def read(url: str, run_id: str) -> tuple[Any, list[Any], int]:
+    """Read the record of a run, its events, and the number of owners it has had."""
     store: Any = open_store(url)
     await store.open()
     try:
@@ -238,7 +241,8 @@ async def read(url: str, run_id: str) -> tuple[Any, list[Any]]:
             events.extend(batch)
         need(await store.open_logs() == [], f"somebody still owns a log: {await store.open_logs()}")
         need((await store.read_log(run_id)).ended, "the log has not ended")
-        return record, events
+        epoch = "SELECT epoch FROM logs WHERE log_id = ?"
+        return record, events, (await store.database.read(lambda link: link.run(epoch, run_id)))[0][0]
     finally:
         await store.close()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.errors import LogUnreadable, StoreError
 from ..core.events import RunFinished, RunStarted
@@ -61,7 +62,7 @@ async def check(
     except StoreError as exc:
         if not exc.damaged:
             raise
-        return [_unreadable(exc)]
+        return [Finding(code="unreadable", what=exc.place, problem=exc.problem)]
     if version < newest_version():
         problem = f"its schema is {version}, this version has {newest_version()}: run retinue db migrate"
         return [Finding(code="schema", what=store.place, problem=problem)]
@@ -79,12 +80,8 @@ async def check(
         except StoreError as exc:
             if exc.transient:
                 raise
-            findings.add(_unreadable(exc))
+            findings.add("unreadable", exc.place, exc.problem)
     return findings.all()
-
-
-def _unreadable(problem: StoreError) -> Finding:
-    return Finding(code="unreadable", what=problem.place, problem=problem.problem)
 
 
 class _Findings:
@@ -94,26 +91,24 @@ class _Findings:
         self._found: dict[str, list[Finding]] = {}
         self._more: Counter[str] = Counter()
 
-    def add(self, finding: Finding) -> None:
-        alike = self._found.setdefault(finding.code, [])
+    def add(self, code: str, what: str, problem: str, severity: Literal["error", "warning"] = "error") -> None:
+        finding = Finding(code=code, what=what, problem=problem, severity=severity)
+        alike = self._found.setdefault(code, [])
         if len(alike) >= MOST_FINDINGS:
-            self._more[finding.code] += 1
+            self._more[code] += 1
         elif finding not in alike:
             alike.append(finding)
 
     def all(self) -> list[Finding]:
-        found = list[Finding]()
-        for code, alike in self._found.items():
-            found += alike
-            if more := self._more[code]:
-                severity = alike[-1].severity
-                found.append(Finding(code=code, what=f"{more:,} more", problem="of the same kind", severity=severity))
-        return found
+        for code, more in self._more.items():
+            alike = self._found[code]
+            alike.append(replace(alike[-1], what=f"{more:,} more", problem="of the same kind"))
+        return [finding for alike in self._found.values() for finding in alike]
 
 
 async def _check_files(database: Database, findings: _Findings) -> None:
     for problem in await database.find_damage():
-        findings.add(Finding(code="integrity", what=database.place, problem=f"{problem}: restore a backup"))
+        findings.add("integrity", database.place, f"{problem}: restore a backup")
 
 
 async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, fold: Fold) -> None:
@@ -129,7 +124,7 @@ async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, 
             try:
                 stored = await store.read_log(log_id)
             except LogUnreadable as exc:
-                findings.add(Finding(code="log", what=f"event {exc.seq} of {what}", problem=exc.reason))
+                findings.add("log", f"event {exc.seq} of {what}", exc.reason)
                 continue
             if stored is None or pruned == BEING_PRUNED:
                 continue
@@ -137,9 +132,9 @@ async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, 
             if (has_ended or waits) and _lacks_end(stored, log_id, status, bool(has_ended)):
                 if not waits or await _epoch(store, log_id) == epoch:  # nobody has continued the run since
                     problem = f"the log is truncated: the run is {status}, but its log does not end so"
-                    findings.add(Finding(code="truncated", what=what, problem=problem))
+                    findings.add("truncated", what, problem)
             elif not pruned and (problem := fold(log_id, stored)):
-                findings.add(Finding(code="fold", what=what, problem=problem))
+                findings.add("fold", what, problem)
         done += len(page)
         progress("logs", done, total)
 
@@ -188,7 +183,7 @@ async def _check_bodies(database: Database, findings: _Findings, progress: Progr
                     if body:
                         decode(body)
                 except UNREADABLE as exc:
-                    findings.add(Finding(code=code, what=name.format(*at), problem=f"cannot be read: {exc}"))
+                    findings.add(code, name.format(*at), f"cannot be read: {exc}")
             done += len(page)
             progress(table, done, total)
 
@@ -224,7 +219,7 @@ async def _check_relations(database: Database, findings: _Findings) -> None:
     for code, name, problem, query in _RELATIONS:
         for row in await database.read(lambda link, query=query: link.run(query)):
             severity = "warning" if code == "ownerless" else "error"
-            findings.add(Finding(code=code, what=name.format(*row), problem=problem.format(*row), severity=severity))
+            findings.add(code, name.format(*row), problem.format(*row), severity)
 
 
 async def _check_owners(database: Database, findings: _Findings, is_gone: IsGone) -> None:
@@ -234,7 +229,7 @@ async def _check_owners(database: Database, findings: _Findings, is_gone: IsGone
     for log_id, owner, expired in await database.read(read):
         if is_gone(owner):
             problem = f"the process {owner}, which owns it, is gone: {_TAKEOVER}"
-            findings.add(Finding(code="gone", what=f"run {log_id!r}", problem=problem, severity="warning"))
+            findings.add("gone", f"run {log_id!r}", problem, "warning")
         elif expired:
             problem = f"the lease of its owner {owner} is over: {_TAKEOVER}"
-            findings.add(Finding(code="expired", what=f"run {log_id!r}", problem=problem, severity="warning"))
+            findings.add("expired", f"run {log_id!r}", problem, "warning")

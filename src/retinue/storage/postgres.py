@@ -39,25 +39,14 @@ _FEW = 8
 
 _SCHEMA = "retinue"
 _SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
-_TIMEOUTS: dict[str, Any] = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-    "fallback_application_name": "retinue",
-}
+_DEFAULTS = conninfo_to_dict(
+    "connect_timeout=10 keepalives_idle=30 keepalives_interval=10 keepalives_count=3 tcp_user_timeout=30000 "
+    "fallback_application_name=retinue"
+)
 """Parameters of a connection, unless the URL sets others."""
-_PERMANENT = (
-    "authentication failed",
-    "does not exist",
-    "pg_hba.conf",
-    "no password supplied",
-    "not permitted",
-    "permission denied",
-    "not support SSL",
-    "certificate",
-    ": invalid ",
+_PERMANENT = re.compile(
+    r"authentication failed|does not exist|pg_hba\.conf|no password supplied|not permitted|permission denied|"
+    r"not support SSL|certificate|: invalid "
 )
 """Parts of messages about failed connections that a retry does not help."""
 _TRANSIENT_STATES = ("08", "25006", "53", "57", "58")
@@ -103,7 +92,7 @@ class PostgresAddress:
             )
         if not _SCHEMA_NAME.fullmatch(self.schema):
             raise ConfigurationError(f"not the name of a schema: {self.schema!r}; use small letters, digits and _")
-        self._parameters: dict[str, Any] = {**_TIMEOUTS, **given}
+        self._parameters: dict[str, Any] = {**_DEFAULTS, **given}
         self._secrets = [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
         self.place = _place(given) + ("" if self.schema == _SCHEMA else f"?schema={self.schema}")
 
@@ -131,7 +120,7 @@ class PostgresAddress:
         is_of_connection = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         if state.startswith(_CONFLICT_STATES):
             return StoreError(self.place, f"{said}: somebody else was faster, try again", transient=True)
-        if state.startswith(_TRANSIENT_STATES) or (is_of_connection and not any(word in said for word in _PERMANENT)):
+        if state.startswith(_TRANSIENT_STATES) or (is_of_connection and not _PERMANENT.search(said)):
             return StoreError(self.place, f"{said}: is the server up, and can it take more?", transient=True)
         if is_of_connection:
             return StoreError(self.place, f"{said}: check user, password and database of its URL")

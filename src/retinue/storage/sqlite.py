@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -44,17 +45,14 @@ class BootClock(NamedTuple):
     seconds: Callable[[], float]
 
 
-def _boot_seconds() -> float:
+def _this_boot() -> BootClock:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def _boot_id() -> str:
+    seconds = time.monotonic if clock is None else partial(time.clock_gettime, clock)
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:  # without it, leases of other processes cannot be compared
-        return f"process-{token_hex(8)}"
+            return BootClock(file.read().strip(), seconds)
+    except OSError:  # without an id, leases of other processes cannot be compared
+        return BootClock(f"process-{token_hex(8)}", seconds)
 
 
 class SqliteDatabase(Database):
@@ -63,7 +61,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: str, durability: Durability, clock: BootClock | None = None) -> None:
         super().__init__(path)
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
-        self._clock = clock or BootClock(_boot_id(), _boot_seconds)
+        self._clock = clock or _this_boot()
         self._known_file: tuple[int, int] | None = None
         self._exclusive = Lane(path, lambda: self._connect("BEGIN IMMEDIATE"), self._problem)
         self._writers = self._blocking_writers = [self._exclusive]
