@@ -1,4 +1,4 @@
-"""For your tests: a model that says what it is told, a sink that remembers, and what a port's implementation must do."""
+"""The test kit: a scripted model, a recording sink, and a conformance suite for each port."""
 
 from .backends import BackendHarness, BackendSuite, example_work
 from .durable import DurableStoreSuite

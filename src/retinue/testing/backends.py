@@ -1,9 +1,9 @@
-"""What every backend that is not local must do: checks to be run on each implementation."""
+"""The conformance suite of the `Backend` port, for backends that are not local."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -18,15 +18,16 @@ from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
 from ..core.runs import RunIdentity, RunResult
+from .suite import Suite
 
 PATIENCE = 10.0
-"""Seconds in which everything must have happened."""
+"""Seconds after which a check fails."""
 SLOW = 0.3
 """Seconds that `slow` takes."""
 
 
 async def example_work(text: str) -> str:
-    """What the agent at the other end must do with a message, so that the suite can tell what happened.
+    """Do what the agent at the other end must do with a message, so that the suite can check it.
 
     `echo <text>` answers the text, `slow <text>` too but takes a while, `fail <text>` raises it, and `hang` never ends
     by itself.
@@ -42,27 +43,27 @@ async def example_work(text: str) -> str:
 
 
 class BackendHarness(Protocol):
-    """A backend under test, and what can be seen at the other end, where messages are answered by `example_work`."""
+    """A backend under test, and a view of its other end, which answers messages with `example_work`."""
 
     backend: Backend
     broken: Backend
-    """One of the same kind that can dispatch nothing: what it needs is away, or refuses it."""
+    """A backend of the same kind that cannot dispatch: its server is down or refuses."""
 
     def starts(self, run_id: str) -> int:
-        """How often a run was started."""
+        """Return the number of times a run was started."""
         ...
 
     def is_at_work(self, run_id: str) -> bool:
-        """Whether a run goes on."""
+        """Return True while a run is in progress."""
         ...
 
     def sent(self, run_id: str) -> Sequence[str]:
-        """The texts that were sent for a run."""
+        """Return the texts that were sent for a run."""
         ...
 
 
 class _Asked:
-    """A request, and what the backend said of it."""
+    """A request, and what the backend reported about it."""
 
     def __init__(self, *messages: Message | str, **fields: Any) -> None:
         self.accepted = 0
@@ -82,7 +83,7 @@ class _Asked:
         return self.request.identity.run_id
 
     def again(self) -> _Asked:
-        """The same run, as another process asks for it that knows that it was dispatched."""
+        """Return the request of a process that continues this run and knows that it was dispatched."""
         return _Asked(*self.request.messages, identity=self.request.identity, is_dispatched=True)
 
     def _accept(self) -> None:
@@ -93,7 +94,7 @@ class _Asked:
         (self.events if self.accepted else self.early).append(event)
 
     def check(self, result: RunResult, status: RunStatus) -> None:
-        """What holds for every run that ended."""
+        """Check what holds for every ended run."""
         assert isinstance(result, RunResult), f"it returned {result!r}"
         assert result.status is status, f"{result.status}: {result.error}"
         assert (result.run_id, result.thread_id) == (self.run_id, self.request.identity.thread_id), "ids are local"
@@ -102,23 +103,8 @@ class _Asked:
         assert status is RunStatus.COMPLETED or result.error, "it does not say why"
 
 
-class BackendSuite:
-    """The contract of Backend for what is not local, a check at a time: `for check in suite.checks(): await check()`.
-
-    `make` gives a harness with nothing in it, as a context. What a backend does not claim in its profile is not asked
-    of it.
-    """
-
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[BackendHarness]]) -> None:
-        self._make = make
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the checks, for a parametrised test."""
-        return sorted([name for name in vars(cls) if name.startswith("check_")])
-
-    def checks(self) -> list[Callable[[], Awaitable[None]]]:
-        return [getattr(self, name) for name in self.names()]
+class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
+    """The contract of Backend. Features that a profile does not claim are not checked."""
 
     async def check_the_profile_says_something_and_stays(self) -> None:
         async with self._make() as harness:

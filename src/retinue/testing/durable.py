@@ -24,11 +24,11 @@ from .rows import LONG, begin, ended_run, full_batch, public, refused, step_rows
 from .stores import ODD, StoreSuite, stored_run, stored_thread
 
 ROUNDS = 50
-"""How often two race for the same thing."""
+"""The number of rounds of each race."""
 
 
 class DurableStoreSuite(StoreSuite[DurableStore]):
-    """The contract of DurableStore, and that of Store. `reopen` is needed: the checks use two stores at once."""
+    """The contract of DurableStore and of Store. `reopen` is required: the checks use two stores at once."""
 
     async def check_a_run_begins_whole(self) -> None:
         async with self._two() as (store, other):
@@ -492,7 +492,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
 
 
 async def _within(watch: Watch, is_so: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
-    """Look until something is so, and wait between: it must not take half as long as the watch may."""
+    """Wait until a condition holds; fail if that takes half as long as the watch may wait."""
     began = time.monotonic()
     while not await is_so() and time.monotonic() - began < seconds:
         await watch.wait(seconds)

@@ -1,4 +1,4 @@
-"""What every filesystem must do: checks to be run on each implementation."""
+"""The conformance suite of the `Filesystem` port."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import FilesystemError
 from ..core.filesystem import FileEntry, Filesystem
+from .suite import Suite
 
 OUTSIDE_PATHS = (
     "..",
@@ -32,38 +33,17 @@ OUTSIDE_PATHS = (
     "x" * 300,
     "a/" * 5000 + "a",
 )
-"""What leads out of a workspace, or means something else on another system."""
+"""Paths that lead out of a workspace, or mean something else on another system."""
 
 
-class FilesystemSuite:
-    """The contract of Filesystem, a check at a time: `for check in suite.checks(): check()`.
-
-    `make` gives a filesystem with nothing in it. `reopen` gives another one on the same files, as another process has
-    it; without it, what is written is only looked at through the one that wrote it. Whoever gives them closes them.
-    """
-
-    def __init__(
-        self, make: Callable[[], Filesystem], reopen: Callable[[Filesystem], Filesystem] | None = None
-    ) -> None:
-        self._make, self._reopen = make, reopen
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the checks, for a parametrised test."""
-        return sorted([name for name in vars(cls) if name.startswith("check_")])
-
-    def checks(self) -> list[Callable[[], None]]:
-        return [getattr(self, name) for name in self.names()]
-
-    def _others(self, files: Filesystem) -> list[Filesystem]:
-        """The one given and, where there can be one, another on the same files."""
-        return [files] if self._reopen is None else [files, self._reopen(files)]
+class FilesystemSuite(Suite[Filesystem]):
+    """The contract of Filesystem. Its checks are not async, and the caller closes what it made."""
 
     def check_bytes_come_back(self) -> None:
         files = self._make()
         for data in (b"", b"text\n", bytes(range(256)), "žluť\r\n".encode(), b"x" * 1_000_000):
             files.write("a/b.bin", data)
-            for reader in self._others(files):
+            for reader in self._readers(files):
                 assert reader.read("a/b.bin") == data
                 with reader.open("a/b.bin") as stream:
                     assert stream.read() == data
@@ -154,13 +134,13 @@ class FilesystemSuite:
             with _refused():
                 files.delete(path)
         files.delete("a/b.txt")
-        for reader in self._others(files):
+        for reader in self._readers(files):
             assert not reader.exists("a/b.txt")
             assert reader.list("a") == []
         with _refused("b.txt"):
             files.delete("a/b.txt")
         files.delete("a")
-        for reader in self._others(files):
+        for reader in self._readers(files):
             assert not reader.exists("a")
             assert reader.list() == []
 
@@ -181,7 +161,7 @@ class FilesystemSuite:
         files = self._make()
         versions = [letter * 300_000 for letter in (b"a", b"b")]
         files.write("file.txt", versions[0])
-        readers = self._others(files)
+        readers = self._readers(files)
 
         def write() -> None:
             for turn in range(150):
@@ -201,7 +181,7 @@ class FilesystemSuite:
 
     def check_writers_side_by_side_make_their_folders(self) -> None:
         files = self._make()
-        writers = self._others(files)
+        writers = self._readers(files)
         paths = [f"a/b/c/{number % 5}/{number}.txt" for number in range(100)]
 
         def write(number: int) -> None:
@@ -222,7 +202,7 @@ class FilesystemSuite:
         second = files.update("a/x.txt", lambda before: (before or b"") + b"2")
         assert second == files.stamp("a/x.txt") != first
         assert files.update("a/x.txt", lambda before: None) == second
-        for reader in self._others(files):
+        for reader in self._readers(files):
             assert reader.read("a/x.txt") == b"12"
 
     def check_an_update_that_fails_changes_nothing(self) -> None:
@@ -243,7 +223,7 @@ class FilesystemSuite:
 
     def check_updates_at_once_are_all_kept(self) -> None:
         files = self._make()
-        writers = self._others(files)
+        writers = self._readers(files)
         count = 25
 
         def append(number: int) -> None:
@@ -284,7 +264,7 @@ class FilesystemSuite:
         files.write("inner/y.txt", b"1")
         before = files.stamp("x.txt")
         assert before
-        for reader in self._others(files):
+        for reader in self._readers(files):
             assert reader.stamps() == {"x.txt": before}
             assert reader.stamps("", ".md") == {}
             assert reader.stamp("inner") is None
@@ -318,7 +298,7 @@ class FilesystemSuite:
 
 @contextmanager
 def _refused(words: str = "") -> Generator[list[str]]:
-    """What is done here must be refused, with these words in what is said."""
+    """Expect a FilesystemError whose message contains these words."""
     said: list[str] = []
     try:
         yield said

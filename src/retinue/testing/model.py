@@ -1,4 +1,4 @@
-"""A model that says what it is told to, and notices when it is asked too often."""
+"""A model that follows a script and fails on an unexpected request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..core.runs import Usage
 
 
 class ScriptError(Escape, AssertionError):
-    """The agent asked the model for something the script does not have. It comes out of the run."""
+    """The agent called the model more often than the script has turns. It is raised out of the run."""
 
 
 class Say(Struct, frozen=True):
@@ -48,7 +48,7 @@ ScriptFunction = Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]
 def say(
     text: str, chunks: Iterable[str] | None = None, usage: Usage | None = None, stop_reason: str | None = None
 ) -> Piece:
-    """Text, streamed in one piece or in the given ones; `stop_reason` is "length" or "refusal" for a turn cut short."""
+    """Text, streamed whole or in `chunks`; `stop_reason` is "length" or "refusal" for an answer that was cut."""
     pieces = (text,) if chunks is None else tuple(chunks)
     if "".join(pieces) != text:
         raise ValueError(f"the chunks of say() join to {''.join(pieces)!r}, not to {text!r}")
@@ -61,18 +61,18 @@ def think(text: str) -> Piece:
 
 
 def call(name: str, args: dict[str, Any] | str | None = None, id: str | None = None) -> Piece:
-    """A tool call; arguments given as text are sent as they are, broken or not."""
+    """A tool call; arguments given as text are sent unchanged, valid or not."""
     arguments = args if isinstance(args, str) else msgspec.json.encode(args or {}).decode()
     return Call(name, arguments, id)
 
 
 def fail(error: BaseException) -> Piece:
-    """The model breaks down here, after what the turn said before."""
+    """The model fails here, after the parts before in its turn."""
     return Fail(error)
 
 
 class ScriptedModel:
-    """Answers from a list of turns, or by a function of the request. `requests` is what it was asked."""
+    """Answers from a list of turns, or by a function of the request. `requests` holds the requests it got."""
 
     def __init__(self, script: Iterable[ScriptedTurn] | ScriptFunction, name: str = "scripted") -> None:
         self._function: ScriptFunction | None = script if callable(script) else None
@@ -116,7 +116,7 @@ class ScriptedModel:
         return self._turns[self._next - 1]
 
     def assert_consumed(self) -> None:
-        """Fails if turns are left over."""
+        """Fail if turns are left over."""
         left = len(self._turns) - self._next
         if left:
             raise ScriptError(f"{left} of {len(self._turns)} scripted turns were not asked for")

@@ -43,7 +43,7 @@ class KnownCall(Struct, frozen=True):
 
 
 class KnownTurn(Struct, frozen=True, kw_only=True):
-    """What a model is made to answer. A provider that has no reasoning may leave it out."""
+    """The answer that a model is made to give. A provider without reasoning may leave that out."""
 
     reasoning: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ ModelCheck = Callable[[ModelHarness], Awaitable[None]]
 
 
 class HeardTurn:
-    """What a model answered, put together as the loop does it."""
+    """The answer of a model, assembled as the loop does it."""
 
     def __init__(self) -> None:
         self.text, self.reasoning, self.calls = "", "", dict[int, dict[str, Any]]()
@@ -85,7 +85,7 @@ class HeardTurn:
 
     @property
     def called(self) -> list[tuple[str, str, Any]]:
-        """The calls in order: id, name and arguments."""
+        """Return the calls in order: id, name and arguments."""
         return [
             (call["id"], call["name"], msgspec.json.decode(call["arguments"] or "{}"))
             for _, call in sorted(self.calls.items())
@@ -93,7 +93,7 @@ class HeardTurn:
 
 
 async def hear(model: Model, request: ModelRequest | None = None) -> HeardTurn:
-    """Ask a model and put its answer together."""
+    """Call a model and assemble its answer."""
     heard = HeardTurn()
     async for chunk in model.stream(request or ModelRequest(messages=(Message.user("go"),))):
         heard.add(chunk)
@@ -156,7 +156,7 @@ def _check_turn(turn: KnownTurn) -> ModelCheck:
 
 
 async def check_name(harness: ModelHarness) -> None:
-    """A model says who it is, and shows nothing secret when it is printed."""
+    """A model has a name, and its repr shows no secret."""
     async with harness([_PLAIN]) as model:
         provider, colon, name = model.name.partition(":")
         assert provider and colon and name, model.name
@@ -173,14 +173,14 @@ async def check_asked_twice(harness: ModelHarness) -> None:
 
 
 async def check_asked_at_once(harness: ModelHarness) -> None:
-    """One model answers many at the same time."""
+    """One model serves many concurrent calls."""
     async with harness([_PLAIN] * 8) as model:
         for heard in await asyncio.gather(*[hear(model) for _ in range(8)]):
             _same(heard, _PLAIN)
 
 
 async def check_left_early(harness: ModelHarness) -> None:
-    """A stream that is closed half-way leaves the model fit for the next."""
+    """After a stream is closed half-way, the model still works."""
     async with harness([_PLAIN, _PLAIN]) as model:
         chunks: Any = model.stream(_ASKED)
         assert isinstance(await anext(chunks), TextChunk)
@@ -189,7 +189,7 @@ async def check_left_early(harness: ModelHarness) -> None:
 
 
 async def check_cancelled(harness: ModelHarness) -> None:
-    """Cancelling whoever reads is felt at once and is never swallowed."""
+    """Cancelling the reader takes effect at once and is never swallowed."""
     async with harness([_PLAIN, _PLAIN]) as model:
         begun = asyncio.Event()
 
@@ -207,7 +207,7 @@ async def check_cancelled(harness: ModelHarness) -> None:
 
 
 async def check_conversation(harness: ModelHarness) -> None:
-    """Whatever a conversation can hold is taken, also what another provider signed, and nothing of it is changed."""
+    """A model accepts every kind of message, also signatures of other providers, and changes none of them."""
     image = ImagePart(data="aGk=", media_type="image/png")
     calls = (ToolCall("call_1", "weather", {"city": "Bern"}), ToolCall("call_2", "time", {}, "{broken"))
     messages = (
@@ -226,7 +226,7 @@ async def check_conversation(harness: ModelHarness) -> None:
 
 
 async def check_run(harness: ModelHarness) -> None:
-    """In a run: a call is made, its result is read, and the usage of both turns adds up."""
+    """In a run the model makes a call and reads its result; the usage of both turns adds up."""
 
     @tool
     async def weather(city: str, days: int) -> str:
@@ -252,4 +252,4 @@ MODEL_CHECKS: dict[str, ModelCheck] = {
     "a whole conversation": check_conversation,
     "in a run": check_run,
 }
-"""What every model must pass, by name."""
+"""The checks by name."""

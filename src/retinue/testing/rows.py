@@ -16,14 +16,14 @@ LONG = 60.0
 
 
 def text_rows(first: int, last: int, text: str = ODD) -> list[LogRow]:
-    """Rows of deltas with these numbers."""
+    """Return rows of text deltas with these numbers."""
     stamp: dict[str, Any] = {"run_id": "r1", "agent": "a", "ns": ("tools:c1",), "message_id": "m1"}
     events = [TextDelta(seq=seq, at=seq / 4, delta=text, **stamp) for seq in range(first, last + 1)]
     return [LogRow(event.seq, 0, event) for event in events]
 
 
 def step_rows(first: int, text: str = ODD) -> list[LogRow]:
-    """Five rows for three events from this number on: with a private part, without one, and with nothing else."""
+    """Return five rows with three events from this number on: with, without and with only a private part."""
     stamp: dict[str, Any] = {"at": first / 4, "run_id": "r1", "agent": "a"}
     return [
         LogRow(first, 0, StepStarted(seq=first, step=1, model=text, **stamp), Private(values={"k": [1, text]})),
@@ -35,19 +35,19 @@ def step_rows(first: int, text: str = ODD) -> list[LogRow]:
 
 
 def public(rows: list[LogRow]) -> list[Event]:
-    """The events of rows."""
+    """Return the events of rows."""
     return [row.event for row in rows if row.event is not None]
 
 
 async def begin(
     store: DurableStore, record: RunRecord, owner: str = "p1", lease: float = LONG, when_busy: WhenBusy = "reject"
 ) -> str | None:
-    """Begin a run of which its id was asked."""
+    """Begin a run whose request is its id."""
     return await store.begin_run(record, record.identity.run_id.encode(), owner, lease, when_busy)
 
 
 async def refused(write: Awaitable[Any], error: type[StoreError] = StoreError) -> None:
-    """Await something that must be refused for good."""
+    """Await a write that must fail with an error that is not transient."""
     try:
         await write
     except error as exc:
@@ -57,12 +57,12 @@ async def refused(write: Awaitable[Any], error: type[StoreError] = StoreError) -
 
 
 def ended_run(run_id: str, number: float = 1.0, status: RunStatus = RunStatus.COMPLETED, **fields: Any) -> LogBatch:
-    """The batch that ends a run which its owner of epoch 1 has."""
+    """Return the batch with which the owner of epoch 1 ends a run."""
     return LogBatch(log_id=run_id, epoch=1, runs=[stored_run(run_id, number, status, **fields)], ended=True)
 
 
 def full_batch(epoch: int = 1, **fields: Any) -> LogBatch:
-    """A batch for log r1 with something of everything."""
+    """Return a batch for log r1 with every kind of content."""
     return LogBatch(
         log_id="r1",
         epoch=epoch,

@@ -1,4 +1,4 @@
-"""A sink that remembers."""
+"""A sink that keeps its events."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class RecordingSink:
         return [event.kind for event in self.events]
 
     def of(self, *kinds: str) -> list[Any]:
-        """The events of some kinds."""
+        """Return the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]

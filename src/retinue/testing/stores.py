@@ -1,24 +1,25 @@
-"""What every store must do: checks to be run on each implementation."""
+"""The conformance suite of the `Store` port."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, ToolCall
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord, Store, ThreadRecord
+from .suite import Suite
 
 ODD = "\u017elu\u0165\r\n\u2028 \U0001f600 \\u0000 'quoted' \"twice\" ?%s%"
 S = TypeVar("S", bound=Store)
 
 
 def stored_thread(thread_id: str = "t1", *said: str, user_id: str | None = "u1") -> ThreadRecord:
-    """A thread in which something was said, with state."""
+    """Return a thread with messages and state."""
     messages = [Message.user(text, id=f"m{number}") for number, text in enumerate(said)]
     asked = Message.assistant(ODD, tool_calls=[ToolCall("c1", "look", {"path": ODD, "deep": [1, {"x": None}]})])
     state = PersistedState(3, {"k": {"a": [1, 2.5, ODD]}})
@@ -26,7 +27,7 @@ def stored_thread(thread_id: str = "t1", *said: str, user_id: str | None = "u1")
 
 
 def stored_run(run_id: str, started_at: float = 1.0, status: RunStatus | None = None, **fields: Any) -> RunRecord:
-    """A run as it is stored while it goes on or, with a status, when it has ended or waits."""
+    """Return the record of a running run or, with a status, of one that ended or waits."""
     thread_id, user_id = fields.pop("thread_id", "t1"), fields.pop("user_id", "u1")
     parent_run_id = fields.pop("parent_run_id", None)
     result = None
@@ -45,24 +46,8 @@ def stored_run(run_id: str, started_at: float = 1.0, status: RunStatus | None = 
     return RunRecord(identity=identity, started_at=started_at, result=result, log_id=log_id, **fields)
 
 
-class StoreSuite(Generic[S]):
-    """The contract of Store, a check at a time: `for check in suite.checks(): await check()`.
-
-    `make` gives a store with nothing in it. `reopen` gives another one on the same records, as another process has it;
-    without it, what is saved is only read through the one that saved it. Each is opened and closed by the check, where
-    it has `open` and `close`. For a store outside the process there is more: `DurableStoreSuite`.
-    """
-
-    def __init__(self, make: Callable[[], S], reopen: Callable[[S], S] | None = None) -> None:
-        self._make, self._reopen = make, reopen
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the checks, for a parametrised test."""
-        return sorted([name for name in dir(cls) if name.startswith("check_")])
-
-    def checks(self) -> list[Callable[[], Awaitable[None]]]:
-        return [getattr(self, name) for name in self.names()]
+class StoreSuite(Suite[S]):
+    """The contract of Store. Each check opens and closes its stores. `DurableStoreSuite` has more, for stores on disk."""
 
     @asynccontextmanager
     async def _one(self) -> AsyncGenerator[S]:
@@ -71,7 +56,7 @@ class StoreSuite(Generic[S]):
 
     @asynccontextmanager
     async def _two(self) -> AsyncGenerator[tuple[S, S]]:
-        """Two on the same records or, where that cannot be, the same one twice."""
+        """Open two stores on the same records; without `reopen`, yield the same store twice."""
         async with self._one() as store:
             if self._reopen is None:
                 yield store, store

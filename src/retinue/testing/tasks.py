@@ -1,22 +1,23 @@
-"""What every task repository must do: checks to be run on each implementation."""
+"""The conformance suite of the `TaskRepository` port."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import TaskStoreError
 from ..tasks.lifecycle import beat, begin, finish, request_cancel
 from ..tasks.repository import TaskRepository
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
+from .suite import Suite
 
 NOW = 1_800_000_000.0
 S1 = TaskScope("boss", "s1")
 
 
 def task_record(task_id: str, scope: TaskScope = S1, **fields: Any) -> TaskRecord:
-    """A record as a new task has it."""
+    """Return the record of a new task."""
     given: dict[str, Any] = {"sub_agent_id": "worker", "created_at": at(NOW), "last_updated_at": at(NOW), **fields}
     return TaskRecord(
         task_id=task_id,
@@ -27,31 +28,8 @@ def task_record(task_id: str, scope: TaskScope = S1, **fields: Any) -> TaskRecor
     )
 
 
-class TaskRepositorySuite:
-    """The contract of TaskRepository, a check at a time: `for check in suite.checks(): await check()`.
-
-    `make` gives a repository with nothing in it. `reopen` gives another one on the same records, as another process
-    has it; without it, what is written is only looked at through the one that wrote it.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], TaskRepository],
-        reopen: Callable[[TaskRepository], TaskRepository] | None = None,
-    ) -> None:
-        self._make, self._reopen = make, reopen
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the checks, for a parametrised test."""
-        return sorted([name for name in vars(cls) if name.startswith("check_")])
-
-    def checks(self) -> list[Callable[[], Awaitable[None]]]:
-        return [getattr(self, name) for name in self.names()]
-
-    def _others(self, repository: TaskRepository) -> list[TaskRepository]:
-        """The one given and, where there can be one, another on the same records."""
-        return [repository] if self._reopen is None else [repository, self._reopen(repository)]
+class TaskRepositorySuite(Suite[TaskRepository]):
+    """The contract of TaskRepository."""
 
     async def check_what_was_added_is_read(self) -> None:
         repository = self._make()
@@ -59,7 +37,7 @@ class TaskRepositorySuite:
             "t1", input="do it\n\u017elu\u0165 \u2028 \U0001f600", agent_key="agent:worker:1", run_id="run_1"
         )
         await repository.add(record)
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert await reader.get(S1, "t1") == record
             assert list(await reader.list(S1)) == [record]
 
@@ -73,7 +51,7 @@ class TaskRepositorySuite:
     async def check_a_task_is_added_once(self) -> None:
         repository = self._make()
         await repository.add(task_record("t1", input="first"))
-        for writer in self._others(repository):
+        for writer in self._readers(repository):
             try:
                 await writer.add(task_record("t1", input="second"))
             except TaskStoreError as error:
@@ -88,7 +66,7 @@ class TaskRepositorySuite:
         for name in names:
             await repository.add(task_record(name))
         await repository.update(S1, "t3", lambda record: begin(record, NOW, "n1"))
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert [record.task_id for record in await reader.list(S1)] == names
 
     async def check_sessions_and_users_see_their_own(self) -> None:
@@ -96,7 +74,7 @@ class TaskRepositorySuite:
         scopes = [S1, TaskScope("boss", "s2"), TaskScope("boss", "s1", "ann"), TaskScope("boss", "s1", "bob")]
         for number, scope in enumerate(scopes):
             await repository.add(task_record(f"t{number}", scope))
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             for number, scope in enumerate(scopes):
                 assert [record.task_id for record in await reader.list(scope)] == [f"t{number}"]
                 for other in range(len(scopes)):
@@ -112,12 +90,12 @@ class TaskRepositorySuite:
         assert (running.status, running.node, running.version) == (TaskStatus.RUNNING, "n1", 2)
         unchanged = await repository.update(S1, "t1", lambda record: None)
         assert unchanged == running
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert await reader.get(S1, "t1") == running
 
     async def check_a_reader_sees_what_was_written_since(self) -> None:
         repository = self._make()
-        readers = self._others(repository)
+        readers = self._readers(repository)
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         for number in range(1, 30):
             for reader in readers:
@@ -131,7 +109,7 @@ class TaskRepositorySuite:
         for number, end in enumerate((TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)):
             await repository.add(task_record(f"t{number}", node="n1", status=TaskStatus.RUNNING))
             ended = await repository.update(S1, f"t{number}", _finishing(end))
-            for writer in self._others(repository):
+            for writer in self._readers(repository):
                 for change in (_finishing(TaskStatus.FAILED), _beating, _cancelling):
                     assert await writer.update(S1, f"t{number}", change) == ended
                 assert await writer.get(S1, f"t{number}") == ended
@@ -150,7 +128,7 @@ class TaskRepositorySuite:
             return_exceptions=True,
         )
         assert isinstance(results[0], ValueError), f"the error was swallowed: {results[0]!r}"
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert [record.status for record in await reader.list(S1)] == [TaskStatus.RUNNING, TaskStatus.COMPLETED]
 
     async def check_updates_at_once_are_all_kept(self) -> None:
@@ -158,7 +136,7 @@ class TaskRepositorySuite:
         count = 40
         for number in range(4):
             await repository.add(task_record(f"t{number}", node="n1", status=TaskStatus.RUNNING))
-        writers = self._others(repository)
+        writers = self._readers(repository)
         await asyncio.gather(
             *[
                 writer.update(S1, f"t{number}", _beating)
@@ -167,7 +145,7 @@ class TaskRepositorySuite:
                 for writer in writers
             ]
         )
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             versions = [record.version for record in await reader.list(S1)]
             assert versions == [1 + count * len(writers)] * 4, f"updates were lost: {versions}"
 
@@ -175,7 +153,7 @@ class TaskRepositorySuite:
         repository = self._make()
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         ends = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED] * 5
-        writers = self._others(repository)
+        writers = self._readers(repository)
         results = await asyncio.gather(
             *[writer.update(S1, "t1", _finishing(end)) for end in ends for writer in writers]
         )
@@ -192,7 +170,7 @@ class TaskRepositorySuite:
         await repository.update_all(
             [(S1, "t1", _beating), (S1, "t2", _beating), (other, "t3", _beating), (S1, "gone", _beating)]
         )
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert [record.version for record in [*await reader.list(S1), *await reader.list(other)]] == [2, 2, 2]
 
     async def check_results_come_back_whole(self) -> None:
@@ -203,7 +181,7 @@ class TaskRepositorySuite:
             assert before is not None
             kept = await repository.keep_result(before, text)
             ended = await repository.update(S1, f"t{number}", _finishing(TaskStatus.COMPLETED, text, kept))
-            for reader in self._others(repository):
+            for reader in self._readers(repository):
                 found = await reader.get(S1, f"t{number}")
                 assert found == ended
                 assert found is not None
@@ -214,11 +192,11 @@ class TaskRepositorySuite:
         scopes = [TaskScope("boss", "s1"), TaskScope("boss", "s1", "ann"), TaskScope("boss", "s2", "bob")]
         for number, scope in enumerate(scopes):
             await repository.add(task_record(f"t{number}", scope, node="n1", status=TaskStatus.RUNNING))
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert set(await reader.open_scopes()) == set(scopes)
         for number, scope in enumerate(scopes):
             await repository.update(scope, f"t{number}", _finishing(TaskStatus.COMPLETED))
-            for reader in self._others(repository):
+            for reader in self._readers(repository):
                 assert set(scopes[number + 1 :]) <= set(await reader.open_scopes())
 
     async def check_a_task_without_a_log_lives_by_its_heartbeats(self) -> None:
@@ -227,7 +205,7 @@ class TaskRepositorySuite:
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         await repository.add(task_record("t2", node="n1", status=TaskStatus.RUNNING, log_id="elsewhere"))
         await repository.add(task_record("t3", other, status=TaskStatus.COMPLETED))
-        for reader in self._others(repository):
+        for reader in self._readers(repository):
             assert [dict(await reader.liveness(scope)) for scope in (S1, other, TaskScope("boss", "s9"))] == [{}] * 3
 
 
