@@ -32,11 +32,11 @@ TOLD: StateKey[dict[str, str], dict[str, str]] = StateKey(
     default=dict[str, str],
     sure=True,
 )
-"""What the session knows of its tasks' ends. Kept with the conversation, so that neither is there without the other."""
+"""The ends of tasks that the session knows. Stored with the conversation, so that neither exists without the other."""
 
 
 class Announcer:
-    """Says what a session does not know yet of its tasks."""
+    """Tells a session the news of its tasks."""
 
     def __init__(self, repository: TaskRepository) -> None:
         self._repository = repository
@@ -82,7 +82,7 @@ class Announcer:
 
 
 def _news(record: TaskRecord, told: dict[str, str]) -> str | None:
-    """What there is to tell of a task: that it has ended, or for what it waits; None where that is known."""
+    """Return the news of a task: its end, or its question; None if the session knows it."""
     state = _state(record)
     news = f"waiting: {record.awaiting}" if state == "waiting" else state
     return None if news == told.get(record.task_id) else news

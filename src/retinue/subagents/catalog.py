@@ -107,7 +107,7 @@ class Catalog:
                 )
             places[name] = place
 
-    def take_named(self, agents: Mapping[str, Agent]) -> None:
+    def set_named_agents(self, agents: Mapping[str, Agent]) -> None:
         """The agents that `subagents` names as text."""
         self._named = agents
         self._merge()
@@ -139,7 +139,7 @@ class Catalog:
         return self.entries
 
     async def child(self, declaration: SubagentDeclaration) -> Agent:
-        """A sub-agent as it would be spawned, for a run that no call asks for."""
+        """Return a sub-agent as it would be spawned, for a run that no call starts."""
         return await self._factory.child(declaration)
 
     def _merge(self) -> None:
@@ -224,7 +224,7 @@ class ChildFactory:
         return lambda ctx: stub
 
     def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
-        """What is wrong with a declaration; any problem that is no warning makes it unusable."""
+        """Yield the problems of a declaration. One that is no warning makes it unusable."""
         if declaration.is_remote:
             for name in ("model", "tools", "builtin_tools", "limits"):
                 if getattr(declaration, name) is not None:
@@ -259,14 +259,14 @@ class ChildFactory:
                 )
 
     def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
-        """The child made before, where nothing about it has changed."""
+        """Return the child made before if nothing about it has changed."""
         made = self._made.get(name)
         if made is None or made[0] is not declaration or made[1] != base:
             made = self._made[name] = (declaration, base, build())
         return made[2]
 
     async def _base(self, declaration: SubagentDeclaration) -> str:
-        """What instructs the child, as it is now; and its folder is made, where it has one of its own."""
+        """Return the instructions of the child as they are now. If it has a folder of its own, that is made."""
         if declaration.workspace is not None:
             return await in_thread(self._read_definition, {"declaration": declaration})
         if declaration.mode is WorkspaceMode.ISOLATED and self._parent.builtin_names:
@@ -292,7 +292,7 @@ class ChildFactory:
         return self._parent.child(declaration, with_context(base), files, tells_agents_file=not defined_here)
 
     def _runtime_files(self, declaration: SubagentDeclaration) -> Filesystem:
-        """Where a child works: rows two to five of the table of workspaces."""
+        """Return the files that a child works on: rows two to five of the table of workspaces."""
         if declaration.mode is WorkspaceMode.SHARED:
             return self._parent.files
         if declaration.workspace is not None:

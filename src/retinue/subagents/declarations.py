@@ -31,7 +31,7 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class WorkspaceMode(StrEnum):
-    """Where a sub-agent works: in a folder of its own, or in its parent's."""
+    """The folder of a sub-agent: its own, or its parent's."""
 
     ISOLATED = "isolated"
     SHARED = "shared"
@@ -79,7 +79,7 @@ class SubagentDeclaration:
     """Seconds after which a run of it is stopped."""
     limits: Limits | None = field(default=None, kw_only=True)
     source: str = field(default="code", kw_only=True)
-    """Where it was declared: the path of its file, or `code`."""
+    """The path of its file, or `code`."""
     lines: Mapping[str, int] = field(default_factory=dict[str, int], kw_only=True, repr=False, compare=False)
     """On which line of the file each field is."""
 

@@ -14,8 +14,8 @@ from .declarations import Problem, SubagentDeclaration
 from .markdown import Loaded
 
 MANY, PATIENCE = 200, 1.0
-"""So many files are looked at one by one only once in so many seconds: it takes milliseconds. What was added to their
-folder, removed or replaced is noticed at once all the same."""
+"""More files than `MANY` are looked at one by one only every `PATIENCE` seconds, because it takes milliseconds. A file
+that is added, removed or replaced is noticed at once."""
 SMALL = 16
 """The number of files that are looked at on the event loop."""
 DEEPEST = 4
@@ -42,7 +42,7 @@ class DeclarationFolder:
 
     @property
     def is_small(self) -> bool:
-        """Whether looking at it again is a matter of microseconds."""
+        """True if looking at it again takes microseconds."""
         return self._stamps is not None and len(self._stamps) <= SMALL
 
     @property
@@ -102,5 +102,5 @@ class DeclarationFolder:
 
 
 def _why(error: FilesystemError) -> str:
-    """What is wrong, without the path, which is told beside it."""
+    """Return the problem without the path, which is shown beside it."""
     return error.problem if isinstance(error, PathError) else str(error)

@@ -166,7 +166,7 @@ class _Reader:
         return cast("dict[str, Any]", value)
 
     def _value(self, event: Any, within: str, depth: int) -> Any:
-        """What begins with an event, as text, lists and dicts."""
+        """Return the value that begins with an event: text, a list or a dict."""
         kind = event.__class__.__name__
         if kind == "ScalarEvent":
             return None if event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL") else event.value

@@ -64,9 +64,9 @@ class HarnessAgent(Agent[Out]):
     filesystem: Filesystem | None = field(default=None, kw_only=True)
     """Instead of the folder `workspace` of this machine."""
     task_repository: TaskRepository | None = field(default=None, kw_only=True)
-    """Where background tasks are kept, instead of `agents/<name>/tasks` in the workspace."""
+    """The records of background tasks, instead of `agents/<name>/tasks` in the workspace."""
     on_timeout: OnTimeout = field(default="promote", kw_only=True)
-    """What becomes of a sub-agent that works longer than its parent waits: a background task, or it is stopped."""
+    """A sub-agent that works longer than its parent waits becomes a background task, or is stopped."""
     context_files: Iterable[str] = field(default=(), kw_only=True)
     """Files of the workspace that the model reads with AGENTS.md, always."""
     max_context_tokens: int = field(default=8000, kw_only=True)
@@ -77,7 +77,7 @@ class HarnessAgent(Agent[Out]):
     """Folders outside the workspace that sub-agents may be defined in."""
     general_purpose: bool = field(default=True, kw_only=True)
     builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
-    """Which of the tools of the workspace it has; None is all that are not disabled."""
+    """The tools of the workspace that it has; None is all that are not disabled."""
     disable_subagents: bool = field(default=False, kw_only=True)
     disable_filesystem: bool = field(default=False, kw_only=True)
     disable_shell: bool = field(default=True, kw_only=True)
@@ -85,7 +85,7 @@ class HarnessAgent(Agent[Out]):
     leaf: bool = field(default=False, kw_only=True)
     """A sub-agent that has none itself."""
     tells_agents_file: bool = field(default=True, kw_only=True)
-    """Whether AGENTS.md is among the context files; not where the instructions already are its text."""
+    """True if AGENTS.md is shown to the model; False if it is already the instructions."""
     files: Filesystem = field(init=False, repr=False)
     own_tools: tuple[Tool, ...] = field(init=False, repr=False)
     """The tools it was given, which its children inherit; not those it brings itself."""
@@ -147,7 +147,7 @@ class HarnessAgent(Agent[Out]):
 
     @property
     def reads_workspace(self) -> bool:
-        """Whether anything in the workspace is looked at."""
+        """True if any file of the workspace is read."""
         return not self.disable_filesystem or not self.disable_workspace_context
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
@@ -155,7 +155,7 @@ class HarnessAgent(Agent[Out]):
         self.check_confined(self, resolver)
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
-            self.catalog.take_named({name: resolver.agent(name) for name in names})
+            self.catalog.set_named_agents({name: resolver.agent(name) for name in names})
             background: Background = resolver.background
             background.service(self._tasks()).watch()
         return ()

@@ -49,7 +49,7 @@ _CLAUDE_FAMILIES = frozenset({"sonnet", "opus", "haiku", "fable"})
 
 
 class Loaded(Struct, frozen=True):
-    """What a file gave: a declaration, or none, and what is wrong with it."""
+    """The declaration of a file, if it has a usable one, and its problems."""
 
     declaration: SubagentDeclaration | None
     problems: tuple[Problem, ...] = ()

@@ -39,7 +39,7 @@ class StreamingPassthroughSink:
         elif isinstance(event, ErrorRaised):
             if event.dropped_message_id is not None:
                 del self._pieces[self._step_from :]  # only what the broken answer had said is taken back
-            self._take_error(event)
+            self._forward_error(event)
         elif isinstance(event, StepStarted):
             self._step_from = len(self._pieces)
 
@@ -48,7 +48,7 @@ class StreamingPassthroughSink:
         self._pieces.append(text)
         self._step_from = len(self._pieces)
 
-    def _take_error(self, event: ErrorRaised) -> None:
+    def _forward_error(self, event: ErrorRaised) -> None:
         if self._errors is ChildErrorForwarding.WRAP:
             code = f" {event.code}" if event.code else ""
             self._show(f"[child error{code}: {event.message}]")
@@ -60,7 +60,7 @@ class StreamingPassthroughSink:
 
 
 class StreamedChild(Struct, frozen=True):
-    """What a streamed child said, and in how many steps."""
+    """The text of a streamed child, and its number of steps."""
 
     content: str
     steps: int

@@ -1,4 +1,4 @@
-"""What models are told about sub-agents: the parent how to use them, a child that it is one."""
+"""The prompts about sub-agents: for the parent that uses them, and for the child."""
 
 from __future__ import annotations
 

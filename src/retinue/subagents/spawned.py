@@ -49,7 +49,7 @@ SPAWNED: StateKey[dict[str, Spawned], Spawned] = StateKey(
 
 
 def spawned_of(ctx: ToolContext) -> dict[str, Spawned]:
-    """What this call's user has spawned in this session, by key."""
+    """Return the sub-agents that the user of this call has spawned in this session, by key."""
     return {key: spawned for key, spawned in ctx.state(SPAWNED).items() if spawned.user_id == ctx.run.user_id}
 
 
@@ -66,7 +66,7 @@ class Labels:
         self._given: dict[tuple[str | None, str, str], tuple[str, str]] = {}
 
     def claim(self, label: str, ctx: ToolContext) -> bool:
-        """Whether no other call of this run has it; a call that runs again keeps its own."""
+        """Take a label; False if another call of this run has it. A call that runs again keeps its own."""
         place, holder = _place(label, ctx), (ctx.run.run_id, ctx.call_id)
         before = self._given.get(place, holder)
         if before != holder and before[0] == ctx.run.run_id:
@@ -108,7 +108,7 @@ class Turns:
         self._held.pop(session_id, None)
 
     def is_held(self, session_id: str, ctx: ToolContext) -> bool:
-        """Whether it waits in the middle of another call's message. What an earlier run left waiting was given up."""
+        """Return whether it waits within another call's message. A wait of an earlier run does not count."""
         if session_id not in self._held:
             return False
         run_id, call_id = self._held[session_id]

@@ -21,7 +21,7 @@ from ..tasks.task import TaskRecord, TaskStatus
 from .announce import TOLD
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
-from .work import Commission, Workers, made_for
+from .work import ChildJob, Workers, made_for
 
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
@@ -180,20 +180,20 @@ class AgentTools:
         ctx: ToolContext,
         introduction: Introduction,
     ) -> ToolOutput | ToolResult:
-        """Have a sub-agent work on a message in its own conversation, and tell what came of it."""
+        """Have a sub-agent work on a message in its own conversation, and return the answer."""
         try:
             agent = await entry.agent(ctx)
-            commission = Commission.of(entry, agent, spawned, text, ctx)
+            job = ChildJob.of(entry, agent, spawned, text, ctx)
             if seconds == 0:
-                record = await self._workers.start(commission)
+                record = await self._workers.start(job)
                 return ToolOutput(f"{introduction(spawned)}\n{_accepted(record)}", {SPAWNED: spawned})
-            outcome = await self._workers.wait_for(commission, seconds)
+            outcome = await self._workers.wait_for(job, seconds)
         except LimitReached as exc:
             return _error(exc.reason)
         except (ExecutionBackendError, TaskStoreError, FilesystemError) as exc:
             return _error(str(exc))
         if isinstance(outcome, TaskRecord):
-            return await self._tell_task(outcome, spawned, seconds, introduction)
+            return await self._describe_task(outcome, spawned, seconds, introduction)
         if outcome.status is RunStatus.SUSPENDED:
             ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
             return ToolResult.suspended(ticket.message, ticket=ticket)
@@ -201,14 +201,14 @@ class AgentTools:
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
         told = ToolResult(
-            data=f"{introduction(spawned)}\n{tell_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata
+            data=f"{introduction(spawned)}\n{describe_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata
         )
         return ToolOutput(told, {SPAWNED: spawned})
 
-    async def _tell_task(
+    async def _describe_task(
         self, record: TaskRecord, spawned: Spawned, seconds: int, introduction: Introduction
     ) -> ToolOutput:
-        """What has become of work that was not, or not only, done here."""
+        """Return the answer about work that is a task."""
         updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
         if record.status.is_terminal:
             updates[TOLD] = {record.task_id: record.status.lower()}
@@ -219,14 +219,14 @@ class AgentTools:
 
 
 def seconds_of(given: int | None) -> int:
-    """How long to wait; 0 is not at all."""
+    """Return the seconds to wait; 0 is not at all."""
     if given is None:
         return DEFAULT_SECONDS
     return 0 if given <= 0 else min(given, MOST_SECONDS)
 
 
 def _shorter(seconds: float, entry: Entry) -> float:
-    """How long a sub-agent had: as long as its caller waits, or as its declaration says."""
+    """Return the seconds that a sub-agent had: those its caller waits, or fewer if its declaration says so."""
     own = None if entry.declaration is None else entry.declaration.timeout
     return seconds if own is None else min(seconds, own)
 
@@ -239,8 +239,8 @@ def known_as(spawned: Spawned, session_id: str) -> Spawned:
     return Spawned(key, spawned.agent_id, session_id, spawned.label, spawned.depth, spawned.user_id)
 
 
-def tell_outcome(outcome: RunResult, seconds: float) -> str:
-    """How a sub-agent's work ended, in lines."""
+def describe_outcome(outcome: RunResult, seconds: float) -> str:
+    """Return the lines that say how the work of a sub-agent ended."""
     if outcome.status is RunStatus.COMPLETED:
         text = (outcome.response or "") if outcome.output is None else to_json_text(outcome.output)
         return f"status: ok\nreply:\n{text}"

@@ -30,10 +30,10 @@ from .spawned import Spawned, Turns
 OnTimeout = Literal["promote", "cancel"]
 
 REMOTE = "task-protocol"
-"""How remote work is executed, as records say it."""
+"""The `transport_type` of remote work."""
 
 
-class Commission(Struct):
+class ChildJob(Struct):
     """One message for one sub-agent."""
 
     entry: Entry
@@ -55,11 +55,11 @@ class Commission(Struct):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another backend executes it. It is told as started when that has accepted it, not before."""
+        """True if another backend executes it. It counts as started when that backend has accepted it."""
         return self.is_remote or self.agent.backend is not None
 
     @classmethod
-    def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> Commission:
+    def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> ChildJob:
         return cls(entry, agent, spawned, text, ctx, f"run_{made_for(ctx, 'run').hex[:20]}", CancellationToken())
 
     @property
@@ -89,28 +89,28 @@ class Workers:
         self._parent, self._catalog, self.repository, self._on_timeout = parent, catalog, repository, on_timeout
         self.turns = Turns()
 
-    async def wait_for(self, commission: Commission, seconds: float) -> RunResult | TaskRecord:
+    async def wait_for(self, job: ChildJob, seconds: float) -> RunResult | TaskRecord:
         """The result, or, where it takes longer than that, the task that the work has become.
 
         Work for a backend elsewhere is a task from the beginning.
         """
-        if (taken_up := await self._taken_up(commission)) is not None:
+        if (taken_up := await self._taken_up(job)) is not None:
             return taken_up
-        if commission.is_elsewhere:
-            return await self._wait_for_task(commission, seconds)
-        token = commission.token
-        self._queue_up(commission)
-        running = asyncio.create_task(self._run(commission), name=commission.run_id)
+        if job.is_elsewhere:
+            return await self._wait_for_task(job, seconds)
+        token = job.token
+        self._queue_up(job)
+        running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
             if not done and self._on_timeout == "cancel":
                 token.set(TIMED_OUT)
                 done, _ = await asyncio.wait({running}, timeout=GRACE)
         except asyncio.CancelledError:
-            token.set(commission.ctx.cancellation.reason or "cancelled")
+            token.set(job.ctx.cancellation.reason or "cancelled")
             await asyncio.wait({running}, timeout=GRACE)
             raise
-        return running.result() if done else await self._promote(commission, running)
+        return running.result() if done else await self._promote(job, running)
 
     async def look_after(self, record: TaskRecord, ctx: ToolContext) -> None:
         """Watch over a remote task that another process has started, perhaps one that is gone."""
@@ -137,10 +137,10 @@ class Workers:
         background: Background = ctx.resolver.background
         background.service(self.repository).attach(record, work)
 
-    async def _wait_for_task(self, commission: Commission, seconds: float) -> TaskRecord:
-        background: Background = commission.ctx.resolver.background
+    async def _wait_for_task(self, job: ChildJob, seconds: float) -> TaskRecord:
+        background: Background = job.ctx.resolver.background
         service = background.service(self.repository)
-        record = await self.start(commission)
+        record = await self.start(job)
         try:
             record = await service.wait(record.scope, record.task_id, seconds) or record
             if self._on_timeout == "cancel" and not record.status.is_terminal:
@@ -150,28 +150,28 @@ class Workers:
             await service.cancel(record.scope, record.task_id)
             raise
 
-    async def start(self, commission: Commission) -> TaskRecord:
+    async def start(self, job: ChildJob) -> TaskRecord:
         """Let it run in the background."""
-        if (taken_up := await self._taken_up(commission)) is not None:
+        if (taken_up := await self._taken_up(job)) is not None:
             return taken_up
-        commission.in_background = True
-        self._queue_up(commission)
-        if not commission.is_elsewhere:  # it may begin when the run that starts it has ended
-            background: Background = commission.ctx.resolver.background
-            session_id = commission.spawned.session_id
-            background.announce_child(commission.ctx, commission.agent, commission.text, commission.run_id, session_id)
+        job.in_background = True
+        self._queue_up(job)
+        if not job.is_elsewhere:  # it may begin when the run that starts it has ended
+            background: Background = job.ctx.resolver.background
+            session_id = job.spawned.session_id
+            background.announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            return await self._to_the_end(commission, await self._run(commission), waits)
+            return await self._to_the_end(job, await self._run(job), waits)
 
-        return await self._begin(commission, TaskStatus.PENDING, work, commission.end_turn)
+        return await self._begin(job, TaskStatus.PENDING, work, job.end_turn)
 
-    async def _taken_up(self, commission: Commission) -> TaskRecord | None:
+    async def _taken_up(self, job: ChildJob) -> TaskRecord | None:
         """The task that a call had started before its process ended, which goes on by itself."""
-        background: Background = commission.ctx.resolver.background
-        if not background.is_recovered(commission.ctx):
+        background: Background = job.ctx.resolver.background
+        if not background.is_recovered(job.ctx):
             return None
-        return await self.repository.get(self._scope(commission.ctx), commission.task_id)
+        return await self.repository.get(self._scope(job.ctx), job.task_id)
 
     async def take_up(self, record: TaskRecord, ctx: ToolContext) -> None:
         """Go on with a task whose process ended, where it was."""
@@ -189,107 +189,107 @@ class Workers:
             if entry is None:
                 raise ExecutionBackendError(record.sub_agent_id, "it is not declared any more")
             agent = await entry.agent(ctx)
-            commission = Commission(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
-            self._queue_up(commission)
-            return await self._to_the_end(commission, await self._run(commission), waits)
+            job = ChildJob(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
+            self._queue_up(job)
+            return await self._to_the_end(job, await self._run(job), waits)
 
         await service.take_up(record, work, background.reporter(ctx, record, service), token)
 
     def _scope(self, ctx: ToolContext) -> TaskScope:
         return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
 
-    async def _promote(self, commission: Commission, running: asyncio.Task[RunResult]) -> TaskRecord:
-        commission.in_background = True
-        background: Background = commission.ctx.resolver.background
-        background.detach(commission.run_id)
+    async def _promote(self, job: ChildJob, running: asyncio.Task[RunResult]) -> TaskRecord:
+        job.in_background = True
+        background: Background = job.ctx.resolver.background
+        background.detach(job.run_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            return await self._to_the_end(commission, await running, waits)
+            return await self._to_the_end(job, await running, waits)
 
         try:
-            return await self._begin(commission, TaskStatus.RUNNING, work)
+            return await self._begin(job, TaskStatus.RUNNING, work)
         except BaseException:
-            commission.token.set("it could not be written down as a task")
+            job.token.set("it could not be written down as a task")
             raise
 
     async def _begin(
-        self, commission: Commission, status: TaskStatus, work: Work, at_end: Callable[[], None] | None = None
+        self, job: ChildJob, status: TaskStatus, work: Work, at_end: Callable[[], None] | None = None
     ) -> TaskRecord:
-        background: Background = commission.ctx.resolver.background
+        background: Background = job.ctx.resolver.background
         service = background.service(self.repository)
-        record = self._record(commission, status, service.node)
-        reporter = background.reporter(commission.ctx, record, service)
+        record = self._record(job, status, service.node)
+        reporter = background.reporter(job.ctx, record, service)
         if at_end is not None:
             reporter = ReporterWithEnd(reporter, at_end)
-        return await service.start(record, work, reporter, commission.token)
+        return await service.start(record, work, reporter, job.token)
 
-    def _record(self, commission: Commission, status: TaskStatus, node: str) -> TaskRecord:
-        run, spawned, now = commission.ctx.run, commission.spawned, at(time.time())
-        background: Background = commission.ctx.resolver.background
+    def _record(self, job: ChildJob, status: TaskStatus, node: str) -> TaskRecord:
+        run, spawned, now = job.ctx.run, job.spawned, at(time.time())
+        background: Background = job.ctx.resolver.background
         return TaskRecord(
-            task_id=commission.task_id,
+            task_id=job.task_id,
             sub_agent_id=spawned.agent_id,
             parent_agent_id=self._parent,
             parent_session_id=run.thread_id,
             user_id=run.user_id,
             status=status,
-            input=commission.text,
+            input=job.text,
             agent_key=spawned.agent_key,
             sub_session_id=spawned.session_id,
             parent_run_id=run.run_id,
-            parent_tool_call_id=commission.ctx.call_id,
-            run_id=commission.run_id,
-            log_id=background.log_id(commission.ctx),
-            transport_type=REMOTE if commission.is_remote else None,
+            parent_tool_call_id=job.ctx.call_id,
+            run_id=job.run_id,
+            log_id=background.log_id(job.ctx),
+            transport_type=REMOTE if job.is_remote else None,
             node=node if status is TaskStatus.RUNNING else None,
             created_at=now,
             last_updated_at=now,
         )
 
-    async def _run(self, commission: Commission) -> RunResult:
-        ctx, session_id = commission.ctx, commission.spawned.session_id
-        if not await self._take_turn(commission):
-            return _never_began(commission)
+    async def _run(self, job: ChildJob) -> RunResult:
+        ctx, session_id = job.ctx, job.spawned.session_id
+        if not await self._take_turn(job):
+            return _never_began(job)
         try:
             if self.turns.is_held(session_id, ctx):
                 problem = "it waits for a decision: send your message when it has gone on"
-                raise ExecutionBackendError(commission.entry.id, problem)
-            outcome = await self._child(commission)
+                raise ExecutionBackendError(job.entry.id, problem)
+            outcome = await self._child(job)
             if outcome.status is RunStatus.SUSPENDED:
-                self.turns.hold(outcome.thread_id, ctx, beyond_run=commission.in_background)
+                self.turns.hold(outcome.thread_id, ctx, beyond_run=job.in_background)
             else:
                 self.turns.let_go(outcome.thread_id)
             return outcome
         finally:
-            commission.end_turn()
+            job.end_turn()
 
-    async def _child(self, commission: Commission) -> RunResult:
+    async def _child(self, job: ChildJob) -> RunResult:
         """Run the child, or continue it where it stands."""
-        declared = commission.entry.declaration
-        return await commission.ctx.run_child(
-            commission.agent,
-            commission.text,
-            thread_id=commission.spawned.session_id,
+        declared = job.entry.declaration
+        return await job.ctx.run_child(
+            job.agent,
+            job.text,
+            thread_id=job.spawned.session_id,
             timeout=None if declared is None else declared.timeout,
             limits=None if declared is None else declared.limits,
-            cancellation=commission.token,
-            detached=commission.in_background,
-            run_id=commission.run_id,
+            cancellation=job.token,
+            detached=job.in_background,
+            run_id=job.run_id,
         )
 
-    def _queue_up(self, commission: Commission) -> None:
+    def _queue_up(self, job: ChildJob) -> None:
         """Take a place after the messages before: the order of the calls is the order of the conversation."""
-        commission.turn = self.turns.of(commission.spawned.session_id)
-        commission.queued = asyncio.create_task(commission.turn.acquire())
+        job.turn = self.turns.of(job.spawned.session_id)
+        job.queued = asyncio.create_task(job.turn.acquire())
 
-    async def _take_turn(self, commission: Commission) -> bool:
+    async def _take_turn(self, job: ChildJob) -> bool:
         """Wait for the messages before; False where this one is no longer wanted."""
-        queued, token, loop = commission.queued, commission.token, asyncio.get_running_loop()
+        queued, token, loop = job.queued, job.token, asyncio.get_running_loop()
         if queued is None:
             return False
         if not queued.done():
-            background: Background = commission.ctx.resolver.background
-            background.give_slot_back(commission.ctx)  # whoever is before it may need the slot to come to an end
+            background: Background = job.ctx.resolver.background
+            background.give_slot_back(job.ctx)  # whoever is before it may need the slot to come to an end
 
         def stop() -> None:
             loop.call_soon_threadsafe(queued.cancel)
@@ -305,23 +305,23 @@ class Workers:
         finally:
             token.forget(stop)
         if token.is_set():
-            commission.end_turn()
+            job.end_turn()
         return not token.is_set()
 
-    async def _to_the_end(self, commission: Commission, outcome: RunResult, waits: Waits) -> RunResult:
+    async def _to_the_end(self, job: ChildJob, outcome: RunResult, waits: Waits) -> RunResult:
         """See a child through its waits for humans."""
-        background: Background = commission.ctx.resolver.background
+        background: Background = job.ctx.resolver.background
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-                ctx, run_id, token = commission.ctx, commission.run_id, commission.token
+                ctx, run_id, token = job.ctx, job.run_id, job.token
                 if await background.next_leg(ctx, run_id, token, lambda: waits(None)):
-                    outcome = await self._child(commission)
+                    outcome = await self._child(job)
                 else:
                     reason = token.reason or "cancelled"
-                    outcome = await background.give_up(ctx, commission.agent, run_id, reason)
+                    outcome = await background.give_up(ctx, job.agent, run_id, reason)
         finally:
-            self.turns.let_go(commission.spawned.session_id)
+            self.turns.let_go(job.spawned.session_id)
         return outcome
 
 
@@ -343,14 +343,14 @@ class ReporterWithEnd:
         self._reporter.close()
 
 
-def _never_began(commission: Commission) -> RunResult:
+def _never_began(job: ChildJob) -> RunResult:
     """The end of work that was not wanted any more when its turn came."""
-    reason = commission.token.reason or "cancelled"
+    reason = job.token.reason or "cancelled"
     status = RunStatus.TIMEOUT if reason == TIMED_OUT else RunStatus.CANCELLED
     return RunResult(
         status=status,
-        run_id=commission.run_id,
-        thread_id=commission.spawned.session_id,
+        run_id=job.run_id,
+        thread_id=job.spawned.session_id,
         state=PersistedState(),
         error=reason,
         termination=status.value,

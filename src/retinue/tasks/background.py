@@ -29,7 +29,7 @@ class Background(Protocol):
         ...
 
     def is_recovered(self, ctx: ToolContext) -> bool:
-        """Whether the call belongs to a run that continues after its process ended."""
+        """Return whether the call belongs to a run that continues after its process ended."""
         ...
 
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:

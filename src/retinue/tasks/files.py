@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def holds_tasks(names: tuple[str, ...]) -> bool:
-    """Whether a folder of a workspace holds task records: `agents/<agent>/tasks`, and what is below."""
+    """Return whether a folder of a workspace holds task records: `agents/<agent>/tasks`, and what is below."""
     return len(names) > 2 and names[0].lower() == "agents" and names[2].lower() == "tasks"
 
 
@@ -248,7 +248,7 @@ def _changing(scope: TaskScope, task_id: str, change: Change) -> Callable[[dict[
 
 
 def _outcome(change: Callable[[dict[str, TaskRecord]], Any], records: dict[str, TaskRecord]) -> Any:
-    """What a change returned or raised: one that fails does not spoil the others."""
+    """Return what a change returned or raised: one that fails does not affect the others."""
     try:
         return change(records)
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Port: where task records are kept. The record is the truth; whatever a process has in memory only saves looking."""
+"""Port: the store of task records. The record is the truth; memory is only a cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[TaskRecord], TaskRecord | None]
 
 
 class TaskSettings(Struct, frozen=True, kw_only=True):
-    """How the executor of a task shows that it lives, and when others stop believing it."""
+    """The times of heartbeats, and of giving up on a task without them."""
 
     heartbeat: float = 30.0
     orphan_after: float = 600.0
@@ -34,7 +34,7 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 
 
 class TaskLiveness(Struct, frozen=True, kw_only=True):
-    """How the executor of a task stands, where the repository knows it without heartbeats.
+    """The state of the executor of a task, if the repository knows it without heartbeats.
 
     `alive`: somebody works on the task. `waiting`: nobody needs to, its run waits for a human. `orphaned`: nobody does,
     but a process may take it over. `lost`: nobody ever will.
@@ -86,10 +86,10 @@ class TaskRepository(Protocol):
         ...
 
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
-        """How the executors of open tasks stand, by task id. A task that is not named here lives by its heartbeats."""
+        """Return the state of the executors of open tasks, by task id. Any other task lives by its heartbeats."""
         ...
 
 
 def is_long(text: str) -> bool:
-    """Whether a result is too long for its record."""
+    """Return whether a result is too long for its record."""
     return len(text) > LONGEST_RESULT // 4 and len(text.encode(errors="replace")) > LONGEST_RESULT

@@ -37,7 +37,7 @@ class TaskReporter(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process continues the run that started the task, and the task with it."""
+        """True if another process continues the run that started the task, and the task with it."""
         ...
 
     def report(self, task_id: str, status: str) -> None: ...
@@ -66,7 +66,7 @@ class LocalTask(Struct, eq=False):
     ended: asyncio.Event
     job: asyncio.Task[None] | None = None
     notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
-    """What is being written about its waits."""
+    """Writes in progress about its waits."""
     last_beat: float = 0.0
     is_looked_on: bool = False
     """It is executed elsewhere, and was not started here: it goes on when this process ends."""
@@ -86,7 +86,7 @@ class TaskService:
         self._troubled: set[TaskScope] = set()
         """Sessions whose records cannot be read or written just now."""
         self._is_down = False
-        """Whether the last sweep failed, which was told then."""
+        """True if the last sweep failed, which was logged then."""
         self._closing = False
         self._left: Collection[str] = ()
         """The logs whose tasks are left to others."""
@@ -375,7 +375,7 @@ class TaskService:
 
 
 def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
-    """How a task ends whose child ended so."""
+    """Return status, result and error of a task from those of its child."""
     if outcome.status is RunStatus.COMPLETED:
         return TaskStatus.COMPLETED, outcome.response or "", None
     if outcome.status is RunStatus.CANCELLED:

@@ -34,9 +34,9 @@ class Sweeper:
         """Seconds without a sign of life that must be seen, whatever a clock says: it may have been set, or this
         machine have slept, and the executor with it."""
         self.suspects = False
-        """Whether the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
+        """True if the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
         self._seen: dict[str, tuple[object, float]] = {}
-        """Which sign of life of a task was seen first when: silence that does not depend on anybody's clock."""
+        """When the last sign of life of each task was first seen: a silence that depends on no clock but ours."""
 
     async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
         """Look at every task but `living`, which this process executes; those that were given up on.

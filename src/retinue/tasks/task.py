@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands."""
+    """The status of a task."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -29,7 +29,7 @@ _PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
 
 
 class TaskScope(Struct, frozen=True):
-    """Whose tasks are meant: those of one session of one user of one agent."""
+    """The tasks of one session of one user of one agent."""
 
     agent: str
     session_id: str
@@ -56,13 +56,13 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     """The log of the run that started it, where that is stored."""
     result: str | None = None
     result_file: str | None = None
-    """Where the whole result is, in the workspace or the database, where it is too long for the record."""
+    """The place of the whole result, in the workspace or the database, if it is too long for the record."""
     error_message: str | None = None
     cancel_requested: bool = False
     awaiting: str | None = None
-    """What a human must decide before it goes on."""
+    """The question that a human must answer before it continues."""
     transport_type: str | None = None
-    """How it is executed elsewhere; None is in the process that created it."""
+    """The protocol by which it is executed elsewhere; None is in the process that created it."""
     node: str | None = None
     """The process that executes it, or watches over it where it runs elsewhere."""
     created_at: datetime

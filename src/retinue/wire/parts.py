@@ -105,7 +105,7 @@ class PartsProjection:
         yield _part("updates", event, {TOOL_NODE: update})
 
     def _interrupt(self, event: events.ToolCallFinished) -> list[dict[str, Any]]:
-        """What a call waits for: the questions of its children, otherwise its own."""
+        """Return the questions that a call waits for: those of its children, otherwise its own."""
         if waiting := self._waiting(event.ns, event.call_id):
             return waiting
         ticket = event.result.suspension

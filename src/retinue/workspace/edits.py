@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Edit(NamedTuple):
-    """Where the old text is, and the file with it replaced."""
+    """The lines of the old text, and the file with it replaced."""
 
     lines: list[int]
     data: bytes

@@ -1,6 +1,6 @@
 """A folder on disk, as a place to look names up in without following links.
 
-`AnchoredFolder` holds the folder open and lets the system look each name up in that very folder: nothing can be put
+`Folder` holds the folder open and lets the system look each name up in that very folder: nothing can be put
 between the check and the use. `ResolvedFolder` is for systems that cannot do this (Windows): it resolves each path
 and compares, which refuses every link that is there but not one that is made in the instant after the look.
 """
@@ -11,7 +11,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Self
+
+from ..core.errors import FileMissing, PathDenied, PathError
 
 _CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOSED_ON_EXEC
@@ -28,142 +30,89 @@ CAN_ANCHOR = (
 )
 
 
-class Folder(Protocol):
-    """What is done with names in one folder. Fails with OSError; never follows a link."""
-
-    @classmethod
-    def at(cls, root: str) -> Self:
-        """The root itself, which may be reached through links: whoever configured it meant it so."""
-        ...
-
-    def enter(self, name: str) -> Self: ...
-
-    def stat(self, name: str) -> os.stat_result: ...
-
-    def own_stat(self) -> os.stat_result: ...
-
-    def open(self, name: str, flags: int, mode: int = 0o666) -> int: ...
-
-    def mkdir(self, name: str) -> None: ...
-
-    def replace(self, name: str, target: str) -> None: ...
-
-    def unlink(self, name: str) -> None: ...
-
-    def rmdir(self, name: str) -> None: ...
-
-    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
-        """What is in it, where the name ends so."""
-        ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def is_link(status: os.stat_result) -> bool:
     return stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) in _LINK_TAGS
 
 
-class AnchoredFolder:
-    """A folder held by its descriptor."""
+class Folder:
+    """A folder held by its descriptor. Operations fail with OSError, and never follow a link."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_path")
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int | None, path: str = "") -> None:
+        self._fd, self._path = fd, path
 
     @classmethod
     def at(cls, root: str) -> Self:
+        """The root itself. It may be reached through links: whoever configured it meant it so."""
         return cls(os.open(root, _FOLDER))
 
     def enter(self, name: str) -> Self:
         return type(self)(os.open(name, _FOLDER | _NO_FOLLOW, dir_fd=self._fd))
 
     def stat(self, name: str) -> os.stat_result:
-        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        return os.stat(self._at(name), dir_fd=self._fd, follow_symlinks=False)
 
     def own_stat(self) -> os.stat_result:
-        return os.fstat(self._fd)
+        return os.stat(self._own())
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        return os.open(name, flags | _LEAF, mode, dir_fd=self._fd)
+        return os.open(self._at(name), flags | _LEAF, mode, dir_fd=self._fd)
 
     def mkdir(self, name: str) -> None:
-        os.mkdir(name, dir_fd=self._fd)
+        os.mkdir(self._at(name), dir_fd=self._fd)
 
     def replace(self, name: str, target: str) -> None:
-        os.replace(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        os.replace(self._at(name), self._at(target), src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def unlink(self, name: str) -> None:
-        os.unlink(name, dir_fd=self._fd)
+        os.unlink(self._at(name), dir_fd=self._fd)
 
     def rmdir(self, name: str) -> None:
-        os.rmdir(name, dir_fd=self._fd)
+        os.rmdir(self._at(name), dir_fd=self._fd)
 
     def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
-        with os.scandir(self._fd) as entries:
+        """Return the names that end with the suffix, and their status."""
+        with os.scandir(self._own()) as entries:
             return _statuses(entries, suffix)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        if self._fd is not None:
+            os.fsync(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+
+    def _at(self, name: str) -> str:
+        """Return a name as the system takes it."""
+        return name
+
+    def _own(self) -> int | str:
+        return self._path if self._fd is None else self._fd
 
 
-class ResolvedFolder:
-    """A folder known by its resolved path."""
+class ResolvedFolder(Folder):
+    """A folder known by its resolved path, which is compared before each use."""
 
-    __slots__ = ("_path",)
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+    __slots__ = ()
 
     @classmethod
     def at(cls, root: str) -> Self:
         if not stat.S_ISDIR(os.stat(root).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        return cls(os.path.realpath(root))
+        return cls(None, os.path.realpath(root))
 
     def enter(self, name: str) -> Self:
         if not stat.S_ISDIR(self.stat(name).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        return type(self)(self._below(name))
+        return type(self)(None, self._at(name))
 
-    def stat(self, name: str) -> os.stat_result:
-        return os.lstat(self._below(name))
-
-    def own_stat(self) -> os.stat_result:
-        return os.stat(self._checked(self._path))
-
-    def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        return os.open(self._below(name), flags | _LEAF, mode)
-
-    def mkdir(self, name: str) -> None:
-        os.mkdir(self._below(name))
-
-    def replace(self, name: str, target: str) -> None:
-        os.replace(self._below(name), self._below(target))
-
-    def unlink(self, name: str) -> None:
-        os.unlink(self._below(name))
-
-    def rmdir(self, name: str) -> None:
-        os.rmdir(self._below(name))
-
-    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
-        with os.scandir(self._checked(self._path)) as entries:
-            return _statuses(entries, suffix)
-
-    def sync(self) -> None:
-        """Windows cannot do it for a folder."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _below(self, name: str) -> str:
+    def _at(self, name: str) -> str:
         return self._checked(os.path.join(self._path, name))
+
+    def _own(self) -> int | str:
+        return self._checked(self._path)
 
     def _checked(self, path: str) -> str:
         if os.path.normcase(os.path.realpath(path)) != os.path.normcase(path):
@@ -182,3 +131,28 @@ def _statuses(entries: Iterator[os.DirEntry[str]], suffix: str) -> list[tuple[st
         except OSError:
             continue  # gone since the folder was read
     return found
+
+
+LINK = "it is a symbolic link, and links are not followed"
+
+_PROBLEMS: dict[int, tuple[type[PathError], str]] = {
+    errno.ENOENT: (FileMissing, "there is no such file or folder"),
+    errno.ENOTDIR: (PathError, "it is not a folder"),
+    errno.EISDIR: (PathError, "it is a folder, not a file"),
+    errno.ENOTEMPTY: (PathError, "the folder is not empty"),
+    errno.ELOOP: (PathDenied, LINK),
+    errno.EMLINK: (PathDenied, LINK),
+    errno.EACCES: (PathDenied, "permission denied"),
+    errno.EPERM: (PathDenied, "permission denied"),
+    errno.EROFS: (PathDenied, "the disk is read-only"),
+    errno.ENAMETOOLONG: (PathDenied, "the name is too long"),
+}
+
+
+def refusal_of(error: OSError, path: str) -> PathError:
+    """Return the error of the operating system in our words."""
+    known = _PROBLEMS.get(error.errno or 0)
+    if known is None:
+        return PathError(path, (error.strerror or str(error)).lower())
+    kind, problem = known
+    return kind(path, problem)

@@ -14,10 +14,9 @@ from typing import BinaryIO, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
 from ..core.filesystem import Command, FileEntry, KeptBack, Stamp
-from .folders import CAN_ANCHOR, AnchoredFolder, Folder, ResolvedFolder, is_link
+from .folders import CAN_ANCHOR, LINK, Folder, ResolvedFolder, is_link, refusal_of
 from .locks import locked
 from .paths import TEMPORARY, join_path, name_problem, split_path
-from .refusals import LINK, refusal_of
 from .tree import sort_entries, walk_files
 
 T = TypeVar("T")
@@ -40,7 +39,7 @@ class LocalFilesystem:
     """
 
     is_local = True
-    _folder_type: type[Folder] = AnchoredFolder if CAN_ANCHOR else ResolvedFolder
+    _folder_type: type[Folder] = Folder if CAN_ANCHOR else ResolvedFolder
 
     def __init__(self, root: str | os.PathLike[str], *, read_limit: int = READ_LIMIT, fsync: bool = False) -> None:
         given = os.fspath(root)
@@ -173,7 +172,7 @@ class LocalFilesystem:
         return status.st_mtime_ns, status.st_ino
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder is there that can be used."""
+        """Return whether there is a usable file or folder."""
         names = split_path(path)
         try:
             with self._folder(names[:-1]) as folder:
@@ -321,7 +320,7 @@ def _mode_of_existing(folder: Folder, name: str, path: str) -> int | None:
 
 
 def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
-    """What a listing shows; None for what cannot be used."""
+    """Return the entry of a listing; None for what cannot be used."""
     if is_link(status) or name_problem(names[-1]):
         return None
     if stat.S_ISDIR(status.st_mode):

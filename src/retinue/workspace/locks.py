@@ -23,7 +23,7 @@ def locked(folder: Folder, name: str, path: str, wait: float = LONGEST_WAIT) -> 
     fd = folder.open(f"{TEMPORARY}{name}.lock", os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + wait
-        while not _take(fd):
+        while not _try_lock(fd):
             if time.monotonic() > deadline:
                 raise PathError(path, f"another process has held it for {wait:.0f} s: end that process, or try again")
             time.sleep(random.uniform(0.0005, 0.003))
@@ -35,7 +35,7 @@ def locked(folder: Folder, name: str, path: str, wait: float = LONGEST_WAIT) -> 
 if sys.platform == "win32":
     import msvcrt
 
-    def _take(fd: int) -> bool:
+    def _try_lock(fd: int) -> bool:
         try:
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -45,7 +45,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _take(fd: int) -> bool:
+    def _try_lock(fd: int) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

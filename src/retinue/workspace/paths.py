@@ -14,7 +14,7 @@ from ..core.errors import PathDenied
 LONGEST_PATH = 4096
 LONGEST_NAME = 255
 TEMPORARY = ".retinue-tmp-"
-"""How the name of a file that is being written begins."""
+"""The prefix of the name of a file that is being written."""
 
 _WINDOWS = os.name == "nt"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -15,7 +15,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_ALTERNATIVES = 64
 
 Places: TypeAlias = frozenset[tuple[int, int]]
-"""How far the alternatives of a pattern have matched: (alternative, segment)."""
+"""The segments that come next: (alternative, segment)."""
 
 
 class GlobPattern:
@@ -28,7 +28,7 @@ class GlobPattern:
         self.start = self._with_skips({(index, 0) for index in range(len(self._alternatives))})
 
     def step(self, places: Places, entry: FileEntry) -> Places | None:
-        """Where the pattern is after one more name; None if the entry cannot match or hold a match."""
+        """Return the places after one more name; None if the entry cannot match or hold a match."""
         name = entry.path.rpartition("/")[2]
         after: set[tuple[int, int]] = set()
         for alternative, index in places:
@@ -57,7 +57,7 @@ class GlobPattern:
 
 
 def _segments(names: tuple[str, ...]) -> list[Callable[[str], object] | None]:
-    """What matches each name; None for `**`, which at the end stands for every file below."""
+    """Return a matcher for each name; None for `**`, which at the end stands for every file below."""
     if names and names[-1] == "**":
         names = (*names, "*")
     plain = [name for name, before in zip(names, ("", *names), strict=False) if name != "**" or before != "**"]

@@ -21,7 +21,7 @@ from .local import READ_LIMIT, LocalFilesystem
 Isolation = Literal["shared", "user", "session"]
 
 WORKSPACE = "/workspace"
-"""Where the files are for a command."""
+"""The folder of the files inside the sandbox."""
 AGENTS_FOLDER = "agents"
 """Holds a folder for each agent, with records that commands must not add to."""
 
@@ -101,7 +101,7 @@ class SandboxFilesystem(LocalFilesystem):
         return made
 
     def confines(self, other: Filesystem) -> bool:
-        """Whether the other is this one, a folder below it, or a part of it, and its commands see no more."""
+        """Return whether the other is this one, a folder below it, or a part of it, and its commands see no more."""
         if not isinstance(other, SandboxFilesystem):
             return False
         # By the folder they were made for, not by where that leads: a path below this one may be made a link.
@@ -110,7 +110,7 @@ class SandboxFilesystem(LocalFilesystem):
         return same and other._base[: len(self._base)] == self._base and narrower
 
     def check_commands(self) -> None:
-        """Whether bwrap is there and can make a sandbox; what it once could is not asked again."""
+        """Check once that bwrap is there and can make a sandbox."""
         if self._program:
             return
         from shutil import which  # only here: it takes milliseconds to import
@@ -164,7 +164,7 @@ class SandboxFilesystem(LocalFilesystem):
         return Command(argv, "/", {"PATH": _SEARCHED, "HOME": WORKSPACE} | passed_on | self.environment, True)
 
     def _key(self, run: RunIdentity) -> str:
-        """What tells whose folder it is. A child works in that of the conversation that wanted it."""
+        """Return the user or session that the folder belongs to. A child works in the folder of its parent's conversation."""
         if self.isolation == "user":
             if not run.user_id:
                 raise ConfigurationError("each user has a sandbox, and this run has none: give it a user_id")
@@ -177,7 +177,7 @@ class SandboxFilesystem(LocalFilesystem):
         return run.parent_thread_id or run.thread_id
 
     def _has_part(self, other: SandboxFilesystem) -> bool:
-        """Whether the other is the folder of one user or session."""
+        """Return whether the other is the folder of one user or session."""
         parts = os.path.join(self._anchor, f"{self.isolation}s")
         return self.is_divided and not other.is_divided and os.path.dirname(other._anchor) == parts
 
@@ -201,7 +201,7 @@ class SandboxFilesystem(LocalFilesystem):
             yield from ("--ro-bind", folder, folder)
 
     def _kept_records(self) -> Iterator[str]:
-        """What keeps a command from folders that are kept back: it can add no agent, and sees those folders empty."""
+        """Yield the options that hide folders which are kept back: a command sees them empty, and can add no agent."""
         if self._kept_back is None or len(self._base) > 2:
             return
         if self._base:
@@ -225,7 +225,7 @@ def _folder_name(key: str) -> str:
 
 
 def _refusal(argv: list[str]) -> str | None:
-    """What a program says that fails; None for one that succeeds."""
+    """Return the error output of a program; None if it succeeds."""
     try:
         ended = subprocess.run(
             argv, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS, check=False

@@ -122,8 +122,8 @@ async def _let_go(end: socket.socket) -> None:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """What a command writes, shown as it comes. The command has ended when its shell has, also where something it
-    started still holds its output."""
+    """The output of a command, streamed as it comes. The command has ended when its shell has, even if a process that
+    it started still holds the output."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._ctx, self._kept, self._length, self._dropped = ctx, list[str](), 0, 0
@@ -131,16 +131,16 @@ class _Output(asyncio.SubprocessProtocol):
         self.exited, self.closed = asyncio.Event(), asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._take(self._decoder.decode(data))
+        self._append(self._decoder.decode(data))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        self._take(self._decoder.decode(b"", final=True))
+        self._append(self._decoder.decode(b"", final=True))
         self.closed.set()
 
     def process_exited(self) -> None:
         self.exited.set()
 
-    def _take(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         kept = text[: MOST_OUTPUT - self._length]
         self._dropped += len(text) - len(kept)
         self._length += len(kept)

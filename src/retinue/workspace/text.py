@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 LINE_BYTES = 10_000
-"""What is kept of one line."""
+"""The part of a line that is kept."""
 WINDOW_CHARS = 64_000
-"""What one reading shows at most; an agent cuts results that are longer."""
+"""The length of one reading; an agent cuts longer results."""
 READ_BYTES = 1_000_000_000
 """The part of a file, from its beginning, that can be read."""
 _COUNTED_BYTES = 100_000_000
@@ -33,15 +33,15 @@ class Window(NamedTuple):
     lines: list[str]
     """Each with its number."""
     next: int
-    """How many lines come before the first one that is not in it."""
+    """The number of lines before the first one that is not in it."""
     total: int
     counted: bool
-    """Whether `total` is all; else there are more."""
+    """True if `total` is all; otherwise there are more."""
     lossy: bool
 
 
 def is_binary(stream: BinaryIO) -> bool:
-    """Whether a file holds something else than text. The stream is back at its beginning afterwards."""
+    """Return whether a file is not text. The stream is back at its beginning afterwards."""
     head = stream.read(8192)
     stream.seek(0)
     return b"\0" in head

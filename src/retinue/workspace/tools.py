@@ -38,7 +38,7 @@ NOT_SEARCHED = frozenset({".git", ".hg", ".svn", ".venv", "node_modules", "__pyc
 """Folders that searches pass over: they are large, and seldom what is meant."""
 
 MOST_ENTRIES = 1000
-"""How many files a listing shows."""
+"""The number of files that a listing shows."""
 
 
 def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
