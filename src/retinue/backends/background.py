@@ -33,7 +33,7 @@ class LocalBackground:
         self._backend = backend
         self._services: dict[int, TaskService] = {}
         self._answers: dict[str, asyncio.Future[bool]] = {}
-        """For each background child that waits: whether it continues, once that is known."""
+        """For each background child that waits: True once it was answered, False once it is given up."""
 
     def service(self, repository: TaskRepository) -> TaskService:
         made = self._services.get(id(repository))
@@ -84,16 +84,16 @@ class LocalBackground:
     async def next_leg(
         self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
     ) -> bool:
-        answer = self._answer(run_id)
-        give_up = _Waker(answer)
-        token.on_set(give_up)
+        answer, cancelled = self._answer(run_id), asyncio.create_task(token.wait())
         try:
-            if await answer:
+            await asyncio.wait({answer, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.set_result(False)
+            if answer.result():
                 answered()
-                return True
-            return False
+            return answer.result()
         finally:
-            token.forget(give_up)
+            cancelled.cancel()
             self._answers.pop(run_id, None)
 
     def _answer(self, run_id: str) -> asyncio.Future[bool]:
@@ -134,20 +134,6 @@ class LocalBackground:
 
     async def close(self, grace: float) -> None:
         await asyncio.gather(*[service.close(grace) for service in self._services.values()])
-
-
-class _Waker:
-    """Gives up waiting for an answer, from any thread."""
-
-    def __init__(self, answered: asyncio.Future[bool]) -> None:
-        self._answered = answered
-
-    def __call__(self) -> None:
-        self._answered.get_loop().call_soon_threadsafe(self._give_up)
-
-    def _give_up(self) -> None:
-        if not self._answered.done():
-            self._answered.set_result(False)
 
 
 class LogReporter:

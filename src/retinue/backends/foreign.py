@@ -1,4 +1,4 @@
-"""Runs elsewhere: what this process does for any backend that is not local.
+"""Children on backends that are not local.
 
 The backend only executes. Lineage, limits, events, matching after a restart and cancellation are the same for every
 backend, and are here.
@@ -13,16 +13,29 @@ from msgspec.structs import replace
 from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
+from ..core.events import (
+    ActivityDelta,
+    ActivitySnapshot,
+    Custom,
+    ErrorRaised,
+    Event,
+    ReasoningDelta,
+    RunFinished,
+    RunStarted,
+    TextDelta,
+)
 from ..core.lifecycle import RunStatus
-from ..core.rows import Ending
+from ..core.messages import Message
+from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord, ThreadRecord, ThreadUpdate
 from ..loop.endings import start_leg
 from ..loop.execution import Execution, result_of
-from ..loop.state import ChildRef, RunState
-from .foreign_run import ForeignRun
+from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, check_child, tell_finished
+
+_FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom)
 
 
 class ForeignBackend:
@@ -52,7 +65,7 @@ class ForeignBackend:
         return await self._continue(request, parent, state)
 
     async def _run_alone(self, request: RunRequest) -> RunResult:
-        """A run without lineage: nobody follows it, and nothing is told of it."""
+        """Execute a run without lineage; it has no events."""
         if request.is_dispatched:
             return await self.backend.run(request)  # only watched: it goes on when this is cancelled
         self._check(request, None)
@@ -102,7 +115,7 @@ class ForeignBackend:
             raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
 
     async def _conduct(self, child: ForeignRun, thread: ThreadRecord | None) -> RunResult:
-        """See a run through to its end, in a task of its own so that it can stop in its own way."""
+        """Execute a run to its end and store what is left of it."""
         request, log = child.request, child.parent.log
         child.parent.give_slot_back(request.identity.parent_tool_call_id or "")
         request.accepted, request.emit = child.accept, child.emit
@@ -112,12 +125,12 @@ class ForeignBackend:
         return result
 
     async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
-        """Have the backend execute a run, in a task of its own so that it can stop in its own way."""
+        """Execute a run in a task of its own, so that it can stop in its own way."""
         given, token = request.cancellation, CancellationToken()
         request.cancellation = token
         loop = asyncio.get_running_loop()
         seconds = _seconds_left(request.timeout, None if child is None else child.state)
-        work = asyncio.create_task(self._dispatch(request), name=request.identity.run_id)
+        work = asyncio.create_task(self.backend.run(request), name=request.identity.run_id)
 
         def stop() -> None:
             if child is not None and child.parent.log.lost:  # another process waits for it now
@@ -145,9 +158,6 @@ class ForeignBackend:
             raise _as_backend_error(request, problem) from problem
         return _outcome(work, request)
 
-    async def _dispatch(self, request: RunRequest) -> RunResult:
-        return await self.backend.run(request)
-
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
         """Store the conversation of a child that keeps one, and how a child ended that others may ask for."""
         request, state, writer = child.request, child.state, child.parent.log.writer
@@ -172,8 +182,116 @@ class ForeignBackend:
             await writer.settle(runs=runs, threads=updates)
 
 
+class ForeignRun:
+    """Begins in the log when the backend has accepted it, and counts against the limits before that."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        parent: Execution,
+        local: LocalBackend,
+        ref: ChildRef | None,
+        state: RunState | None = None,
+    ) -> None:
+        self.request, self.parent, self._local, self.state = request, parent, local, state
+        self._is_closed = self._has_text = False
+        self._is_counted = ref is None
+        if self._is_counted:
+            parent.log.dispatching.append(parent.state)
+        if state is not None and request.sink is not None:
+            parent.log.listen(state.run_id, request.sink)
+
+    def accept(self) -> None:
+        """Begin the run in the log: the backend has accepted it."""
+        if not self._is_closed:
+            self._begin()
+
+    def emit(self, event: Event) -> None:
+        """Append an event for those who watch; what comes too late is dropped."""
+        if self._is_closed:
+            return
+        if not isinstance(event, _FOR_WATCHING):
+            raise TypeError(f"a backend emits what is for watching only, not {event.kind!r}")
+        run = self._begin()
+        if run.status is not RunStatus.RUNNING:
+            return
+        if isinstance(event, TextDelta):
+            self._has_text = True
+        if isinstance(event, TextDelta | ReasoningDelta):
+            event = replace(event, message_id=message_id(run, run.message_count + 1))
+        self.parent.log.append(run, event)
+
+    def finish(self, result: RunResult) -> RunResult:
+        """Append its end, once."""
+        run, log = self._begin(), self.parent.log
+        self._is_closed = True
+        log.results[run.run_id] = result
+        if run.is_over:
+            return result
+        said = ()
+        if result.response:
+            said = (Message.assistant(result.response, id=message_id(run, run.message_count + 1)),)
+            if not self._has_text:
+                log.append(run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1)))
+        if result.status is RunStatus.FAILED:
+            log.append(run, ErrorRaised(message=result.error or "", code=result.termination, fatal=True))
+        log.append(
+            run,
+            RunFinished(
+                status=result.status,
+                termination=result.termination,
+                response=result.response,
+                error=result.error,
+                steps=result.steps,
+                usage=result.usage,
+                output=result.output,
+            ),
+            Private(
+                messages=said,
+                writes=result.state.extensions,
+                revision=max(1, result.state.revision),
+                usage=result.usage,
+            ),
+        )
+        tell_finished(self.parent, run, result)
+        return result
+
+    def close(self) -> None:
+        """Take nothing more from the backend."""
+        self._is_closed = True
+        self._count_no_more()
+
+    def _count_no_more(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            waiting = self.parent.log.dispatching
+            del waiting[next(place for place, one in enumerate(waiting) if one is self.parent.state)]
+
+    def _begin(self) -> RunState:
+        if self.state is not None:
+            return self.state
+        request, log = self.request, self.parent.log
+        identity, ref = request.identity, self._local.announce(self.parent, request)
+        self._count_no_more()
+        stored = StoredRequest(timeout=request.timeout, keeps_thread=request.keeps_thread, detached=request.detached)
+        self.state = run = RunState(identity, ref.ns, stored)
+        if request.sink is not None:
+            log.listen(identity.run_id, request.sink)
+        named = [replace(one, id=one.id or message_id(run, n)) for n, one in enumerate(request.messages, 1)]
+        log.append(
+            run,
+            RunStarted(
+                thread_id=identity.thread_id,
+                parent_tool_call_id=identity.parent_tool_call_id,
+                messages=tuple(named),
+            ),
+            Private(identity=identity, request=stored),
+        )
+        return run
+
+
 def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]:
-    """What a backend must be able to do for a request, on its thread where it has been used before."""
+    """Return what a backend must be able to do for a request, on its thread if that was used before."""
     needs: dict[str, str] = {}
     if thread is not None and thread.messages:
         needs["continuation"] = "in_process"
@@ -206,7 +324,7 @@ def _seconds_left(timeout: float | None, state: RunState | None) -> float | None
 
 
 def _problem(work: asyncio.Task[RunResult]) -> Exception | None:
-    """What came out of a backend instead of a result, other than that it was stopped."""
+    """Return the exception of a backend, if it raised one."""
     if not work.done() or work.cancelled():
         return None
     problem = work.exception()
@@ -216,7 +334,7 @@ def _problem(work: asyncio.Task[RunResult]) -> Exception | None:
 
 
 def _outcome(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
-    """How a run ended, whatever its backend says or does not say."""
+    """Return the result of a run, whatever its backend did."""
     identity, token = request.identity, request.cancellation
     if (problem := _problem(work)) is not None:
         words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
@@ -240,7 +358,7 @@ def _as_backend_error(request: RunRequest, problem: Exception) -> ExecutionBacke
 
 
 def _result_again(parent: Execution, state: RunState) -> RunResult:
-    """The result of a run that had ended; the parent is told if it was not."""
+    """Return the result of a run that had ended; append its end to the parent if that is missing."""
     result = parent.log.results.get(state.run_id)
     if result is None:
         result = result_of(parent.log, state, state.ending or Ending(state.status, "error"), None, state.output)

@@ -1,12 +1,12 @@
-"""Runs on a server that speaks the task protocol."""
+"""Runs on a server that speaks the task protocol, and the HTTP client for it."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
@@ -16,8 +16,10 @@ from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunResult
 from ..core.state import PersistedState
-from ..wire.task_protocol import RemoteTask
-from .task_client import HttpTaskClient
+from ..wire.task_protocol import TASKS_PATH, RemoteTask, TaskSubmission, decode_task, encode, task_path
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -34,6 +36,13 @@ REMOTE_KEY = "retinue.remote"
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
 _TERMINATION = {RunStatus.COMPLETED: "natural", RunStatus.CANCELLED: "cancelled", RunStatus.TIMEOUT: "timeout"}
+
+
+CONNECT_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+MOST_BYTES = 20_000_000
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_SHOWN = 300
 
 
 class TaskHttpBackend:
@@ -65,7 +74,7 @@ class TaskHttpBackend:
             request.accepted()
         seconds = DEADLINE if request.timeout is None else request.timeout
         try:
-            status, state = await self._to_the_end(identity.run_id, token, seconds, _Progress(request))
+            status, state = await self._to_the_end(identity.run_id, token, seconds, _progress(request))
         finally:
             waiting.remove(token)
             if not waiting:
@@ -100,13 +109,7 @@ class TaskHttpBackend:
     ) -> tuple[RunStatus, RemoteTask]:
         """Ask until the task has ended, is to be stopped, or takes too long. A server may be away for a while."""
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            loop.call_soon_threadsafe(stopped.set)
-
-        token.on_set(stop)
+        stopped = asyncio.create_task(token.wait())
         try:
             while True:
                 try:
@@ -120,10 +123,10 @@ class TaskHttpBackend:
                     return await self._stopped(task_id, RunStatus.CANCELLED, token.reason)
                 if (left := deadline - time.monotonic()) <= 0:
                     return await self._stopped(task_id, RunStatus.TIMEOUT, f"it took longer than {seconds:g} s")
-                await _either(stopped, min(pause, left))
+                await asyncio.wait({stopped}, timeout=min(pause, left))
                 pause = min(pause * 2, LONGEST_PAUSE)
         finally:
-            token.forget(stop)
+            stopped.cancel()
 
     async def _whole(self, task_id: str, state: RemoteTask) -> RemoteTask:
         """A state with its result; some servers tell it only to those who wait."""
@@ -173,16 +176,17 @@ class TaskHttpBackend:
         )
 
 
-class _Progress:
-    """Tells how a remote task stands, whenever that changes."""
+def _progress(request: RunRequest) -> Callable[[RemoteTask], None]:
+    """Return a function that reports the status of a remote task whenever it changes."""
+    last = ""
 
-    def __init__(self, request: RunRequest) -> None:
-        self._emit, self._task_id, self._last = request.emit, request.identity.run_id, ""
+    def report(task: RemoteTask) -> None:
+        nonlocal last
+        if task.status != last and request.emit is not None:
+            last, data = task.status, {"type": "remote_task", "task_id": request.identity.run_id, "status": task.status}
+            request.emit(Custom(data=data))
 
-    def __call__(self, state: RemoteTask) -> None:
-        if state.status != self._last and self._emit is not None:
-            self._last = state.status
-            self._emit(Custom(data={"type": "remote_task", "task_id": self._task_id, "status": state.status}))
+    return report
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
@@ -198,8 +202,95 @@ async def _patiently(ask: Callable[[], Awaitable[T]], patience: float, token: Ca
         pause = min(pause * 2, LONGEST_PAUSE)
 
 
-async def _either(stopped: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(stopped.wait(), seconds)
-    except TimeoutError:
-        return
+class HttpTaskClient:
+    """Speaks to one server. `submit` may be repeated with the same id. A final refusal raises ExecutionBackendError,
+    a failure that may pass raises ConnectionError. The headers come from the declaration, go with every request, and appear nowhere else."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
+        self._url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    async def submit(self, task_id: str, agent_id: str, text: str, context: dict[str, str]) -> None:
+        body = encode(TaskSubmission(task_id, agent_id, text, dict(context)))
+        status, data = await self._ask("POST", TASKS_PATH, body)
+        if status == 409:
+            return  # it has the task already, and may have ended it
+        if status >= 400:
+            raise self._refused(status, data, "did not take the task")
+
+    async def state(self, task_id: str) -> RemoteTask:
+        return await self._task(task_path(task_id))
+
+    async def wait(self, task_id: str, seconds: float) -> RemoteTask:
+        path = f"{task_path(task_id, 'wait')}?timeout_seconds={max(int(seconds), 1)}"
+        return await self._task(path, seconds + 60)
+
+    async def cancel(self, task_id: str) -> None:
+        status, data = await self._ask("POST", task_path(task_id, "cancel"), b"")
+        if status >= 400 and status != 404:
+            raise self._refused(status, data, "did not take the cancel")
+
+    async def close(self) -> None:
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    async def _task(self, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
+        status, data = await self._ask("GET", path, None, seconds)
+        if status == 404:
+            return RemoteTask("error", None, "the server does not know the task any more")
+        if status >= 400:
+            raise self._refused(status, data, "did not say how the task stands")
+        try:
+            return decode_task(data)
+        except ValueError as exc:
+            raise ExecutionBackendError(
+                self._name, f"{self._url} did not answer as a task server ({exc}): check the url"
+            ) from None
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer. What may pass (no connection, 5xx) raises ConnectionError."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
+        headers = {"content-type": "application/json", **self._headers} if body else self._headers
+        try:
+            async with self._session().request(
+                method, self._url + path, data=body, headers=headers, timeout=timeout
+            ) as response:
+                data = await response.content.read(MOST_BYTES + 1)
+                while len(data) <= MOST_BYTES and (more := await response.content.read(MOST_BYTES + 1 - len(data))):
+                    data += more
+                status = response.status
+        except aiohttp.InvalidURL:
+            raise ExecutionBackendError(self._name, f"{self._url} is not an address that can be asked") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            reason = " ".join(str(exc).split())[:_SHOWN] or type(exc).__name__
+            raise ConnectionError(f"{self._url} cannot be reached ({reason})") from None
+        if len(data) > MOST_BYTES:
+            raise ExecutionBackendError(self._name, f"{self._url} sent more than {MOST_BYTES:,} bytes")
+        if status in _TRANSIENT:
+            raise ConnectionError(f"{self._url} answered {status}: {_words(data)}")
+        return status, data
+
+    def _refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
+        advice = ": check the headers of the declaration" if status in (401, 403) else ""
+        return ExecutionBackendError(self._name, f"{self._url} {what}: {status} {_words(data)}{advice}")
+
+    def _session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            self._sessions = {known: kept for known, kept in self._sessions.items() if not known.is_closed()}
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
+            )
+        return session
+
+
+def _words(data: bytes) -> str:
+    return " ".join(data[: 4 * _SHOWN].decode(errors="replace").split())[:_SHOWN]

@@ -12,8 +12,7 @@ from weakref import WeakSet
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
-from ..backends.task_client import HttpTaskClient
-from ..backends.tasks_http import TaskHttpBackend
+from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent
 from ..core.backend import Backend, ExecutionPlan, RunChildAgent
 from ..core.children import Child
