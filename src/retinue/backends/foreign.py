@@ -33,7 +33,7 @@ from ..core.stores import RunRecord, ThreadRecord, ThreadUpdate
 from ..loop.endings import start_leg
 from ..loop.execution import Execution, result_of
 from ..loop.state import ChildRef, RunState, message_id
-from .local import LAST_MOMENT, LocalBackend, check_child, tell_finished
+from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child
 
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom)
 
@@ -141,11 +141,11 @@ class ForeignBackend:
         given.on_set(stop)
         self._local.elsewhere[request.identity.run_id] = token
         try:
-            await _see_through(work, token, seconds)
+            await _wait_for_end(work, token, seconds)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
             stop()
             try:
-                await _see_through(work, token, None)
+                await _wait_for_end(work, token, None)
             finally:
                 if child is not None and child.state is not None:
                     child.finish(_outcome(work, request))
@@ -253,7 +253,7 @@ class ForeignRun:
                 usage=result.usage,
             ),
         )
-        tell_finished(self.parent, run, result)
+        append_child_finished(self.parent, run, result)
         return result
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]
     return needs
 
 
-async def _see_through(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:
+async def _wait_for_end(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:
     """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
     stop = asyncio.create_task(token.wait())
     try:
@@ -363,7 +363,7 @@ def _result_again(parent: Execution, state: RunState) -> RunResult:
     if result is None:
         result = result_of(parent.log, state, state.ending or Ending(state.status, "error"), None, state.output)
         result.state.extensions.update(state.values)
-    tell_finished(parent, state, result)
+    append_child_finished(parent, state, result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Runs in this process: how they are set up, run as children, continued and given up on."""
+"""Runs in this process: set up, run as children, continued and ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..loop.execution import Execution
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState, child_refusal, refuse_child
-from .setup import Blueprint, begin, continue_run, result_again, set_up, thread_after
+from .setup import Blueprint, begin, result_again, thread_after
 
 LAST_MOMENT = 1.0
 """Seconds that a run has at least which continues after its time is up."""
@@ -39,7 +39,7 @@ class LocalBackend:
     def __init__(self, resolver: Resolver, store: Store, sinks: Iterable[Sink], clock: Callable[[], float]) -> None:
         self._resolver, self.store, self._clock = resolver, store, clock
         self.sinks = tuple(sinks)
-        """Hear also of runs without lineage, which have logs of their own."""
+        """Receive also the events of runs without lineage, which have logs of their own."""
         self._executions: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
@@ -67,8 +67,8 @@ class LocalBackend:
             request.override = self._resolver.overrides[-1]
         blueprint = self._blueprint(request.agent)
         if state is not None:
-            return continue_run(request, state, blueprint, self._resolver, log)
-        x = set_up(request, blueprint, self._resolver, log)
+            return blueprint.continued_run(request, state, log)
+        x = blueprint.new_run(request, log)
         if request.override is None:
             self._resolver.check_subagents(request.agent)
         return x
@@ -101,7 +101,7 @@ class LocalBackend:
                 self.leave(x)
 
     def refuse_child(self, run_id: str) -> tuple[str, int] | None:
-        """The limit that stands in the way of a child of a run, and its value; or None."""
+        """Return the limit that stands in the way of a child of a run, and its value; or None."""
         x = self._executions.get(run_id)
         return None if x is None else refuse_child(x.log.tree, x.state, x.log.dispatching)
 
@@ -130,7 +130,7 @@ class LocalBackend:
             await asyncio.wait({task}, timeout=GRACE)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
-        """A child run, or a run without lineage. What is wrong with it raises here, before anything happens."""
+        """Run a child, or a run without lineage. A mistake raises here, before anything happens."""
         identity = request.identity
         if identity.parent_run_id is None:
             return self._start_alone(request)
@@ -148,8 +148,9 @@ class LocalBackend:
     # --- which child is meant
 
     def find(self, parent: Execution, request: RunRequest) -> ChildRef | None:
-        """The child that is meant, where it was started before: by its id, or by what it was asked for. The request is
-        then for the run of that child, which may not have begun yet."""
+        """Return the child that is meant if it was started before: the one with this id or, else, with this request.
+
+        The request then names the run of that child, which may not have begun yet."""
         identity = request.identity
         known = parent.state.children.get(identity.run_id)
         if known is not None:
@@ -168,7 +169,7 @@ class LocalBackend:
         return None
 
     def announce(self, parent: Execution, request: RunRequest, *, reserve: bool = False) -> ChildRef:
-        """Tell that a child was started or, to `reserve`, only note its id and its place under the call."""
+        """Append `child_started` or, to `reserve`, only store the id of the child and its place under the call."""
         identity, state = request.identity, parent.state
         known = state.children.get(identity.run_id)
         if known is not None and (known.told or reserve):
@@ -210,7 +211,7 @@ class LocalBackend:
         given, request.cancellation = request.cancellation, CancellationToken()
         ns = (*parent.state.ns, "") if ref is None else ref.ns
         try:
-            x = set_up(request, self._blueprint(request.agent), self._resolver, parent.log, parent, ns)
+            x = self._blueprint(request.agent).new_run(request, parent.log, parent, ns)
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
         if ref is None:
@@ -219,7 +220,7 @@ class LocalBackend:
         return self._as_child(x, parent, self._leg(x, thread), given)
 
     async def _leg(self, x: Execution, thread: ThreadRecord | None) -> RunResult:
-        """One leg of a child, from where it stands."""
+        """Run one leg of a child, from where it stands."""
         request, log = x.request, x.log
         if request.sink is not None:
             log.listen(x.run_id, request.sink)
@@ -228,7 +229,7 @@ class LocalBackend:
         elif x.state.waits:
             start_leg(log, x.state)
         elif x.state.awaits_history:
-            await self.tell_history(x)
+            await self.append_history(x)
         if log.is_resumed:
             for agent in dict.fromkeys(x.agents):
                 await agent.take_up_tasks(x.identity, partial(context_for, x))
@@ -237,13 +238,13 @@ class LocalBackend:
             await self._save(x, result)
         return result
 
-    async def tell_history(self, x: Execution) -> None:
-        """Tell the conversation that a run continues, whose process ended just before it could."""
+    async def append_history(self, x: Execution) -> None:
+        """Append the conversation that a run continues, if its process ended just before it could."""
         thread = await self.store.load_thread(x.identity.thread_id)
         x.emit(MessagesSnapshot(messages=() if thread is None else thread.messages))
 
     async def _save(self, x: Execution, result: RunResult) -> None:
-        """Store the conversation of a child that keeps one, and how a child stands that others may ask for."""
+        """Store the conversation of a child that keeps one, and the status of a detached one."""
         thread = thread_after(x) if x.request.keeps_thread and result.status.is_terminal else None
         writer = x.log.writer
         if writer is None:
@@ -263,13 +264,13 @@ class LocalBackend:
             x.log.append_private(Private(kind="commit", run_id=run_id, detached=True))
 
     def _continue(self, request: RunRequest, parent: Execution, state: RunState) -> Coroutine[Any, Any, RunResult]:
-        """Continue a child that was started before: its result, or what comes of where it stands."""
+        """Continue a child that was started before, and return its result."""
         given, request.cancellation = request.cancellation, CancellationToken()
         request.identity, log = state.identity, parent.log
         if state.request.detached:
             request.detached = True
         try:
-            x = continue_run(request, state, self._blueprint(request.agent), self._resolver, log, parent)
+            x = self._blueprint(request.agent).continued_run(request, state, log, parent)
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
         _retell(request.sink, state)
@@ -290,7 +291,7 @@ class LocalBackend:
             keeps_thread=state.request.keeps_thread,
             detached=True,
         )
-        x = continue_run(request, state, self._blueprint(agent), self._resolver, parent.log, parent)
+        x = self._blueprint(agent).continued_run(request, state, parent.log, parent)
         self.enter(x)
         token.set(reason)
         try:
@@ -298,7 +299,7 @@ class LocalBackend:
             await self._save(x, result)
         finally:
             self.leave(x)
-        tell_finished(parent, x.state, result)
+        append_child_finished(parent, x.state, result)
         return result
 
     async def _result_again(self, x: Execution, parent: Execution) -> RunResult:
@@ -308,7 +309,7 @@ class LocalBackend:
             on_thread = [run for run in x.log.tree.runs.values() if run.identity.thread_id == x.identity.thread_id]
             if on_thread[-1] is x.state:  # its process may have ended before its conversation was stored
                 await self._save(x, result)
-            tell_finished(parent, x.state, result)
+            append_child_finished(parent, x.state, result)
         return result
 
     # --- running one
@@ -316,7 +317,7 @@ class LocalBackend:
     async def _as_child(
         self, x: Execution, parent: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken
     ) -> RunResult:
-        """Run a child for a call: the call's slot is for others now."""
+        """Run a child for a call, which gives its slot to others."""
         host = asyncio.current_task()
         try:
             if x.request.detached:
@@ -342,7 +343,7 @@ class LocalBackend:
         finally:
             # Also when the call was cancelled: the child has ended.
             if x.result is not None:
-                tell_finished(parent, x.state, x.result)
+                append_child_finished(parent, x.state, x.result)
 
     async def _conduct(self, x: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken) -> RunResult:
         """Run a child in a task of its own, so that cancelling it is not cancelling its parent."""
@@ -386,7 +387,7 @@ def _is_cancelled() -> bool:
 
 
 async def _within(x: Execution, task: asyncio.Task[RunResult]) -> RunResult:
-    """The result of a child that may take so long; one that does not stop then is given up on."""
+    """Return the result of a child with a timeout. One that does not stop then is ended without it."""
     worked, timeout = x.state.worked, x.request.timeout or 0.0
     try:
         done, _ = await asyncio.wait({task}, timeout=max(timeout - worked, LAST_MOMENT) if worked else timeout)
@@ -411,7 +412,7 @@ def _give_up(x: Execution) -> RunResult:
     return x.result
 
 
-def tell_finished(parent: Execution, child: RunState, result: RunResult) -> None:
+def append_child_finished(parent: Execution, child: RunState, result: RunResult) -> None:
     ref = parent.state.children.get(child.run_id)
     if ref is not None and ref.ended:
         return
@@ -426,14 +427,14 @@ def tell_finished(parent: Execution, child: RunState, result: RunResult) -> None
 
 
 def _asked_for(request: RunRequest, stored: bool) -> Any:
-    """The key that tells the children of one call apart: agent, messages and seed."""
+    """Return the key that distinguishes the children of one call: agent, messages and seed."""
     said = tuple([(message.role, message.parts) for message in request.messages])
     asked = request.identity.agent, said, request.seed.extensions
     return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked
 
 
 def _retell(sink: Sink | None, state: RunState) -> None:
-    """Give the sink of a child that is found again what the child has said before."""
+    """Replay to the sink of a child that is found again what the child has said before."""
     retell = getattr(sink, "retell", None)
     if retell is None:
         return

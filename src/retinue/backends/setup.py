@@ -1,4 +1,4 @@
-"""Setting a run up: what its agent brings, the state it begins with or left, and its result told again."""
+"""Set-up of runs: their agent's parts, the state they begin with or left, and their result made from it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from ..loop.state import RunState
 class Blueprint:
     """The state keys, hooks and tools of an agent, collected from its plugins once for all its runs."""
 
-    __slots__ = ("descriptors", "hooks", "model", "state", "toolbox")
+    __slots__ = ("_resolver", "descriptors", "hooks", "model", "state", "toolbox")
 
     def __init__(self, agent: Agent, resolver: Resolver) -> None:
+        self._resolver = resolver
         self.state = StateStore()
         registrars = [self.state.install(plugin) for plugin in agent.plugins]
         self.hooks = HookTable(registrars)
@@ -40,87 +41,62 @@ class Blueprint:
         self.model: Model | None = None
         """The agent's own model, once it was asked for."""
 
+    def new_run(
+        self, request: RunRequest, log: LiveLog, parent: Execution | None = None, ns: Namespace = ()
+    ) -> Execution:
+        """Set up a new run. A mistake in the request raises here, and no event exists yet."""
+        if parent is None or request.keeps_thread:  # else the thread is made up
+            request.agent.check_thread(request.identity.thread_id)
+        x = self._execution(request, RunState(request.identity, ns, _stored(request, log, parent is None)), log, parent)
+        if request.seed.extensions:
+            x.store.apply_seed(request.seed)
+        return x
+
+    def continued_run(
+        self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None = None
+    ) -> Execution:
+        """Set up a run that has a state, with every agent that took it over. Raises if something it needs is gone."""
+        x = self._execution(request, state, log, parent)
+        for name in state.handoffs:
+            x.use(x.equip(x, name))
+        try:
+            x.store.restore(state.values, state.revision, as_json=x.is_stored)
+        except UnknownKey as exc:
+            raise RecordUnreadable(f"state key {exc.key!r}", "no plugin of this agent registers that key now") from exc
+        return x
+
+    def _execution(self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None) -> Execution:
+        agent, limits = request.agent, state.request.limits
+        inherits_hooks = parent is not None and parent.hooks.inherited
+        hooks = self.hooks.below(parent.hooks) if parent and inherits_hooks else self.hooks
+        slots = Slots((limits or DEFAULT_LIMITS).parallel) if parent is None else parent.slots.below(limits)
+        equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
+        equip = partial(_equip, agent, hooks)  # not a method of the run: a cycle would keep it in memory for a while
+        return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
+
+    def _model(self, request: RunRequest, parent: Execution | None) -> Model:
+        """Return the model of `Runtime.override`, the request, the agent or the parent, the first that there is."""
+        agent = request.agent
+        if parent is not None:
+            request.override = parent.request.override
+        given = request.override or request.model
+        if given is not None:
+            return self._resolver.model_of(agent, given)
+        if parent is not None and agent.model is None:
+            return parent.model
+        if self.model is None:
+            self.model = self._resolver.model_of(agent)
+        return self.model
+
 
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
-    """An agent's tools, those of its plugins, and the one for its sub-agents."""
+    """Return an agent's tools, those of its plugins, and the one for its sub-agents."""
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
     return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
-def set_up(
-    request: RunRequest,
-    blueprint: Blueprint,
-    resolver: Resolver,
-    log: LiveLog,
-    parent: Execution | None = None,
-    ns: Namespace = (),
-) -> Execution:
-    """Set a new run up. Whatever is wrong with the request raises here, and no event exists yet."""
-    if parent is None or request.keeps_thread:  # else the thread is made up
-        request.agent.check_thread(request.identity.thread_id)
-    state = RunState(request.identity, ns, _stored(request, log, is_root=parent is None))
-    x = _execution(request, state, blueprint, resolver, log, parent)
-    if request.seed.extensions:
-        x.store.apply_seed(request.seed)
-    return x
-
-
-def continue_run(
-    request: RunRequest,
-    state: RunState,
-    blueprint: Blueprint,
-    resolver: Resolver,
-    log: LiveLog,
-    parent: Execution | None = None,
-) -> Execution:
-    """Set a run up that has a state, with every agent that took it over; raises where something it needs is gone."""
-    x = _execution(request, state, blueprint, resolver, log, parent)
-    for name in state.handoffs:
-        x.use(x.equip(x, name))
-    try:
-        x.store.restore(state.values, state.revision, as_json=x.is_stored)
-    except UnknownKey as exc:
-        raise RecordUnreadable(f"state key {exc.key!r}", "no plugin of this agent registers that key now") from exc
-    return x
-
-
-def _execution(
-    request: RunRequest,
-    state: RunState,
-    blueprint: Blueprint,
-    resolver: Resolver,
-    log: LiveLog,
-    parent: Execution | None,
-) -> Execution:
-    agent, limits = request.agent, state.request.limits
-    inherits_hooks = parent is not None and parent.hooks.inherited
-    hooks = blueprint.hooks.below(parent.hooks) if parent and inherits_hooks else blueprint.hooks
-    model = _model(request, blueprint, resolver, parent)
-    slots = Slots((limits or DEFAULT_LIMITS).parallel) if parent is None else parent.slots.below(limits)
-    equipment = Equipment(agent, model, blueprint.toolbox, blueprint.descriptors, hooks)
-    # Not a method of this object: a cycle would keep every run for a while.
-    return Execution(
-        request, state, equipment, blueprint.state.empty_copy(), log, slots, partial(_equip, agent, hooks), resolver
-    )
-
-
-def _model(request: RunRequest, blueprint: Blueprint, resolver: Resolver, parent: Execution | None) -> Model:
-    """The model of a run: that of `Runtime.override`, its request, its agent or its parent, the first that there is."""
-    agent = request.agent
-    if parent is not None:
-        request.override = parent.request.override
-    given = request.override or request.model
-    if given is not None:
-        return resolver.model_of(agent, given)
-    if parent is not None and agent.model is None:
-        return parent.model
-    if blueprint.model is None:
-        blueprint.model = resolver.model_of(agent)
-    return blueprint.model
-
-
 def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
-    """The equipment of another agent for a run; plugins that are already in it keep their state."""
+    """Return the equipment of another agent for a run; plugins that are already in it keep their state."""
     agent = _agent_for_handoff(first, x, name)
     agent.check_thread(x.identity.thread_id)
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
@@ -132,7 +108,7 @@ def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment
 
 
 def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
-    """One that the present agent names as an object, the one the run began with, or one the runtime knows."""
+    """Return one that the present agent names as an object, the one the run began with, or one the runtime knows."""
     for agent in (*x.agent.linked(), first):
         if agent.name == name:
             return agent
@@ -140,7 +116,7 @@ def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
 
 
 def begin(x: Execution, thread: ThreadRecord | None) -> None:
-    """The first events of a new run, on its thread where there is one."""
+    """Append the first events of a new run, on its thread where there is one."""
     if thread is None:
         begin_run(x, x.request.messages)
         return
@@ -152,7 +128,7 @@ def begin(x: Execution, thread: ThreadRecord | None) -> None:
 
 
 def thread_after(x: Execution) -> ThreadRecord:
-    """The thread as this run leaves it."""
+    """Return the thread as this run leaves it."""
     state, identity = x.store.export_scope("thread"), x.identity
     state.extensions = {**x.state.foreign, **state.extensions}
     return ThreadRecord(
@@ -161,15 +137,15 @@ def thread_after(x: Execution) -> ThreadRecord:
 
 
 def result_again(x: Execution) -> RunResult:
-    """The result of a run that has ended, or waits, made from its state."""
+    """Return the result of a run that has ended, or waits, made from its state."""
     state, form = x.state, x.agent.output_format
     output = state.output if form is None or state.output is None else form.decode(state.output)
     ending = SUSPENDED if state.status is RunStatus.SUSPENDED else state.ending or Ending(state.status, "error")
     return result_of(x.log, state, ending, x.store, output)
 
 
-def _stored(request: RunRequest, log: LiveLog, *, is_root: bool) -> StoredRequest:
-    """The part of a request that the log keeps. `problem` names what cannot be stored."""
+def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
+    """Return the part of a request that the log keeps. `problem` names what cannot be stored."""
     limits = request.limits
     if is_root:
         limits = limits or DEFAULT_LIMITS

@@ -52,7 +52,7 @@ class TaskHttpBackend:
         self.client, self._agent_id = client, agent_id
         self._patience = PATIENCE if patience is None else patience
         self._tokens: dict[str, list[CancellationToken]] = {}
-        """Those who wait for each run: more than one where it was asked for again."""
+        """The tokens of the callers that wait for each run."""
 
     def profile(self) -> BackendProfile:
         return BackendProfile(cancellation="remote_abort", continuation="remote", transcript="user_messages")
@@ -74,7 +74,7 @@ class TaskHttpBackend:
             request.accepted()
         seconds = DEADLINE if request.timeout is None else request.timeout
         try:
-            status, state = await self._to_the_end(identity.run_id, token, seconds, _progress(request))
+            status, state = await self._wait_for_end(identity.run_id, token, seconds, _progress(request))
         finally:
             waiting.remove(token)
             if not waiting:
@@ -96,7 +96,7 @@ class TaskHttpBackend:
         # A task can wait for its server; a call that waits itself should know soon.
         patience = self._patience if request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
-            await _patiently(
+            await _retry(
                 lambda: self.client.submit(identity.run_id, self._agent_id, text, context),
                 patience,
                 request.cancellation,
@@ -104,7 +104,7 @@ class TaskHttpBackend:
         except ConnectionError as exc:
             raise ExecutionBackendError(identity.agent, str(exc)) from exc
 
-    async def _to_the_end(
+    async def _wait_for_end(
         self, task_id: str, token: CancellationToken, seconds: float, tell: Callable[[RemoteTask], None]
     ) -> tuple[RunStatus, RemoteTask]:
         """Ask until the task has ended, is to be stopped, or takes too long. A server may be away for a while."""
@@ -113,12 +113,12 @@ class TaskHttpBackend:
         try:
             while True:
                 try:
-                    state = await _patiently(lambda: self.client.state(task_id), self._patience, token)
+                    state = await _retry(lambda: self.client.state(task_id), self._patience, token)
                 except (ConnectionError, ExecutionBackendError) as exc:
                     return RunStatus.FAILED, RemoteTask("error", None, str(exc))
                 tell(state)
                 if state.has_ended:
-                    return _STATUS[state.status], await self._whole(task_id, state)
+                    return _STATUS[state.status], await self._with_result(task_id, state)
                 if token.is_set():
                     return await self._stopped(task_id, RunStatus.CANCELLED, token.reason)
                 if (left := deadline - time.monotonic()) <= 0:
@@ -128,8 +128,8 @@ class TaskHttpBackend:
         finally:
             stopped.cancel()
 
-    async def _whole(self, task_id: str, state: RemoteTask) -> RemoteTask:
-        """A state with its result; some servers tell it only to those who wait."""
+    async def _with_result(self, task_id: str, state: RemoteTask) -> RemoteTask:
+        """Return a state with its result, which some servers send only to those who wait."""
         if state.status != "success" or state.result is not None:
             return state
         try:
@@ -152,7 +152,7 @@ class TaskHttpBackend:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.client.cancel(task_id)
         except (ConnectionError, ExecutionBackendError, TimeoutError) as exc:
-            return RemoteTask("running", None, f"the server could not be told ({exc})")
+            return RemoteTask("running", None, f"the server could not be reached ({exc})")
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 return await self.client.wait(task_id, STOP_SECONDS)
@@ -189,7 +189,7 @@ def _progress(request: RunRequest) -> Callable[[RemoteTask], None]:
     return report
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
+async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
     deadline, pause = time.monotonic() + patience, FIRST_PAUSE
     while True:

@@ -197,7 +197,7 @@ class Elsewhere:
         if refused:
             raise DecisionRefused(refused)
         accepted(record, None)
-        return await self._see_through(record)
+        return await self._wait_for_end(record)
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
         """Have a run stopped by its owner, or stop it here if nobody owns it."""
@@ -235,7 +235,7 @@ class Elsewhere:
                     raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
                 await watch.wait(min(end - now(), LOOK_EVERY))
 
-    async def _see_through(self, record: RunRecord) -> RunResult:
+    async def _wait_for_end(self, record: RunRecord) -> RunResult:
         """Return what came of a run that was answered. If the process that continues it has died, continue it here."""
         run_id, log_id = record.identity.run_id, record.log_id
         root = record if log_id == run_id else await self._runs.record(log_id)

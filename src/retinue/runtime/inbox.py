@@ -1,4 +1,4 @@
-"""What processes exchange about a run: its stored request, and its inbox of wishes (decisions and cancels).
+"""Exchange between processes about a run: its stored request, and its inbox of wishes (decisions and cancels).
 
 Invariant: anyone may put a wish into the inbox; only the owner of the log changes the run. The owner carries out each
 wish once, in order of arrival, and stores the reply in the same transaction as the facts that come of it.

@@ -228,7 +228,7 @@ class LiveRun:
         x = self.x = backend.open(self.request, self.log, state)
         backend.enter(x)
         if state.awaits_history:
-            await backend.tell_history(x)
+            await backend.append_history(x)
         return x
 
     async def _continue_tasks(self, x: Execution) -> None:

@@ -1,4 +1,4 @@
-"""Runtime: takes agents, gives runs."""
+"""Runtime: holds agents and runs them."""
 
 from __future__ import annotations
 
