@@ -15,7 +15,9 @@ import pytest
 from retinue.errors import StoreError
 from retinue.storage import database as module
 from retinue.storage.database import Link
-from retinue.storage.sqlite import SqliteDatabase
+from retinue.storage.sqlite import SqliteDatabase, SqliteStore
+from retinue.testing.rows import begin
+from retinue.testing.stores import stored_run
 
 Work = Callable[[Link], Any]
 
@@ -90,6 +92,21 @@ async def test_what_waits_together_is_one_transaction(
 async def test_the_order_stays(database: SqliteDatabase) -> None:
     await asyncio.gather(*[database.write(put(n), "one thing") for n in range(60)])
     assert await stored(database) == list(range(60))
+
+
+async def test_runs_that_begin_together_get_their_thread_in_the_order_of_the_calls(path: str) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    gate = threading.Event()
+    first = store.database.write(lambda link: gate.wait(10))
+    await asyncio.sleep(0)
+    ids = ["z", "m", "a"]  # not in the order of their names
+    begins = [asyncio.create_task(begin(store, stored_run(run_id), when_busy="enqueue")) for run_id in ids]
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    assert (await asyncio.gather(*begins))[0] is None
+    await store.close()
 
 
 async def test_while_another_process_writes_the_event_loop_goes_on(path: str, database: SqliteDatabase) -> None:

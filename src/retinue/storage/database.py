@@ -128,15 +128,23 @@ class _Job(NamedTuple):
 class Lane:
     """Runs jobs in a thread of its own, which starts with the first. Jobs with the same key run in order.
 
-    A transaction locks the threads of its jobs, then their logs, each sorted. So two lanes cannot deadlock.
+    A transaction locks the threads of its jobs, then their logs, each sorted. So two lanes cannot deadlock. The only
+    writer of a database runs all jobs in the order of the calls instead.
 
     The event loop never runs a job itself, however small: a stalled disk would stop everything else.
     """
 
     def __init__(
-        self, place: str, connect: Callable[[], Link], problem: Callable[[Exception], Exception], most: int = MOST
+        self,
+        place: str,
+        connect: Callable[[], Link],
+        problem: Callable[[Exception], Exception],
+        *,
+        most: int = MOST,
+        is_only_writer: bool = False,
     ) -> None:
         self._place, self._connect, self._problem, self._most = place, connect, problem, most
+        self._keeps_order = is_only_writer
         self._link: Link | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -181,7 +189,9 @@ class Lane:
             batch = [self._jobs.get()]
             while len(batch) < self._most and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            jobs = sorted([job for job in batch if job is not None], key=lambda job: job.key)
+            jobs = [job for job in batch if job is not None]
+            if not self._keeps_order:
+                jobs.sort(key=lambda job: job.key)
             is_open = len(jobs) == len(batch)
             if jobs:
                 _report(jobs, self._run_together(jobs))

@@ -168,7 +168,7 @@ class PostgresDatabase(Database):
         self._listener.close()
 
     def _lane(self, begin: bytes = b"", most: int = MOST) -> Lane:
-        return Lane(self.place, lambda: self._connect(begin), self._address.problem, most)
+        return Lane(self.place, lambda: self._connect(begin), self._address.problem, most=most)
 
     def _connect(self, begin: bytes) -> Link:
         link = PostgresLink(self._address.connect(), self._address.schema, self._notify)

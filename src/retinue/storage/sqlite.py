@@ -63,7 +63,7 @@ class SqliteDatabase(Database):
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         self._clock = clock or _this_boot()
         self._known_file: tuple[int, int] | None = None
-        self._exclusive = Lane(path, lambda: self._connect("BEGIN IMMEDIATE"), self._problem)
+        self._exclusive = Lane(path, lambda: self._connect("BEGIN IMMEDIATE"), self._problem, is_only_writer=True)
         self._writers = self._blocking_writers = [self._exclusive]
         self._readers = [Lane(path, lambda: self._connect("BEGIN"), self._problem)]
 
