@@ -129,7 +129,7 @@ def test_nothing_is_applied_when_anything_is_wrong() -> None:
     with pytest.raises(KeyEncodeError, match=r"research\.findings"):
         s.commit(MutationBatch().update(count, 1).update(findings, "not findings"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(KeyEncodeError, match="'name'.*expected str, got int"):
-        s.commit(MutationBatch().update(count, 1).update(name, 5))
+        s.commit(MutationBatch().update(count, 1).update(name, 5))  # pyright: ignore[reportArgumentType]
     assert (s.revision, s.snapshot()[count]) == (1, 1)
 
 

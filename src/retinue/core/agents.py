@@ -57,9 +57,9 @@ class Agent(Generic[Out]):
     tools: Iterable[Tool | Callable[..., Any]] = ()
     plugins: Iterable[Plugin] = ()
     subagents: Iterable[Agent | str] = field(default=(), kw_only=True)
-    """Whom the model may give tasks to, with the tool `task(subagent_type, description)`."""
+    """The agents that the model may give tasks to, with the tool `task(subagent_type, description)`."""
     handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
-    """Who may go on with a run of this agent; each gives a tool `transfer_to_<name>`."""
+    """The agents that may continue a run of this one; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
     limits: Limits = field(default=DEFAULT_LIMITS, kw_only=True)
@@ -161,13 +161,13 @@ class Agent(Generic[Out]):
         return (TaskTool({child.name: child for child in children}),)
 
     def check(self) -> None:
-        """What can be wrong beyond one argument; raises ConfigurationError. Called when a runtime takes the agent."""
+        """Raise ConfigurationError for what is wrong beyond one argument. A runtime calls it when it takes the agent."""
 
     def check_thread(self, thread_id: str) -> None:
-        """Whether runs on that thread are possible; raises ConfigurationError."""
+        """Raise ConfigurationError if the agent cannot run on that thread."""
 
     async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-        """Go on with the background tasks that a run of this agent had when its process ended."""
+        """Continue the background tasks that a run of this agent had when its process ended."""
 
     def linked(self) -> Iterable[Agent]:
         """The agents this one names as objects."""
@@ -225,7 +225,7 @@ class Toolbox(dict[str, "BoundTool"]):
 
     @property
     def descriptors(self) -> tuple[ToolDescriptor, ...]:
-        """What the model is told of them; made once."""
+        """The descriptors that the model reads; made once."""
         if self._descriptors is None or len(self._descriptors) != len(self):
             self._descriptors = tuple([bound.descriptor for bound in self.values()])
         return self._descriptors
@@ -253,5 +253,5 @@ class BoundTool:
             raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")
         self.tool, self.descriptor = tool, descriptor
         self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
-        """Whether it checks more than its schema."""
+        """True if it checks more than its schema."""
         self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)

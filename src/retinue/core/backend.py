@@ -27,7 +27,7 @@ _LEVELS: Mapping[str, tuple[str, ...]] = {
     "transcript": ("single_prompt", "user_messages", "full"),
     "output": ("text", "text_and_artifacts"),
 }
-"""What can be said of each capability, the least first."""
+"""The levels of each capability, the least first."""
 
 
 class BackendProfile(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
-    """Whose child a run is. Without lineage it is the root of a log of its own."""
+    """The lineage of a child. Without one, the run is the root of its own log."""
 
     parent_run_id: str | None = None
     parent_thread_id: str | None = None
@@ -50,7 +50,7 @@ class Child(Struct, frozen=True):
 
 
 class ChildErrorForwarding(StrEnum):
-    """What a passthrough sink does with a child's errors."""
+    """The ways in which a passthrough sink treats a child's errors."""
 
     WRAP = "wrap"
     """Show them as diagnostics in the call's output."""

@@ -155,7 +155,7 @@ def _build(kind: Any) -> Codec:
 
 
 def _is_pydantic(kind: Any) -> bool:
-    """Whether pydantic must read the type: its models and dataclasses, and constraints written with its `Field`."""
+    """Return whether pydantic must read the type: its models and dataclasses, and constraints written with its `Field`."""
     if hasattr(kind, "__pydantic_validator__") or hasattr(kind, "__get_pydantic_core_schema__"):
         return True
     if get_origin(kind) is Annotated:
@@ -237,7 +237,7 @@ def _with_defaults(value: Any) -> Any:
 
 @cache
 def _has_no_defaults(kind: type) -> bool:
-    """Whether there is nothing to write into a value of that class, nor into what it holds."""
+    """Return whether a value of that class and its items need no defaults written into them."""
     return kind not in (list, tuple, set, frozenset, dict) and not is_dataclass(kind)
 
 
@@ -258,7 +258,7 @@ def isolate(value: Any) -> Any:
 
 @cache
 def _cannot_change(kind: type) -> bool:
-    """Whether it is an atom or a frozen record of nothing but atoms: then copies would only cost time."""
+    """Return whether it is an atom or a frozen record of atoms, which need not be copied."""
     if kind in _ATOMS:
         return True
     if not (issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen):

@@ -1,4 +1,4 @@
-"""What a tool sees while it runs."""
+"""The context of a tool call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMED_OUT = "timeout"
 
 
 class ProgressStatus(StrEnum):
-    """How far a call is, for its audience."""
+    """The progress of a call, for people who watch it."""
 
     PENDING = "pending"
     RUNNING = "running"

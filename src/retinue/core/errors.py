@@ -283,7 +283,7 @@ class Denied(ToolError):
 
 
 class NotFound(ToolError):
-    """What the call asks for does not exist."""
+    """The call asks for something that does not exist."""
 
     kind = "not_found"
 
@@ -382,9 +382,9 @@ class DecisionRefused(RetinueError):
 
 
 class StoreError(RetinueError):
-    """What is kept of runs cannot be read or written. Where it is `transient`, retrying may succeed.
+    """Stored runs cannot be read or written. If it is `transient`, retrying may succeed.
 
-    Where it is `damaged`, it was stored once, and is broken.
+    If it is `damaged`, the stored data is broken.
     """
 
     def __init__(self, place: str, problem: str, *, transient: bool = False, damaged: bool = False) -> None:
@@ -445,7 +445,7 @@ class ModelError(RetinueError):
 
     code: ClassVar[str] = "model_failed"
     retryable: ClassVar[bool] = False
-    """Whether the same question may get an answer a little later."""
+    """True if the same request may succeed a little later."""
 
     def __init__(
         self, message: str = "", model: str = "", status: int | None = None, retry_after: float | None = None
@@ -483,7 +483,7 @@ class FileMissing(PathError):
 
 
 class FilesystemDown(PathError):
-    """What keeps the files cannot be used, so that no path can."""
+    """The storage of the files is broken or out of reach, so that no path can be used."""
 
 
 class PathDenied(PathError):

@@ -24,7 +24,7 @@ Namespace = tuple[str, ...]
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
-    """What every event has. `seq` grows by one within a log; `ns` is the path of call ids down to the run."""
+    """The fields of every event. `seq` grows by one within a log; `ns` is the path of call ids down to the run."""
 
     kind: ClassVar[str] = "event"
 
@@ -46,7 +46,7 @@ class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
     messages: tuple[Message, ...] = ()
     """The input."""
     continues: bool = False
-    """Whether a `messages_snapshot` with what was said before follows."""
+    """True if a `messages_snapshot` with the earlier conversation follows."""
 
 
 class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"):
@@ -70,7 +70,7 @@ class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"
 
     step: int
     model: str = ""
-    """Who is asked."""
+    """The model that is asked."""
 
 
 class StepFinished(Event, frozen=True, kw_only=True, gc=False, tag="step_finished"):
@@ -150,7 +150,7 @@ class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_cal
     status: ToolCallStatus
     result: ToolResult
     message: Message
-    """What the model will read."""
+    """The message that the model will read."""
 
 
 class ToolCallStreamDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_stream_delta"):
@@ -264,7 +264,7 @@ class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
 
 
 class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
-    """Whatever a tool or plugin wants its audience to know."""
+    """Data that a tool or plugin shows to whoever watches."""
 
     kind: ClassVar[Literal["custom"]] = "custom"
 
@@ -281,7 +281,7 @@ class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
     code: str | None = None
     fatal: bool = False
     retry_model: str | None = None
-    """Where a model call failed and is made again: who is asked."""
+    """The model that is asked next, if a model call failed and is made again."""
     retry_delay: float = 0.0
     dropped_message_id: str | None = None
     """The message that had begun and counts no more; the answer comes under a new id."""

@@ -1,4 +1,4 @@
-"""How a model can fail, each way with a code of its own.
+"""Failures of models, each with its own code.
 
 ModelError
 ├── ModelAccessDenied         the key is wrong or may not use this model
@@ -81,7 +81,7 @@ class ModelStreamBroken(ModelError):
 
 
 class ModelResponseInvalid(ModelError):
-    """What came back is not an answer."""
+    """The response is not an answer."""
 
     code: ClassVar[str] = "response_invalid"
 

@@ -100,7 +100,7 @@ def _check_function(function: Any, name: str | None) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; ordinary functions say so in their code."""
+    """Return whether calling it gives a coroutine."""
     code: Any = getattr(function, "__code__", None)
     return bool(code.co_flags & inspect.CO_COROUTINE) if code is not None else inspect.iscoroutinefunction(function)
 

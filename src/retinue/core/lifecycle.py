@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The status of a run."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -24,7 +24,7 @@ class RunStatus(StrEnum):
 
 
 class ToolCallStatus(StrEnum):
-    """Where a tool call stands."""
+    """The status of a tool call."""
 
     NEW = "new"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""What is said in a run: messages, their parts and the tool calls they ask for."""
+"""Messages, their parts and the tool calls they ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import ConfigurationError
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """The speaker of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Who sees a message: everybody, or only the model."""
+    """The readers of a message: everybody, or only the model."""
 
     ALL = "all"
     INTERNAL = "internal"
@@ -35,7 +35,7 @@ class TextPart(Struct, frozen=True, gc=False, tag="text", tag_field="type"):
 
 
 class ReasoningPart(Struct, frozen=True, gc=False, tag="reasoning", tag_field="type"):
-    """What the model thought; `signature` is the provider's proof that it did."""
+    """Reasoning of the model; `signature` is the provider's proof that it did."""
 
     text: str
     signature: str | None = None
@@ -135,7 +135,7 @@ def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
 
 
 def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ...]:
-    """What a caller may give as input, as messages."""
+    """Return the input of a caller as messages."""
     if isinstance(content, str):
         return (Message(role=Role.USER, parts=(TextPart(content),) if content else ()),)
     if isinstance(content, Message):

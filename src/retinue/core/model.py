@@ -65,7 +65,7 @@ class TurnEnd(Struct, frozen=True, gc=False):
     model: str = ""
     """The model that answered, where it is not the one that was asked."""
     cost_known: bool = False
-    """Whether the provider told the cost in `usage`, so that 0 means free."""
+    """True if the provider reported the cost in `usage`, so that 0 means free."""
 
 
 class Retrying(Struct, frozen=True, gc=False, kw_only=True):
@@ -74,7 +74,7 @@ class Retrying(Struct, frozen=True, gc=False, kw_only=True):
     code: str
     message: str
     model: str = ""
-    """Who is asked next."""
+    """The model that is asked next."""
     delay: float = 0.0
     restarts: bool = False
 

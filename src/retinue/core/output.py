@@ -11,7 +11,7 @@ from .codec import codec_for, to_json_text
 from .errors import ConfigurationError
 
 OUTPUT_TRIES = 3
-"""How often the model is told what is wrong with its answer before the run fails."""
+"""The number of times that the model reads what is wrong with its answer before the run fails."""
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.S)
 
@@ -29,7 +29,7 @@ class OutputFormat:
 
     @property
     def instructions(self) -> str:
-        """What the model is told of it."""
+        """The instructions for the model."""
         return f"Give your final answer as JSON only, fitting this JSON Schema:\n{to_json_text(self.schema)}"
 
     def read(self, text: str) -> Any:
@@ -50,5 +50,5 @@ class OutputFormat:
         return None if value is None else self._codec.encode(value)
 
     def decode(self, value: Any) -> Any:
-        """What `encode` gave, typed again; ValueError or TypeError says why it does not fit."""
+        """Return the value that `encode` was given; ValueError or TypeError says why it does not fit."""
         return None if value is None else self._codec.decode(value)

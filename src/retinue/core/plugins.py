@@ -124,7 +124,7 @@ class Plugin:
 
     name: str = ""
     inherited: bool = False
-    """Whether its hooks also hold for every run below the agent's: what must not be got around by delegating."""
+    """True if its hooks also hold for every run below, so that delegating does not get around them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

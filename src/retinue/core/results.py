@@ -1,4 +1,4 @@
-"""What a tool call gives back: results, tickets for humans, and state to commit with them."""
+"""Results of tool calls: the result, tickets for humans, and state to commit with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .state import StateCommand, StateKey, as_key
 
 
 class ToolStatus(StrEnum):
-    """What a tool says of its result."""
+    """The status of a result."""
 
     SUCCESS = "success"
     PENDING = "pending"
@@ -27,7 +27,7 @@ class ToolStatus(StrEnum):
 
 
 class ResumeMode(StrEnum):
-    """What a decision does to a suspended call."""
+    """The effect of a decision on a suspended call."""
 
     REPLAY = "replay"
     """Run it again with its own arguments."""
@@ -38,7 +38,7 @@ class ResumeMode(StrEnum):
 
 
 class SuspendTicket(Struct, frozen=True):
-    """What a human is asked before a call can go on."""
+    """A question to a human, which a suspended call waits for."""
 
     id: str
     action: str
@@ -115,7 +115,7 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """What the model reads: the message, else a string as it is, else compact JSON of the data."""
+        """The text that the model reads: the message, else a string as it is, else compact JSON of the data."""
         if self.message is not None:
             return self.message
         data = self.data

@@ -131,7 +131,7 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     messages: tuple[Message, ...] = ()
     """Messages that join the conversation as the run ends."""
     usage: Usage | None = None
-    """What a run elsewhere used, with its end: no other event of it says so."""
+    """The usage of a run elsewhere, with its end: no other event of it says so."""
     refused_handoff: bool = False
     """The agent that was to take the run over cannot."""
     output_tried: bool = False

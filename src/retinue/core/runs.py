@@ -1,4 +1,4 @@
-"""Runs: who they are, what they may use, what they give back."""
+"""Runs: identity, limits, usage and result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Out = TypeVar("Out", covariant=True, default=Any)
 
 
 class RunIdentity(Struct, frozen=True, gc=False):
-    """Who a run is and whose child it is."""
+    """The ids of a run and of its parent."""
 
     run_id: str
     thread_id: str
@@ -37,7 +37,7 @@ class RunIdentity(Struct, frozen=True, gc=False):
 
 
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What models charged for; adds up."""
+    """Usage of models; it adds up."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -82,15 +82,15 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
 
 
 NO_USAGE = Usage()
-"""What every run begins with: adding to it is nothing to compute."""
+"""The usage of a new run: adding to it computes nothing."""
 
 
 MAX_SPAWN_DEPTH = 3
-"""How deep agents may be nested where nobody says otherwise. The root is at depth 0."""
+"""The default limit of depth. The root is at depth 0."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a run and everything under it may use together. None is no limit."""
+    """Limits that a run and everything under it share. None is no limit."""
 
     depth: int = MAX_SPAWN_DEPTH
     children: int = 256
@@ -113,11 +113,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LIMITS = Limits()
-"""What an agent has that sets no limits; told from limits that say the same by identity."""
+"""The limits of an agent that sets none; compared by identity."""
 
 
 class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
-    """How a run ended or why it waits, and what it has to show for it."""
+    """The outcome of a run that has ended or waits."""
 
     status: RunStatus
     run_id: str
@@ -133,7 +133,7 @@ class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     termination: str = "natural"
     """natural, max_steps, limit:<name>, blocked, cancelled, suspended, timeout or error."""
     messages: tuple[Message, ...] = ()
-    """What this run said, its input first, without the system message."""
+    """The messages of this run, its input first, without the system message."""
     suspended: dict[str, SuspendTicket] = {}
-    """What a suspended run and its children wait for: a ticket by the id of its call or, where calls of several
+    """The open tickets of a suspended run and its children: a ticket by the id of its call or, where calls of several
     children have the same, by its path: `call/call`."""

@@ -25,7 +25,7 @@ _PLAIN = (str, int, float, bool)
 
 
 class UnknownKeyPolicy(StrEnum):
-    """What to do with stored keys the store does not know."""
+    """The treatment of stored keys that the store does not know."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -149,7 +149,7 @@ class StateKey(Generic[V, U]):
             raise MissingValue(self.name) from None
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is of the key's type, as far as can be told at a glance: of `list[int]`, that it is a list."""
+        """Return whether a value has the class of the key's type; of `list[int]`, whether it is a list."""
         kind = self._class
         return kind is None or isinstance(value, kind) or (kind is float and isinstance(value, int))
 
@@ -211,7 +211,7 @@ class MutationBatch(Struct, eq=False):
 
 
 class StateCommand(Struct, eq=False):
-    """What a tool or hook asks for beside its result: state, actions, effects and events, all after one commit."""
+    """Changes that a tool or hook asks for: state, actions, effects and events, in one commit."""
 
     patch: MutationBatch = field(default_factory=MutationBatch)
     actions: list[Any] = []
@@ -320,7 +320,7 @@ Seed = PersistedState | Mapping[StateKey[Any, Any], Any]
 
 
 def as_persisted(seed: Seed | None) -> PersistedState:
-    """What a caller may give as state, in the form a store takes."""
+    """Return the state that a caller gave in the form that a store takes."""
     if seed is None:
         return PersistedState()
     given: Any = seed

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Commit(Struct, frozen=True, eq=False):
-    """What a commit hook is told. Indexing it reads the new snapshot."""
+    """A commit, for hooks on it. Indexing it reads the new snapshot."""
 
     snapshot: Snapshot
     revision: int

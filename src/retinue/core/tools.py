@@ -19,7 +19,7 @@ def _no_parameters() -> dict[str, Any]:
 
 
 class ToolDescriptor(Struct, frozen=True):
-    """What the model and the records know of a tool: `name` is what the model calls, `id` what records say."""
+    """The description of a tool: the model calls it by `name`, records name it by `id`."""
 
     id: str
     name: str
@@ -47,11 +47,11 @@ class Tool(ABC):
     timeout: float | None = None
     """Seconds one attempt may take."""
     retries: int = 0
-    """How often a failed attempt is tried again; not after wrong arguments, a denial or a cancel."""
+    """The number of further attempts after a failure; none after wrong arguments, a denial or a cancel."""
     result_limit: int | None = None
     """Characters of the result the model reads; None leaves it to the agent."""
     idempotent: bool = False
-    """Whether running a call twice is the same as running it once."""
+    """True if running a call twice is the same as running it once."""
 
     @property
     def name(self) -> str:

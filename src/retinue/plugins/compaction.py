@@ -16,7 +16,7 @@ Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
 
 
 class Compaction(Plugin):
-    """When what the model would read passes `max_tokens` (estimated), all but the last `keep` messages become a summary.
+    """Replaces all but the last `keep` messages by a summary when the request passes `max_tokens` (estimated).
 
     The stored conversation is never touched; a `custom` event says what was dropped from view and what was kept.
     `summarise` may be any function of the messages; without it, each is quoted by its first words.
@@ -50,7 +50,7 @@ class Compaction(Plugin):
         return StateCommand().schedule(UseSummary(end, summary)).event(told)
 
     def _boundary(self, messages: Sequence[Message]) -> int:
-        """Where the kept part begins: never between a call and its result."""
+        """Return the start of the kept part: never between a call and its result."""
         end = max(0, len(messages) - self.keep)
         while end > 0 and messages[end].role is Role.TOOL:
             end -= 1

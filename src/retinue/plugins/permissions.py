@@ -46,7 +46,7 @@ class Rule(Struct, frozen=True):
         return cls(match[1], match[2], match[3] if match[2] else "*")
 
     def fits(self, call: ToolCall, *, every_spelling: bool = False) -> bool:
-        """Whether it speaks of a call. A path may be spelled in many ways: one that fits will do, unless all must."""
+        """Return whether the rule matches a call. One spelling of a path is enough, unless all must match."""
         if not fnmatchcase(call.name, self.tool):
             return False
         if self.argument is None:
@@ -92,7 +92,7 @@ class Permissions(Plugin):
         return made
 
     def verdict(self, call: ToolCall) -> Verdict:
-        """What happens to a call."""
+        """Return the verdict on a call."""
         fitting: list[Verdict] = [
             verdict
             for verdict, rules in self._rules.items()
@@ -105,7 +105,7 @@ class Permissions(Plugin):
         return own if _STRICTNESS[own] > _STRICTNESS[outer] else outer
 
     def hides(self, tool_name: str) -> bool:
-        """Whether no call of a tool can be allowed."""
+        """Return whether no call of a tool can be allowed."""
         if any(rule.argument is None and fnmatchcase(tool_name, rule.tool) for rule in self._rules["deny"]):
             return True
         named = any(fnmatchcase(tool_name, rule.tool) for rule in (*self._rules["ask"], *self._rules["allow"]))
