@@ -14,7 +14,7 @@ Stamp = Hashable
 """Tells one state of a file from another."""
 
 KeptBack = Callable[[tuple[str, ...]], bool]
-"""Whether a folder, by the names that lead to it, is not to be entered."""
+"""Returns True for a folder, by the names that lead to it, that must not be entered."""
 
 
 class FileEntry(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Filesystem(Protocol):
         ...
 
     def list(self, path: str = "") -> list[FileEntry]:
-        """What a folder holds, sorted by name."""
+        """Return the entries of a folder, sorted by name."""
         ...
 
     def walk(self, path: str = "") -> list[FileEntry]:
@@ -93,7 +93,7 @@ class Filesystem(Protocol):
 
 @runtime_checkable
 class GuardedFilesystem(Filesystem, Protocol):
-    """What a filesystem also is if folders of it can be kept back."""
+    """A filesystem that can hide folders."""
 
     def without(self, kept_back: KeptBack) -> Filesystem:
         """The same files but for the folders that `kept_back` names, which can then not be entered."""
@@ -101,7 +101,7 @@ class GuardedFilesystem(Filesystem, Protocol):
 
 
 class Command(Struct, frozen=True):
-    """How to start a command: a program with its arguments, the folder to start it in, and all of its environment."""
+    """A command to start: a program with its arguments, the folder to start it in, and all of its environment."""
 
     argv: tuple[str, ...]
     folder: str
@@ -113,24 +113,24 @@ class Command(Struct, frozen=True):
 
 @runtime_checkable
 class RunsCommands(Protocol):
-    """What a filesystem also is if commands can be run on its files. Others have no shell."""
+    """A filesystem on whose files commands can be run. Others have no shell."""
 
     def check_commands(self) -> None:
-        """Whether commands can be run; ConfigurationError says what is missing. Blocking."""
+        """Raise ConfigurationError if commands cannot be run; it says what is missing. Blocking."""
         ...
 
     def command(self, line: str) -> Command:
-        """How to run a command line in the root of these files. Blocking."""
+        """Return the command that runs a command line in the root of these files. Blocking."""
         ...
 
 
 @runtime_checkable
 class DividedFilesystem(Protocol):
-    """What a filesystem also is if it may give each run a part of it, by its user or session."""
+    """A filesystem that may give each run a part of it, by its user or session."""
 
     @property
     def is_divided(self) -> bool:
-        """Whether it does; else every run works in all of it."""
+        """True if it does; otherwise every run works in all of it."""
         ...
 
     def for_run(self, run: RunIdentity) -> Filesystem:
@@ -140,15 +140,15 @@ class DividedFilesystem(Protocol):
 
 @runtime_checkable
 class ConfiningFilesystem(Protocol):
-    """What a filesystem also is if the children of whoever works in it must stay in it."""
+    """A filesystem that the children of an agent in it must not leave."""
 
     def confines(self, other: Filesystem) -> bool:
-        """Whether whoever works in `other` can reach nothing but what can be reached here."""
+        """Return whether `other` reaches only files that can be reached here."""
         ...
 
 
 def is_divided(filesystem: Filesystem) -> bool:
-    """Whether each run works in a part of it."""
+    """Return whether each run works in a part of it."""
     return isinstance(filesystem, DividedFilesystem) and filesystem.is_divided
 
 
