@@ -10,6 +10,7 @@ from retinue import (
     Agent,
     CallChunk,
     ModelRequest,
+    Permissions,
     ResumeMode,
     Runtime,
     SuspendTicket,
@@ -71,10 +72,31 @@ class Manager:
         yield TurnEnd()
 
 
+@tool
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+class Cashier:
+    """Pays, and says what came of it."""
+
+    name = "test:cashier"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        last = next((said for said in reversed(request.messages) if said.role == "tool"), None)
+        if last is not None:
+            yield TextChunk(f"It said: {last.text}")
+        else:
+            yield CallChunk(0, "call_pay", "pay", '{"amount": 1000}')
+        yield TurnEnd()
+
+
+cashier = Agent("cashier", Cashier(), tools=[pay], plugins=[Permissions(ask=["pay"])])
 clerk = Agent("clerk", Clerk(), tools=[sign])
 manager = Agent("manager", Manager(), subagents=[clerk])
 slow = Agent("slow", Slow())
-everyone = [clerk, slow, manager]
+everyone = [clerk, slow, manager, cashier]
 
 
 def on(url: str) -> Runtime:

@@ -259,6 +259,26 @@ def test_a_question_is_answered_in_one_command(cli: Cli, url: str, action: list[
     assert said in answered.out.replace('": ', '":')
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (["approve"], "It said: paid 1000"),
+        (["approve", "--args", '{"amount": 5}'], "It said: paid 5"),
+        (["deny"], "a human said no"),
+        (["deny", "--message", "too much"], "too much"),
+        (["answer", "paid by hand"], "It said: paid by hand"),
+    ],
+)
+def test_a_permission_is_answered_in_one_command(cli: Cli, url: str, action: list[str], said: str) -> None:
+    run_id = asyncio.run(staff.ask(url, "cashier", "Pay it"))
+    name, *words = action
+    wrong = cli("runs", "approve", run_id, "--args", "[5]", *TARGET)
+    assert (wrong.code, "--args: '[5]' is not a JSON object" in wrong.err) == (2, True)
+    answered = cli("runs", name, run_id, *words, *TARGET)
+    assert (answered.code, answered.err) == (0, "")
+    assert said in answered.out
+
+
 def test_of_several_questions_one_is_named(cli: Cli, url: str) -> None:
     run_id = asyncio.run(staff.ask(url, "manager", "Have both signed"))
     for words in (["approve", run_id], ["deny", run_id], ["answer", run_id, "yes"]):

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..core.decisions import Decision
 from ..core.errors import (
@@ -43,10 +43,12 @@ CANCEL_TIMEOUT = 10.0
 
 async def approve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Let a waiting call go on, with other arguments if they are given."""
-    edited = {} if args.args is None else {"args": _parse_json("--args", args.args)}
+    edited: Any = None if args.args is None else _parse_json("--args", args.args)
+    if edited is not None and not isinstance(cast("object", edited), dict):
+        raise ConfigurationError(f"--args: {args.args!r} is not a JSON object")
 
     def decide(record: RunRecord) -> Decisions:
-        return {_choose_call(record, args.words): Decision.resume({"approved": True, **edited})}
+        return {_choose_call(record, args.words): Decision.approve(edited)}
 
     return await _resume(args, decide, interrupt)
 
@@ -55,7 +57,9 @@ async def deny(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Refuse a waiting call."""
 
     def decide(record: RunRecord) -> Decisions:
-        return {_choose_call(record, args.words): Decision.cancel(args.message)}
+        call = _choose_call(record, args.words)
+        refuse = Decision.reject if _is_approval(record, call) else Decision.cancel
+        return {call: refuse(args.message)}
 
     return await _resume(args, decide, interrupt)
 
@@ -66,7 +70,9 @@ async def answer(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
     def decide(record: RunRecord) -> Decisions:
         call = _choose_call(record, words)
-        return {call: Decision.resume(_parse_answer(text, _tickets(record).get(call)))}
+        value = _parse_answer(text, _tickets(record).get(call))
+        # The result of a call that wants an approval; else the answer to the question of a tool.
+        return {call: Decision.answer(value) if _is_approval(record, call) else Decision.resume(value)}
 
     return await _resume(args, decide, interrupt)
 
@@ -79,6 +85,12 @@ async def resume(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
 def _tickets(record: RunRecord) -> Mapping[str, SuspendTicket]:
     return {} if record.result is None else record.result.suspended
+
+
+def _is_approval(record: RunRecord, call: str) -> bool:
+    """Return whether a call waits for yes or no, not for an answer of another form."""
+    ticket = _tickets(record).get(call)
+    return ticket is not None and "approved" in (ticket.response_schema or {}).get("required", ())
 
 
 def _choose_call(record: RunRecord, words: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +15,6 @@ from ..runtime.owner import is_gone
 from ..storage.stores import without_secrets
 from ..storage.tasks import SqlTaskRepository
 from ..tasks.files import WorkspaceTaskRepository
-from ..tasks.lifecycle import give_up
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskService
 from ..tasks.sweeper import is_node_gone
@@ -170,10 +168,7 @@ async def _open_repositories(args: argparse.Namespace) -> AsyncGenerator[tuple[l
 
 
 async def _all_tasks(repositories: Sequence[_Repository]) -> list[_Task]:
-    """Return every task, oldest first. One whose process is gone and whose run is not stored reads as failed.
-
-    The sweeper of a runtime writes that later: from here, a process of another pid namespace looks gone too.
-    """
+    """Return every task, oldest first. One whose process is gone and whose run is not stored ends as failed first."""
     found: list[_Task] = []
     for repository in repositories:
         await TaskService(repository).sweep(trust_clock=True)
@@ -185,8 +180,6 @@ async def _all_tasks(repositories: Sequence[_Repository]) -> list[_Task]:
                 gone = life.status == "orphaned" or (life.owner is not None and is_gone(life.owner))
             else:
                 gone = _is_local(record) and record.node is not None and is_node_gone(record.node)
-            if gone and record.log_id is None:
-                record, gone = give_up(record, time.time(), _GONE) or record, False
             found.append(_Task(record, repository, gone))
     return sorted(found, key=lambda task: task.record.created_at)
 
