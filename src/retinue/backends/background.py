@@ -16,8 +16,7 @@ from ..core.messages import as_messages
 from ..core.rows import Ending
 from ..core.runs import RunIdentity, RunResult
 from ..core.stores import RunRecord
-from ..loop.endings import close_run, start_leg
-from ..loop.execution import Execution
+from ..loop.execution import Execution, close_run, start_leg
 from ..loop.log import LiveLog
 from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository

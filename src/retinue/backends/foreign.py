@@ -30,8 +30,7 @@ from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord, ThreadRecord, ThreadUpdate
-from ..loop.endings import start_leg
-from ..loop.execution import Execution, result_of
+from ..loop.execution import Execution, result_of, start_leg
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child
 
@@ -361,7 +360,8 @@ def _result_again(parent: Execution, state: RunState) -> RunResult:
     """Return the result of a run that had ended; append its end to the parent if that is missing."""
     result = parent.log.results.get(state.run_id)
     if result is None:
-        result = result_of(parent.log, state, state.ending or Ending(state.status, "error"), None, state.output)
+        ending = state.ending or Ending(state.status, "error")
+        result = result_of(parent.log, state, ending, state.response(), None, state.output)
         result.state.extensions.update(state.values)
     append_child_finished(parent, state, result)
     return result

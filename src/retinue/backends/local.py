@@ -22,8 +22,7 @@ from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
 from ..loop.calls import context_for
-from ..loop.endings import close_run, start_leg
-from ..loop.execution import Execution
+from ..loop.execution import Execution, close_run, start_leg
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState, child_refusal, refuse_child
@@ -172,7 +171,7 @@ class LocalBackend:
         """Append `child_started` or, to `reserve`, only store the id of the child and its place under the call."""
         identity, state = request.identity, parent.state
         known = state.children.get(identity.run_id)
-        if known is not None and (known.told or reserve):
+        if known is not None and (known.is_announced or reserve):
             return known
         call_id = identity.parent_tool_call_id or ""
         number = state.child_counts.get(call_id, 0) + 1 if known is None else known.number

@@ -141,7 +141,7 @@ def result_again(x: Execution) -> RunResult:
     state, form = x.state, x.agent.output_format
     output = state.output if form is None or state.output is None else form.decode(state.output)
     ending = SUSPENDED if state.status is RunStatus.SUSPENDED else state.ending or Ending(state.status, "error")
-    return result_of(x.log, state, ending, x.store, output)
+    return result_of(x.log, state, ending, state.response(), x.store, output)
 
 
 def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:

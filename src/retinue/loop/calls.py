@@ -37,8 +37,7 @@ from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus, me
 from ..core.rows import Private
 from ..core.state import Snapshot, StateCommand
 from ..core.tools import Tool
-from .endings import close_children
-from .execution import Execution
+from .execution import Execution, close_children
 from .phases import WorkItem, private_of
 from .state import CALL_SUSPENDED, RUNNING, CallState, deadline
 

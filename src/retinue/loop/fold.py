@@ -85,7 +85,8 @@ def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogSt
 def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
     """Change the state as an event says. Events that are only for watching change nothing."""
     tree.last_at = event.at
-    CHANGES[event.__class__](tree, run, event, private)
+    if (change := CHANGES.get(event.__class__)) is not None:
+        change(tree, run, event, private)
 
 
 def fold_private(tree: LogState, private: Private) -> None:
@@ -175,7 +176,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         for message in event.messages:  # a fork goes on with something else than the run it was made of
             _join(run, message)
     run.leg += 1
-    run.status, run.ending, run.error_told, run.since = RUNNING, None, False, event.at
+    run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at
     for answer in p.answers:
         known = run.decided.get(answer.decision.id, ())
         run.decided = {**run.decided, answer.decision.id: (*known, *answer.names)}
@@ -207,7 +208,7 @@ def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p
 def _step_started(tree: LogState, run: RunState, event: StepStarted, p: Private | None) -> None:
     run.step, run.step_open = event.step, True
     if not run.calls:
-        run.answered = run.judged = run.asked_calls = False
+        run.answered = run.is_settled = run.asked_calls = False
         run.dropped, run.marks = 0, frozenset()
 
 
@@ -231,7 +232,7 @@ def _error(tree: LogState, run: RunState | None, event: ErrorRaised, p: Private 
         run.dropped += 1
         run.drafts = EMPTY
     if event.fatal:
-        run.error_told = True
+        run.has_fatal_error = True
     if p is None:
         return
     _commit(run, p)
@@ -241,7 +242,7 @@ def _error(tree: LogState, run: RunState | None, event: ErrorRaised, p: Private 
         _reach_limit(run, p.limit)
     if p.output_tried:
         run.output_tries += 1
-        run.judged = True
+        run.is_settled = True
     if p.ending is not None:
         run.ending = p.ending
     if p.refused_handoff:
@@ -331,12 +332,12 @@ def _child_started(tree: LogState, run: RunState, event: ChildStarted, p: Privat
     ref = run.children.get(event.child_run_id)
     if ref is None:
         ref = _add_child(run, event, None if p is None else p.asked)
-        ref.told = p is None or not p.reserved
-    elif not ref.told:
-        ref.told = True
+        ref.is_announced = p is None or not p.reserved
+    elif not ref.is_announced:
+        ref.is_announced = True
     else:
         return
-    above: RunState | None = run if ref.told else None
+    above: RunState | None = run if ref.is_announced else None
     while above is not None:
         above.total_children += 1
         above = tree.parent_of(above)
@@ -370,7 +371,7 @@ def _state_delta(tree: LogState, run: RunState | None, event: StateDelta, p: Pri
 def _handoff(tree: LogState, run: RunState, event: Handoff, p: Private | None) -> None:
     run.handoffs = (*run.handoffs, event.to_agent)
     run.identity = replace(run.identity, agent=event.to_agent)
-    run.next_agent, run.judged = None, True
+    run.next_agent, run.is_settled = None, True
 
 
 def _task_updated(tree: LogState, run: RunState, event: TaskUpdated, p: Private | None) -> None:
@@ -381,11 +382,9 @@ def _task_updated(tree: LogState, run: RunState, event: TaskUpdated, p: Private 
 def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private | None) -> None:
     run.worked += max(0.0, event.at - run.since)
     run.status, run.output, run.step_open = event.status, event.output, False
-    run.ending = Ending(event.status, event.termination, event.error)
+    run.ending = None
     if event.status in ENDED:
-        run.jobs = ()
-    else:
-        run.ending = None
+        run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
     if p is not None:
         _commit(run, p)
         for message in p.messages:
@@ -404,34 +403,22 @@ def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
         above = runs.get(above.identity.parent_run_id or "")
 
 
-class _Changes(dict[type[Event], Callable[[LogState, Any, Any, Private | None], None]]):
-    """The function that folds each kind of event. Kinds that are only for watching change nothing."""
-
-    def __missing__(self, kind: type[Event]) -> Callable[[LogState, Any, Any, Private | None], None]:
-        return _change_nothing
-
-
-def _change_nothing(tree: LogState, run: RunState | None, event: Event, p: Private | None) -> None:
-    pass
-
-
-CHANGES = _Changes(
-    {
-        RunStarted: _run_started,
-        MessagesSnapshot: _messages_snapshot,
-        StepStarted: _step_started,
-        StepFinished: _step_finished,
-        StateDelta: _state_delta,
-        ToolCallStarted: _tool_call_started,
-        ErrorRaised: _error,
-        InferenceFinished: _inference_finished,
-        ToolCallReady: _tool_call_ready,
-        ToolCallResumed: _tool_call_resumed,
-        ToolCallFinished: _tool_call_finished,
-        ChildStarted: _child_started,
-        ChildFinished: _child_finished,
-        Handoff: _handoff,
-        TaskUpdated: _task_updated,
-        RunFinished: _run_finished,
-    }
-)
+CHANGES: dict[type[Event], Callable[[LogState, Any, Any, Private | None], None]] = {
+    RunStarted: _run_started,
+    MessagesSnapshot: _messages_snapshot,
+    StepStarted: _step_started,
+    StepFinished: _step_finished,
+    StateDelta: _state_delta,
+    ToolCallStarted: _tool_call_started,
+    ErrorRaised: _error,
+    InferenceFinished: _inference_finished,
+    ToolCallReady: _tool_call_ready,
+    ToolCallResumed: _tool_call_resumed,
+    ToolCallFinished: _tool_call_finished,
+    ChildStarted: _child_started,
+    ChildFinished: _child_finished,
+    Handoff: _handoff,
+    TaskUpdated: _task_updated,
+    RunFinished: _run_finished,
+}
+"""The functions that fold events, by kind. Other kinds are only for watching and change nothing."""

@@ -20,8 +20,7 @@ from ..core.results import ResumeMode, ToolResult, ToolStatus
 from ..core.rows import Private
 from ..core.state import StateCommand
 from .calls import CallOutcome, end_call, execute, failed, finalize, outcome_of, prepare, result_limit, stop_if_given_up
-from .endings import cancelled_result, close_children
-from .execution import Execution
+from .execution import Execution, cancelled_result, close_children
 from .phases import HookRound, carry_out
 from .state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
 

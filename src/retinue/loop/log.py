@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
@@ -91,7 +93,7 @@ class LiveLog:
         self._waiting: list[asyncio.Future[None]] = []
         self._run_sinks: dict[str, Sink] = EMPTY
         """Sinks that hear one run alone."""
-        self._feeds: dict[str, Feed] | None = None
+        self._feeds: defaultdict[str, Feed] | None = None
         """The events of each run, once somebody watches one alone."""
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a follower must get the next event at once."""
@@ -116,7 +118,8 @@ class LiveLog:
             agent=identity.agent,
             ns=run.ns,
         )
-        CHANGES[event.__class__](tree, run, stamped, private)
+        if (change := CHANGES.get(event.__class__)) is not None:
+            change(tree, run, stamped, private)
         self.events.append(stamped)
         if private is not None or self.watched:
             self._pass_on(stamped, private)
@@ -166,7 +169,7 @@ class LiveLog:
         if self._run_sinks and event.run_id in self._run_sinks:
             self._tell_sink(event)
         if self._feeds is not None:
-            self._feed(event)
+            self._feeds[event.run_id].add(event)
         if self._waiting:
             self._wake()
 
@@ -196,12 +199,7 @@ class LiveLog:
     def close(self) -> None:
         """The root run has ended or waits; what runs in the background goes on."""
         self.ended = True
-        self._wake()
-        self._end_feeds()
-
-    def reopen(self) -> None:
-        """The root run continues."""
-        self.ended = False
+        self._wake_followers()
 
     def drop(self) -> None:
         """Another process owns the log now: nothing is appended here any more."""
@@ -211,15 +209,15 @@ class LiveLog:
     def release(self, task_id: str) -> None:
         """A background task has ended."""
         self.holders.pop(task_id, None)
-        self._wake()
-        self._end_feeds()
+        self._wake_followers()
         if not self.holders and self.on_idle is not None:
             self.on_idle()
 
-    def _end_feeds(self) -> None:
+    def _wake_followers(self) -> None:
+        self._wake()
         if self.closed and self._feeds is not None:
             for feed in self._feeds.values():
-                feed.wake()
+                _wake_all(feed.waiting)
 
     async def follow(
         self, after: int = 0, until_end_of: str | None = None, *, past_waits: bool = False
@@ -239,73 +237,49 @@ class LiveLog:
                 yield event
                 if event.__class__ is RunFinished and event.run_id == until_end_of:
                     return
-            if self.lost and self.earlier is not None:
+            waits = past_waits and self.waits
+            if self.earlier is not None and (self.lost or (self.closed and waits)):  # any process may continue it
                 async for event in self.earlier(self.first + place, None):
                     yield event
                     if event.__class__ is RunFinished and event.run_id == until_end_of:
                         return
                 return
-            if self.closed and not (past_waits and self.waits):
-                return
-            if self.closed and self.earlier is not None:  # any process may continue it
-                async for event in self.earlier(self.first + place, None):
-                    yield event
+            if self.closed and not waits:
                 return
             await self.changed()
 
     def changed(self) -> asyncio.Future[None]:
-        """Done when something is appended, or the log is closed."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        """Return a future that is done when something is appended, or the log is closed."""
         self.watched = True
-        return waiting
+        return _wait_in(self._waiting)
 
     def feed(self, run_id: str) -> Feed:
-        """The events of one run. With the first one asked for, the events of all runs are sorted, once."""
+        """Return the events of one run. The first call sorts the events of all runs, once."""
         self.watched = True
         if self._feeds is None:
-            self._feeds = {}
+            self._feeds = defaultdict(partial(Feed, self))
             for event in self.events:
-                self._feed(event)
-        return self._feed_of(run_id)
-
-    def _feed_of(self, run_id: str) -> Feed:
-        assert self._feeds is not None
-        made = self._feeds.get(run_id)
-        if made is None:
-            made = self._feeds[run_id] = Feed(self)
-        return made
-
-    def _feed(self, event: Event) -> None:
-        self._feed_of(event.run_id).add(event)
+                self._feeds[event.run_id].add(event)
+        return self._feeds[run_id]
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
         self.watched = bool(self.writer or self._sinks or self._run_sinks or self._feeds is not None)
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        _wake_all(self._waiting)
 
 
 class Feed:
     """The events of one run, for those who watch it alone."""
 
-    __slots__ = ("_events", "_log", "_waiting")
+    __slots__ = ("_events", "_log", "waiting")
 
     def __init__(self, log: LiveLog) -> None:
         self._log = log
         self._events: list[Event] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self.waiting: list[asyncio.Future[None]] = []
 
     def add(self, event: Event) -> None:
         self._events.append(event)
-        self.wake()
-
-    def wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        _wake_all(self.waiting)
 
     async def follow(self) -> AsyncIterator[Event]:
         """Yield the run's events until it ends for good or the log closes."""
@@ -319,6 +293,17 @@ class Feed:
                     return
             if self._log.closed:
                 return
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+            await _wait_in(self.waiting)
+
+
+def _wait_in(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    future = asyncio.get_running_loop().create_future()
+    waiting.append(future)
+    return future
+
+
+def _wake_all(waiting: list[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
+    waiting.clear()

@@ -33,8 +33,7 @@ from ..core.runs import RunResult
 from ..core.state import Snapshot
 from ..core.together import run_together
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
-from .endings import close_call, drop_drafts
-from .execution import Execution
+from .execution import Execution, close_call, drop_drafts
 from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
 from .state import CALL_NEW, RUNNING, CallState, exhausted, is_runnable, message_id, next_move
@@ -200,7 +199,7 @@ async def _close_step(x: Execution) -> Ending | None:
         return Ending(RunStatus.COMPLETED if stop.completed else RunStatus.FAILED, f"limit:{stop.name}", stop.reason)
     if run.next_agent is not None:
         _hand_over(x, run.next_agent.to)
-    if not run.asked_calls and not run.judged and (ending := _take_answer(x)) is not None:
+    if not run.asked_calls and not run.is_settled and (ending := _take_answer(x)) is not None:
         return ending
     x.emit(StepFinished(step=run.step))
     return None

@@ -61,7 +61,7 @@ class ChildRef(Struct, gc=False):
     asked: Any = None
     abandoned: bool = False
     """It belongs to an attempt that failed."""
-    told: bool = True
+    is_announced: bool = True
     """It was announced; else only its place is reserved, before a backend elsewhere has accepted it."""
     ended: bool = False
     """The parent has emitted its `child_finished`."""
@@ -111,7 +111,8 @@ class RunState:
     leg: int = 0
     ending: Ending | None = None
     """The ending that was decided on, until the run has ended."""
-    error_told: bool = False
+    has_fatal_error: bool = False
+    """The error that ends the run has been emitted."""
     output: Any = None
     messages: list[Message] = field(default_factory=_new_list)
     """The conversation, with what was said before this run."""
@@ -131,7 +132,7 @@ class RunState:
     step_open: bool = False
     answered: bool = False
     """The model has answered in this step."""
-    judged: bool = False
+    is_settled: bool = False
     """The answer is not the end of the run, and nothing is left to do in this step."""
     asked_calls: bool = False
     dropped: int = 0

@@ -31,8 +31,7 @@ from ..core.plugins import (
 )
 from ..core.rows import Private
 from ..core.runs import Usage
-from .endings import drop_drafts
-from .execution import Execution
+from .execution import Execution, drop_drafts
 from .phases import run_phase
 from .state import limits_cost
 

@@ -16,7 +16,7 @@ from ..core.messages import Message
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity
 from ..core.stores import RunRecord, ThreadRecord
-from ..loop.endings import start_leg
+from ..loop.execution import start_leg
 from ..loop.fold import fold, fold_all
 from ..loop.state import LogState, RunState
 from ..loop.tickets import match_decisions

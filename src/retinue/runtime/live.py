@@ -23,8 +23,7 @@ from ..core.rows import Ending
 from ..core.runs import RunResult
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..loop.calls import context_for
-from ..loop.endings import close_run, start_leg
-from ..loop.execution import Execution, result_of
+from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stop_run, stopped
 from ..loop.state import RunState
@@ -396,7 +395,7 @@ class LiveRun:
         answers = match_decisions(self.log.tree, state, decisions, stored=self.writer is not None)
         if not answers:
             return False
-        self.log.reopen()
+        self.log.ended = False
         self.first = self.log.tree.seq
         start_leg(self.log, state, tuple(answers))
         self.is_done = False
@@ -435,7 +434,7 @@ class LiveRun:
         """End a run that waits for an answer which will not come."""
         state = self.state
         assert state is not None
-        self.log.reopen()
+        self.log.ended = False
         self.request.cancellation.set(reason)
         if self.end.done():
             self.end = asyncio.get_running_loop().create_future()
@@ -453,7 +452,7 @@ class LiveRun:
             close_run(self.log, x.state, stopped(x))
         elif self._task is not None:
             self._task.cancel()
-        await self._settle(x.result or result_of(self.log, x.state, stopped(x)))
+        await self._settle(x.result or result_of(self.log, x.state, stopped(x), x.state.response()))
 
     async def cancel_tasks(self) -> None:
         """Stop the background tasks that were started under this run."""
