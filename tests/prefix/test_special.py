@@ -321,7 +321,7 @@ async def _continue_in_memory(scene: Scene, rows: list[Any], run_id: str, whole:
             if call.status is ToolCallStatus.RUNNING and call.entered
         }
         if state.waits or state.is_over:
-            await live.take_up_tasks()
+            await live.resume_tasks()
         else:
             live.proceed()
         result = await asyncio.wait_for(answer_all(runtime, run_id, world), 90)

@@ -275,7 +275,7 @@ async def test_changed_files_are_read_again_between_runs_and_others_are_not(tmp_
 async def test_very_many_files_are_looked_at_one_by_one_only_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.subagents.folder.MANY", 2)
+    monkeypatch.setattr("retinue.subagents.markdown.MANY", 2)
     folder = tmp_path / "subagents"
     folder.mkdir()
     for name in "abc":
@@ -293,7 +293,7 @@ async def test_very_many_files_are_looked_at_one_by_one_only_once_a_second(
     with (folder / "a.md").open("w") as written_to:  # its folder does not change
         written_to.write("---\ndescription: new\n---\n")
     assert descriptions() == ["a", "b", "c", "d"]
-    monkeypatch.setattr("retinue.subagents.folder.PATIENCE", 0.0)
+    monkeypatch.setattr("retinue.subagents.markdown.PATIENCE", 0.0)
     assert descriptions() == ["new", "b", "c", "d"]
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.workspace.edits import replace_text
-from retinue.workspace.text import read_lines, read_window
+from retinue.workspace.text import read_lines, read_window, replace_text
 
 from ..effort import share
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from retinue.core.errors import InvalidArguments
 from retinue.core.filesystem import FileEntry
-from retinue.workspace.patterns import GlobPattern
-from retinue.workspace.tree import walk_files
+from retinue.workspace.tree import GlobPattern, walk_files
 
 from ..effort import share
 

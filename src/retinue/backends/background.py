@@ -80,7 +80,7 @@ class LocalBackground:
     def detach(self, run_id: str) -> None:
         self._backend.detach(run_id)
 
-    async def next_leg(
+    async def wait_for_answer(
         self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
     ) -> bool:
         answer, cancelled = self._answer(run_id), asyncio.create_task(token.wait())

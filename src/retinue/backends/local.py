@@ -231,7 +231,7 @@ class LocalBackend:
             await self.append_history(x)
         if log.is_resumed:
             for agent in dict.fromkeys(x.agents):
-                await agent.take_up_tasks(x.identity, partial(context_for, x))
+                await agent.resume_tasks(x.identity, partial(context_for, x))
         result = await execute_run(x)
         if request.keeps_thread or request.detached:
             await self._save(x, result)
@@ -272,7 +272,7 @@ class LocalBackend:
             x = self._blueprint(request.agent).continued_run(request, state, log, parent)
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
-        _retell(request.sink, state)
+        _restore_text(request.sink, state)
         if state.is_over or (state.waits and not state.pending):
             return self._result_again(x, parent)
         self.enter(x)
@@ -432,11 +432,11 @@ def _asked_for(request: RunRequest, stored: bool) -> Any:
     return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked
 
 
-def _retell(sink: Sink | None, state: RunState) -> None:
+def _restore_text(sink: Sink | None, state: RunState) -> None:
     """Replay to the sink of a child that is found again what the child has said before."""
-    retell = getattr(sink, "retell", None)
-    if retell is None:
+    restore_text = getattr(sink, "restore_text", None)
+    if restore_text is None:
         return
     for message in state.messages[state.own_from :]:
         if message.role is Role.ASSISTANT and message.text:
-            retell(message.text)
+            restore_text(message.text)

@@ -28,9 +28,8 @@ from ..storage.stores import open_store
 from ..storage.tasks import SqlTaskRepository
 from ..subagents.catalog import Catalog, Entry
 from ..subagents.declarations import Problem, SubagentDeclaration
-from ..subagents.folder import DeclarationFolder
 from ..subagents.harness import HarnessAgent
-from ..subagents.markdown import read_markdown
+from ..subagents.markdown import DeclarationFolder, read_markdown
 from ..workspace import AGENTS_FILE, LocalFilesystem
 from .parsers import COMPLETED, FAILED
 from .text import clean, complain, count, one_line, print_json, table

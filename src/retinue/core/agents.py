@@ -166,7 +166,7 @@ class Agent(Generic[Out]):
     def check_thread(self, thread_id: str) -> None:
         """Raise ConfigurationError if the agent cannot run on that thread."""
 
-    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         """Continue the background tasks that a run of this agent had when its process ended."""
 
     def linked(self) -> Iterable[Agent]:

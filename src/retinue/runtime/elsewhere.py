@@ -167,7 +167,7 @@ class Elsewhere:
         run.is_adopted = True
         # No wish is delivered before it is known where the run stands, or it could be started a second time.
         if (state.is_over or state.waits) and problem is None:
-            await run.take_up_tasks()
+            await run.resume_tasks()
         self._runs.add(run)
         if problem is not None and not state.is_over:
             run.break_off(f"it cannot be continued: {problem}")

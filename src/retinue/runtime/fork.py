@@ -84,7 +84,7 @@ async def fork_run(
             start_leg(run.log, state, messages=tuple(named))
         run.proceed()
     else:
-        await run.take_up_tasks()
+        await run.resume_tasks()
         await run.release_if_idle()
     return run
 

@@ -232,9 +232,9 @@ class LiveRun:
 
     async def _continue_tasks(self, x: Execution) -> None:
         for agent in dict.fromkeys(x.agents):
-            await agent.take_up_tasks(x.identity, partial(context_for, x))
+            await agent.resume_tasks(x.identity, partial(context_for, x))
 
-    async def take_up_tasks(self) -> None:
+    async def resume_tasks(self) -> None:
         """Continue only the background tasks under a run that has ended or waits."""
         state, known = self.state, self.record.result
         assert state is not None

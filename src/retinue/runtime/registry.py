@@ -23,7 +23,7 @@ from ..core.runs import RunResult, Usage
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children
-from ..subagents.remote import RemoteSubagentStub
+from ..subagents.declarations import RemoteSubagentStub
 
 _log = logging.getLogger(__name__)
 

@@ -2,11 +2,15 @@
 
 # fmt: off
 from ..core.children import Child, ChildErrorForwarding, ParentContext
-from .child import run_child_agent, run_child_agent_checked
-from .declarations import SubagentDeclaration, WorkspaceMode
+from .child import (
+    StreamedChild,
+    StreamingPassthroughSink,
+    run_child_agent,
+    run_child_agent_checked,
+    run_streaming_subagent,
+)
+from .declarations import RemoteSubagentStub, SubagentDeclaration, WorkspaceMode
 from .harness import HarnessAgent
-from .passthrough import StreamedChild, StreamingPassthroughSink, run_streaming_subagent
-from .remote import RemoteSubagentStub
 
 __all__ = [
     "Child", "ChildErrorForwarding", "HarnessAgent", "ParentContext", "RemoteSubagentStub", "StreamedChild",

@@ -18,11 +18,9 @@ from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemE
 from ..core.filesystem import Filesystem
 from ..core.functions import in_thread
 from ..workspace import AGENTS_FILE, LocalFilesystem
-from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, SubagentDeclaration, WorkspaceMode
-from .folder import DeclarationFolder
-from .markdown import read_claude_markdown, read_markdown
+from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, RemoteSubagentStub, SubagentDeclaration, WorkspaceMode
+from .markdown import DeclarationFolder, read_claude_markdown, read_markdown
 from .prompt import with_context
-from .remote import RemoteSubagentStub
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver
@@ -125,17 +123,17 @@ class Catalog:
                 if problem not in before:
                     _log.warning("%s", problem)
 
-    async def look(self) -> None:
+    async def refresh_without_blocking(self) -> None:
         """As `refresh`, beside the event loop where it may take long."""
         if self._parent.files.is_local and all(folder.is_small for folder in self._folders):
             self.refresh()
         else:
             await in_thread(self.refresh, {})
 
-    async def up_to_date(self) -> dict[str, Entry]:
+    async def load_entries(self) -> dict[str, Entry]:
         """The entries, read for the first time where nobody has."""
         if not self._is_fresh:
-            await self.look()
+            await self.refresh_without_blocking()
         return self.entries
 
     async def child(self, declaration: SubagentDeclaration) -> Agent:

@@ -1,4 +1,4 @@
-"""Starting a child run: there is this one way, and everything else uses it."""
+"""Child runs: the one way to start them, and the sink that streams a child as the output of its call."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from msgspec import Struct
+
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
-from ..core.children import Child, ParentContext
+from ..core.children import Child, ChildErrorForwarding, ParentContext
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import ChildAgentError, ExecutionBackendError, RetinueError
-from ..core.events import Sink
+from ..core.errors import ChildAgentError, ExecutionBackendError, ExecutionFailed, RetinueError
+from ..core.events import ErrorRaised, Event, Sink, StepStarted, TextDelta, ToolCallStreamDelta
 from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
@@ -94,14 +96,7 @@ async def run_child_agent_checked(
 ) -> RunResult[Out]:
     """As `run_child_agent`; anything but a completed child raises ChildAgentError, which carries the result."""
     outcome = await run_child_agent(
-        resolver,
-        agent,
-        messages,
-        parent=parent,
-        sink=sink,
-        seed=seed,
-        cancellation=cancellation,
-        timeout=timeout,
+        resolver, agent, messages, parent=parent, sink=sink, seed=seed, cancellation=cancellation, timeout=timeout
     )
     if outcome.status is not RunStatus.COMPLETED:
         raise ChildAgentError(outcome)
@@ -164,3 +159,70 @@ class _Free:
 
 def _name(agent: object) -> str:
     return agent.name if isinstance(agent, Agent) else str(agent)
+
+
+class StreamingPassthroughSink:
+    """Give it to a child as its sink. `buffer` is the child's text so far; errors are never part of it."""
+
+    def __init__(
+        self,
+        call_id: str,
+        tool_name: str,
+        parent_sink: Sink,
+        errors: ChildErrorForwarding | str = ChildErrorForwarding.WRAP,
+    ) -> None:
+        self._call_id, self._tool_name, self._parent = call_id, tool_name, parent_sink
+        self._errors = ChildErrorForwarding(errors)
+        self._pieces: list[str] = []
+        self._step_from = 0
+
+    @property
+    def buffer(self) -> str:
+        return "".join(self._pieces)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._pieces.append(event.delta)
+            self._show(event.delta)
+        elif isinstance(event, ErrorRaised):
+            if event.dropped_message_id is not None:
+                del self._pieces[self._step_from :]  # only what the broken answer had said is taken back
+            self._forward_error(event)
+        elif isinstance(event, StepStarted):
+            self._step_from = len(self._pieces)
+
+    def restore_text(self, text: str) -> None:
+        """Take in what the child had said, and this call had shown, before its process ended: no step takes it back."""
+        self._pieces.append(text)
+        self._step_from = len(self._pieces)
+
+    def _forward_error(self, event: ErrorRaised) -> None:
+        if self._errors is ChildErrorForwarding.WRAP:
+            code = f" {event.code}" if event.code else ""
+            self._show(f"[child error{code}: {event.message}]")
+        elif self._errors is ChildErrorForwarding.RAW:
+            self._parent(ErrorRaised(message=event.message, code=event.code))
+
+    def _show(self, text: str) -> None:
+        self._parent(ToolCallStreamDelta(call_id=self._call_id, tool_name=self._tool_name, delta=text))
+
+
+class StreamedChild(Struct, frozen=True):
+    """The text of a streamed child, and its number of steps."""
+
+    content: str
+    steps: int
+
+
+async def run_streaming_subagent(ctx: ToolContext, agent: str | Agent, prompt: str) -> StreamedChild:
+    """Stream a child into this call's output; anything but a completed child fails the call."""
+    sink = StreamingPassthroughSink(ctx.call_id, ctx.tool_name, ctx.sink)
+    try:
+        outcome = await run_child_agent(
+            ctx.resolver, agent, prompt, parent=ParentContext.of(ctx), sink=sink, cancellation=ctx.cancellation
+        )
+    except ExecutionBackendError as exc:
+        raise ExecutionFailed(f"sub-agent failed: {exc}") from exc
+    if outcome.status is not RunStatus.COMPLETED:
+        raise ExecutionFailed(f"sub-agent did not complete: {outcome.status}")
+    return StreamedChild(sink.buffer, outcome.steps)

@@ -1,10 +1,10 @@
-"""Declarations: what says which sub-agents an agent has, and how each is made."""
+"""Declarations: the sub-agents of an agent, and how each is made; the stub of one that runs on a server."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from ..core.agents import AGENT_NAME
+from ..core.agents import AGENT_NAME, Agent
 from ..core.errors import ConfigurationError
+from ..core.model import ModelChunk, ModelRequest, TextChunk, TurnEnd
 from ..core.runs import Limits
 
 FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "glob_files", "grep_files")
@@ -144,3 +145,27 @@ def _names(given: Any, owner: str) -> tuple[str, ...] | None:
     if not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"{owner} is a list of tool names, not {names!r}")
     return names
+
+
+class _Elsewhere:
+    """The model of an agent that does not think here."""
+
+    name = "remote"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        yield TextChunk("This sub-agent runs on a server: spawn it with agent_spawn, it cannot be run here.")
+        yield TurnEnd()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteSubagentStub(Agent):
+    """Holds the place of an agent on a server. A child run of it goes there; run here, it only says so."""
+
+    url: str = field(default="", kw_only=True)
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        check_url(self.url, f"agent {self.name!r}")
+        if self.model is None:
+            object.__setattr__(self, "model", _Elsewhere())
+        Agent.__post_init__(self)

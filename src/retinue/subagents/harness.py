@@ -20,18 +20,17 @@ from ..core.runs import Out
 from ..core.state import StateCommand
 from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
-from ..tasks.background import Background
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
+from ..tasks.service import Background
 from ..tasks.task import TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
-from .announce import TOLD, Announcer
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
 from .declarations import BUILTIN_TOOLS, SubagentDeclaration
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
-from .task_tools import TaskTools, task_summary
+from .task_tools import ANNOUNCED, Announcer, TaskTools, task_summary
 from .tools import AgentTools
 from .work import OnTimeout, Workers
 
@@ -160,10 +159,10 @@ class HarnessAgent(Agent[Out]):
             background.service(self._tasks()).watch()
         return ()
 
-    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         for plugin in self.plugins:
             if isinstance(plugin, Subagents):
-                await plugin.take_up_tasks(run, context_for)
+                await plugin.resume_tasks(run, context_for)
 
     def check(self) -> None:
         if self.catalog is not None:
@@ -262,7 +261,7 @@ class Subagents(Plugin):
     def register(self, r: Registrar) -> None:
         self._catalog.check()
         r.key(SPAWNED)
-        r.key(TOLD)
+        r.key(ANNOUNCED)
         for tool in (*self._agents.tools(), *self._tasks.tools()):
             r.tool(tool)
         r.hook("run_start", self._look, priority=HOOK_PRIORITY)
@@ -270,12 +269,12 @@ class Subagents(Plugin):
         r.hook("run_end", self._forget, priority=HOOK_PRIORITY)
 
     async def _look(self, ctx: HookContext) -> StateCommand | None:
-        await self._catalog.look()
+        await self._catalog.refresh_without_blocking()
         problems = listed(self._catalog.problems)
         return StateCommand().event({"type": "subagents", "problems": problems}) if problems else None
 
     async def _tell(self, ctx: HookContext) -> StateCommand | None:
-        entries = await self._catalog.up_to_date()
+        entries = await self._catalog.load_entries()
         if self._section[0] is not entries:
             self._section = (entries, subagent_section(entries.values()) if entries else "")
         text = self._section[1]
@@ -291,13 +290,11 @@ class Subagents(Plugin):
             command = (command or StateCommand()).schedule(AddSystemText(text))
         return command
 
-    async def take_up_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         """Go on with the tasks that a run had started when its process ended."""
         for record in await self._repository.list(TaskScope(self._agent_name, run.thread_id, run.user_id)):
             if record.parent_run_id == run.run_id and record.parent_tool_call_id is not None:
-                await self._workers.take_up(
-                    record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {}))
-                )
+                await self._workers.resume(record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {})))
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.forget_run(ctx.run.run_id)

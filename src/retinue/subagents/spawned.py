@@ -104,7 +104,7 @@ class Turns:
         """Note that a sub-agent waits in the middle of this call's message; a background task waits beyond the run."""
         self._held[session_id] = None if beyond_run else ctx.run.run_id, ctx.call_id
 
-    def let_go(self, session_id: str) -> None:
+    def release(self, session_id: str) -> None:
         self._held.pop(session_id, None)
 
     def is_held(self, session_id: str, ctx: ToolContext) -> bool:

@@ -1,9 +1,11 @@
-"""The tools with which a model looks after background tasks. The docstrings of their methods are what it reads."""
+"""Background tasks as a model sees them: its tools, the summary in its prompt, and the message when a task ends.
+
+The docstrings of the tools' methods are what the model reads."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 from ..core.context import ToolContext
 from ..core.errors import FilesystemError, TaskStoreError
 from ..core.functions import FunctionTool
+from ..core.hooks import HookContext
+from ..core.plugins import AddMessage
 from ..core.results import ToolOutput, ToolResult
+from ..core.state import StateCommand, StateKey
 from ..core.tools import Tool
-from ..tasks.background import Background
-from ..tasks.service import TaskService
+from ..tasks.repository import TaskRepository
+from ..tasks.service import Background, TaskService
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus
-from .announce import TOLD
 from .work import Workers
 
 DEFAULT_MILLISECONDS = 30_000
@@ -55,7 +59,7 @@ class TaskTools:
         seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
         before = await service.get(scope, task_id)
         if before is not None:
-            await self._workers.look_after(before, ctx)
+            await self._workers.watch_remote_task(before, ctx)
         record = before and await service.wait(scope, task_id, seconds)
         if record is None:
             return _error(
@@ -65,7 +69,7 @@ class TaskTools:
             note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
             return ToolOutput(f"task_id: {task_id}\nstatus: running\nnote: {_awaiting(record) or note}")
         text = await self._detail(record)
-        return ToolOutput(text, {TOLD: {task_id: record.status.lower()}} if record.status.is_terminal else None)
+        return ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}} if record.status.is_terminal else None)
 
     async def task_cancel(self, task_id: str, ctx: ToolContext) -> ToolOutput | ToolResult:
         """Stop a background task. What it has done until then stays done.
@@ -83,7 +87,7 @@ class TaskTools:
         if before.status.is_terminal:
             note = "note: Task already in terminal state, cannot cancel."
             return ToolOutput(f"task_id: {task_id}\nstatus: {before.status.lower()}\n{note}")
-        await self._workers.look_after(before, ctx)
+        await self._workers.watch_remote_task(before, ctx)
         after = await service.cancel(scope, task_id) or before
         if not after.status.is_terminal:
             note = "note: Cancellation requested; the task has not stopped yet."
@@ -92,7 +96,7 @@ class TaskTools:
             note = "note: It ended before it could be cancelled; see task_output."
             return ToolOutput(f"task_id: {task_id}\nstatus: {after.status.lower()}\n{note}")
         text = f"task_id: {task_id}\nstatus: cancelled\nCancellation requested successfully."
-        return ToolOutput(text, {TOLD: {task_id: after.status.lower()}})
+        return ToolOutput(text, {ANNOUNCED: {task_id: after.status.lower()}})
 
     async def task_list(self, ctx: ToolContext, status_filter: str | None = None) -> str | ToolResult:
         """List the background tasks of this conversation, whatever was forgotten of it.
@@ -105,7 +109,7 @@ class TaskTools:
             return _error(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
         known = await self._repository.list(self._scope(ctx))
         for record in known:
-            await self._workers.look_after(record, ctx)
+            await self._workers.watch_remote_task(record, ctx)
         records = [record for record in known if wanted in ("all", record.status.lower())]
         if not records:
             return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")
@@ -191,3 +195,85 @@ def _awaiting(record: TaskRecord) -> str | None:
 
 def _error(text: str) -> ToolResult:
     return ToolResult.error(f"Error: {text}")
+
+
+MOST_TASKS = 10
+"""Announced at once; the others follow in the next step."""
+MOST_CHARACTERS = 4000
+"""Of one result; the rest is there for task_output."""
+
+
+_ENDS = frozenset({status.lower() for status in TaskStatus if status.is_terminal})
+
+
+def _note(told: dict[str, str], news: dict[str, str]) -> dict[str, str]:
+    return {**told, **news}
+
+
+ANNOUNCED: StateKey[dict[str, str], dict[str, str]] = StateKey(
+    "retinue.tasks_told",
+    dict[str, str],
+    reduce=_note,
+    merge="commutative",
+    scope="thread",
+    default=dict[str, str],
+    sure=True,
+)
+"""The ends of tasks that the session knows. Stored with the conversation, so that neither exists without the other."""
+
+
+class Announcer:
+    """Tells a session the news of its tasks."""
+
+    def __init__(self, repository: TaskRepository) -> None:
+        self._repository = repository
+
+    async def announce(self, ctx: HookContext, records: Sequence[TaskRecord]) -> StateCommand | None:
+        """The command that tells the session, and remembers that it was told; None where there is no news."""
+        told = ctx.snapshot[ANNOUNCED]
+        open_news = [record for record in records if told.get(record.task_id) not in _ENDS]
+        news = [record for record in open_news if _news(record, told) is not None]
+        if not news:
+            return None
+        news.sort(key=lambda record: record.last_updated_at)
+        running = sum(not record.status.is_terminal for record in records)
+        shown = news[:MOST_TASKS]
+        text = await self._text(shown, len(news) - len(shown), running)
+        known = {record.task_id: _news(record, told) or "" for record in shown}
+        event = {"type": "tasks_announced", "tasks": known}
+        return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text)).event(event)
+
+    async def _text(self, shown: Sequence[TaskRecord], more: int, running: int) -> str:
+        parts = ["News of your background tasks. The user has not seen this."]
+        for record in shown:
+            head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {_announced_state(record)}"
+            parts.append(f"{head}\n{await self._body(record)}")
+        if more:
+            parts.append(f"{more} more have ended; they are announced next, or use task_list().")
+        parts.append(f"Still running: {running}.")
+        return "<task-notification>\n" + "\n\n".join(parts) + "\n</task-notification>"
+
+    async def _body(self, record: TaskRecord) -> str:
+        if not record.status.is_terminal:
+            return f"question: {record.awaiting}\nnote: It goes on when a human has answered."
+        error = f"error: {record.error_message or 'unknown'}"
+        if record.status is TaskStatus.CANCELLED:
+            return error if record.error_message else "note: It was stopped."
+        result = await self._repository.read_result(record) or ""
+        if len(result) > MOST_CHARACTERS:
+            left = len(result) - MOST_CHARACTERS
+            result = f'{result[:MOST_CHARACTERS]}\n[{left:,} more characters: task_output("{record.task_id}")]'
+        if record.status is TaskStatus.FAILED:
+            return f"{error}\nwhat it had by then:\n{result}" if result else error
+        return f"result:\n{result}" if result else "note: It gave no result."
+
+
+def _news(record: TaskRecord, told: dict[str, str]) -> str | None:
+    """Return the news of a task: its end, or its question; None if the session knows it."""
+    state = _announced_state(record)
+    news = f"waiting: {record.awaiting}" if state == "waiting" else state
+    return None if news == told.get(record.task_id) else news
+
+
+def _announced_state(record: TaskRecord) -> str | None:
+    return record.status.lower() if record.status.is_terminal else "waiting" if record.awaiting else None

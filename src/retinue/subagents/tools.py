@@ -18,10 +18,10 @@ from ..core.runs import RunResult
 from ..core.state import StateKey
 from ..core.tools import Tool
 from ..tasks.task import TaskRecord, TaskStatus
-from .announce import TOLD
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
-from .work import ChildJob, Workers, made_for
+from .task_tools import ANNOUNCED
+from .work import ChildJob, Workers, stable_id
 
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
@@ -66,14 +66,14 @@ class AgentTools:
         """
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
             return _error(_limit_text(*refusal))
-        entries = await self._catalog.up_to_date()
+        entries = await self._catalog.load_entries()
         entry = entries.get(agent_id.strip())
         if entry is None:
             return _error(f"Unknown agent_id: {agent_id}\nAvailable agent ids: {', '.join(entries) or 'none'}")
         label = (label or "").strip() or None
         if label is not None and (problem := self._label_refusal(label, ctx)):
             return _error(problem)
-        unique = str(made_for(ctx, "agent"))  # the same when the call is made again after its process ended
+        unique = str(stable_id(ctx, "agent"))  # the same when the call is made again after its process ended
         spawned = Spawned(
             f"agent:{entry.id}:{unique}", entry.id, f"sub-{unique}", label, ctx.run.depth + 1, ctx.run.user_id
         )
@@ -108,7 +108,7 @@ class AgentTools:
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
             return _error(_limit_text(*refusal))
         with self._workers.turns.expected(found.session_id):
-            entry = (await self._catalog.up_to_date()).get(found.agent_id)
+            entry = (await self._catalog.load_entries()).get(found.agent_id)
             if entry is None:
                 return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
             return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
@@ -172,13 +172,7 @@ class AgentTools:
         return known.get(key) or f"Unknown agent_key: {key}"
 
     async def _ask(
-        self,
-        entry: Entry,
-        spawned: Spawned,
-        text: str,
-        seconds: int,
-        ctx: ToolContext,
-        introduction: Introduction,
+        self, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext, introduction: Introduction
     ) -> ToolOutput | ToolResult:
         """Have a sub-agent work on a message in its own conversation, and return the answer."""
         try:
@@ -211,7 +205,7 @@ class AgentTools:
         """Return the answer about work that is a task."""
         updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
         if record.status.is_terminal:
-            updates[TOLD] = {record.task_id: record.status.lower()}
+            updates[ANNOUNCED] = {record.task_id: record.status.lower()}
             text = _ended(record, await self._workers.repository.read_result(record))
         else:
             text = _late(record, seconds) if record.is_remote else _promoted(record, seconds)

@@ -19,12 +19,11 @@ from ..core.lifecycle import RunStatus
 from ..core.messages import as_messages
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
-from ..tasks.background import Background
 from ..tasks.repository import TaskRepository
-from ..tasks.service import TaskReporter, Waits, Work
+from ..tasks.service import Background, TaskReporter, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
-from .remote import RemoteSubagentStub
+from .declarations import RemoteSubagentStub
 from .spawned import Spawned, Turns
 
 OnTimeout = Literal["promote", "cancel"]
@@ -60,12 +59,12 @@ class ChildJob(Struct):
 
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> ChildJob:
-        return cls(entry, agent, spawned, text, ctx, f"run_{made_for(ctx, 'run').hex[:20]}", CancellationToken())
+        return cls(entry, agent, spawned, text, ctx, f"run_{stable_id(ctx, 'run').hex[:20]}", CancellationToken())
 
     @property
     def task_id(self) -> str:
         """The id of the task that it is, or would become."""
-        return f"task_{made_for(self.ctx, 'task')}"
+        return f"task_{stable_id(self.ctx, 'task')}"
 
     def end_turn(self) -> None:
         """Let the next message in."""
@@ -76,7 +75,7 @@ class ChildJob(Struct):
             self.turn.release()
 
 
-def made_for(ctx: ToolContext, what: str) -> UUID:
+def stable_id(ctx: ToolContext, what: str) -> UUID:
     """An id that is a call's own: nobody can guess it, and the call has the same when it is made again."""
     said = f"{what}/{ctx.run.run_id}/{ctx.call_id}".encode()
     return UUID(bytes=blake2b(said, digest_size=16).digest(), version=4)
@@ -94,8 +93,8 @@ class Workers:
 
         Work for a backend elsewhere is a task from the beginning.
         """
-        if (taken_up := await self._taken_up(job)) is not None:
-            return taken_up
+        if (recovered := await self._recovered_task(job)) is not None:
+            return recovered
         if job.is_elsewhere:
             return await self._wait_for_task(job, seconds)
         token = job.token
@@ -112,11 +111,11 @@ class Workers:
             raise
         return running.result() if done else await self._promote(job, running)
 
-    async def look_after(self, record: TaskRecord, ctx: ToolContext) -> None:
+    async def watch_remote_task(self, record: TaskRecord, ctx: ToolContext) -> None:
         """Watch over a remote task that another process has started, perhaps one that is gone."""
         if record.status.is_terminal or not record.is_remote:
             return
-        entry = (await self._catalog.up_to_date()).get(record.sub_agent_id)
+        entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         if entry is None or entry.declaration is None or not entry.declaration.is_remote:
             return
         seconds = entry.declaration.timeout
@@ -152,8 +151,8 @@ class Workers:
 
     async def start(self, job: ChildJob) -> TaskRecord:
         """Let it run in the background."""
-        if (taken_up := await self._taken_up(job)) is not None:
-            return taken_up
+        if (recovered := await self._recovered_task(job)) is not None:
+            return recovered
         job.in_background = True
         self._queue_up(job)
         if not job.is_elsewhere:  # it may begin when the run that starts it has ended
@@ -162,25 +161,25 @@ class Workers:
             background.announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            return await self._to_the_end(job, await self._run(job), waits)
+            return await self._follow(job, await self._run(job), waits)
 
         return await self._begin(job, TaskStatus.PENDING, work, job.end_turn)
 
-    async def _taken_up(self, job: ChildJob) -> TaskRecord | None:
+    async def _recovered_task(self, job: ChildJob) -> TaskRecord | None:
         """The task that a call had started before its process ended, which goes on by itself."""
         background: Background = job.ctx.resolver.background
         if not background.is_recovered(job.ctx):
             return None
         return await self.repository.get(self._scope(job.ctx), job.task_id)
 
-    async def take_up(self, record: TaskRecord, ctx: ToolContext) -> None:
+    async def resume(self, record: TaskRecord, ctx: ToolContext) -> None:
         """Go on with a task whose process ended, where it was."""
         background: Background = ctx.resolver.background
         service = background.service(self.repository)
         if record.status.is_terminal:
             background.close_task(ctx, record, "its task was given up on when its process had ended")
             return
-        entry = (await self._catalog.up_to_date()).get(record.sub_agent_id)
+        entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         key, session_id, run_id = record.agent_key or "", record.sub_session_id or "", record.run_id or ""
         spawned = Spawned(key, record.sub_agent_id, session_id, None, ctx.run.depth + 1, ctx.run.user_id)
         token = CancellationToken()
@@ -191,9 +190,9 @@ class Workers:
             agent = await entry.agent(ctx)
             job = ChildJob(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
             self._queue_up(job)
-            return await self._to_the_end(job, await self._run(job), waits)
+            return await self._follow(job, await self._run(job), waits)
 
-        await service.take_up(record, work, background.reporter(ctx, record, service), token)
+        await service.resume(record, work, background.reporter(ctx, record, service), token)
 
     def _scope(self, ctx: ToolContext) -> TaskScope:
         return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
@@ -204,7 +203,7 @@ class Workers:
         background.detach(job.run_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            return await self._to_the_end(job, await running, waits)
+            return await self._follow(job, await running, waits)
 
         try:
             return await self._begin(job, TaskStatus.RUNNING, work)
@@ -258,7 +257,7 @@ class Workers:
             if outcome.status is RunStatus.SUSPENDED:
                 self.turns.hold(outcome.thread_id, ctx, beyond_run=job.in_background)
             else:
-                self.turns.let_go(outcome.thread_id)
+                self.turns.release(outcome.thread_id)
             return outcome
         finally:
             job.end_turn()
@@ -308,20 +307,20 @@ class Workers:
             job.end_turn()
         return not token.is_set()
 
-    async def _to_the_end(self, job: ChildJob, outcome: RunResult, waits: Waits) -> RunResult:
+    async def _follow(self, job: ChildJob, outcome: RunResult, waits: Waits) -> RunResult:
         """See a child through its waits for humans."""
         background: Background = job.ctx.resolver.background
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
                 ctx, run_id, token = job.ctx, job.run_id, job.token
-                if await background.next_leg(ctx, run_id, token, lambda: waits(None)):
+                if await background.wait_for_answer(ctx, run_id, token, lambda: waits(None)):
                     outcome = await self._child(job)
                 else:
                     reason = token.reason or "cancelled"
                     outcome = await background.give_up(ctx, job.agent, run_id, reason)
         finally:
-            self.turns.let_go(job.spawned.session_id)
+            self.turns.release(job.spawned.session_id)
         return outcome
 
 

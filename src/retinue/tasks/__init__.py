@@ -2,8 +2,7 @@
 
 # fmt: off
 from .files import WorkspaceTaskRepository
-from .memory import MemoryTaskRepository
-from .repository import TaskLiveness, TaskRepository, TaskSettings
+from .repository import MemoryTaskRepository, TaskLiveness, TaskRepository, TaskSettings
 from .task import TaskRecord, TaskScope, TaskStatus
 
 __all__ = [

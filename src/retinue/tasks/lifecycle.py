@@ -42,15 +42,7 @@ def finish(
     """The work has ended. What comes later than another end is not written."""
     if status not in TASK_MOVES[record.status]:
         return None
-    return _next(
-        record,
-        now,
-        status=status,
-        result=result,
-        result_file=result_file,
-        error_message=error,
-        awaiting=None,
-    )
+    return _next(record, now, status=status, result=result, result_file=result_file, error_message=error, awaiting=None)
 
 
 def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:

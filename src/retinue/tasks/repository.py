@@ -1,4 +1,4 @@
-"""Port: the store of task records. The record is the truth; memory is only a cache."""
+"""The port of task records, and the implementation in memory. The record is the truth; memory is only a cache."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from ..core.errors import TaskStoreError
 from .task import TaskRecord, TaskScope
 
 LONGEST_RESULT = 4096
@@ -93,3 +94,56 @@ class TaskRepository(Protocol):
 def is_long(text: str) -> bool:
     """Return whether a result is too long for its record."""
     return len(text) > LONGEST_RESULT // 4 and len(text.encode(errors="replace")) > LONGEST_RESULT
+
+
+class MemoryTaskRepository:
+    """Nothing is written anywhere. Agents that share one see each other's tasks, as those of one name do."""
+
+    def __init__(self, settings: TaskSettings | None = None) -> None:
+        self.settings = settings or TaskSettings()
+        self._sessions: dict[str, dict[str, TaskRecord]] = {}
+
+    def __repr__(self) -> str:
+        return f"MemoryTaskRepository({sum(map(len, self._sessions.values()))} tasks)"
+
+    async def add(self, record: TaskRecord) -> None:
+        records = self._sessions.setdefault(record.parent_session_id, {})
+        if record.task_id in records:
+            raise TaskStoreError(record.parent_session_id, f"task {record.task_id} is there already")
+        records[record.task_id] = record
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        record = self._sessions.get(scope.session_id, {}).get(task_id)
+        return record if record is not None and record.user_id == scope.user_id else None
+
+    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
+        records = self._sessions.get(scope.session_id, {})
+        return [record for record in records.values() if record.user_id == scope.user_id]
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        record = await self.get(scope, task_id)
+        if record is None:
+            return None
+        changed = change(record) or record
+        self._sessions[scope.session_id][task_id] = changed
+        return changed
+
+    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
+        for scope, task_id, change in changes:
+            await self.update(scope, task_id, change)
+
+    async def keep_result(self, record: TaskRecord, text: str) -> str | None:
+        return None
+
+    async def read_result(self, record: TaskRecord) -> str | None:
+        return record.result
+
+    async def open_scopes(self) -> Sequence[TaskScope]:
+        records = [record for session in self._sessions.values() for record in session.values()]
+        return sorted(
+            {record.scope for record in records if not record.status.is_terminal},
+            key=lambda scope: (scope.session_id, scope.user_id or ""),
+        )
+
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        return {}

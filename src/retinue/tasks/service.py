@@ -1,4 +1,4 @@
-"""The task service: executes tasks in this process, and deals with those of others through their records."""
+"""The task service: executes tasks in this process, and handles those of other processes through their records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from ..core.context import GRACE, CancellationToken
+from ..core.agents import Agent
+from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.processes import process_identity
@@ -115,7 +116,7 @@ class TaskService:
         self.watch()
         return record
 
-    async def take_up(self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken) -> None:
+    async def resume(self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken) -> None:
         """Go on with a task whose process is known to be gone; nothing happens where it has ended, or is at work here."""
         if record.task_id in self._local:
             reporter.close()
@@ -393,3 +394,49 @@ async def _within(waiting: Awaitable[Any], seconds: float) -> None:
 def _log_failure(job: asyncio.Task[None]) -> None:
     if not job.cancelled() and (error := job.exception()) is not None:
         _log.error("a task record could not be written", exc_info=error)
+
+
+class Background(Protocol):
+    """Contract: a child that was detached lives until it ends, its token is set, or the runtime is closed."""
+
+    def service(self, repository: TaskRepository) -> TaskService:
+        """The service for a repository; one for each in a runtime."""
+        ...
+
+    def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
+        """Return what reports a task in the log of the run that started it, which stays open until the task has ended."""
+        ...
+
+    def log_id(self, ctx: ToolContext) -> str | None:
+        """The stored log that a call is in; None where nothing is stored."""
+        ...
+
+    def is_recovered(self, ctx: ToolContext) -> bool:
+        """Return whether the call belongs to a run that continues after its process ended."""
+        ...
+
+    def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
+        """Tell that a child was started which begins later, perhaps when its parent has ended."""
+        ...
+
+    def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
+        """Report the end of a task whose process ended before it could, and end its child where nobody continues it."""
+        ...
+
+    def give_slot_back(self, ctx: ToolContext) -> None:
+        """Let other calls run in place of this one, for good: it is going to wait for a child."""
+        ...
+
+    def detach(self, run_id: str) -> None:
+        """Let a child outlive its call."""
+        ...
+
+    async def wait_for_answer(
+        self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
+    ) -> bool:
+        """Wait until somebody answers a detached child that waits, and call back; False where the token was set."""
+        ...
+
+    async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
+        """End a detached child that waits for an answer which will not come; its conversation stays."""
+        ...

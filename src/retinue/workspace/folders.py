@@ -1,19 +1,23 @@
-"""A folder on disk, as a place to look names up in without following links.
+"""A folder on disk, opened so that no link is followed, and locks on names in it.
 
 `Folder` holds the folder open and lets the system look each name up in that very folder: nothing can be put
 between the check and the use. `ResolvedFolder` is for systems that cannot do this (Windows): it resolves each path
-and compares, which refuses every link that is there but not one that is made in the instant after the look.
-"""
+and compares. That refuses every existing link, but not one that is made right after the check."""
 
 from __future__ import annotations
 
 import errno
 import os
+import random
 import stat
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from ..core.errors import FileMissing, PathDenied, PathError
+from .paths import TEMPORARY
 
 _CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOSED_ON_EXEC
@@ -156,3 +160,43 @@ def refusal_of(error: OSError, path: str) -> PathError:
         return PathError(path, (error.strerror or str(error)).lower())
     kind, problem = known
     return kind(path, problem)
+
+
+LONGEST_WAIT = 10.0
+"""Seconds to wait for another process; one that holds a lock longer has been stopped."""
+
+
+@contextmanager
+def locked(folder: Folder, name: str, path: str, wait: float = LONGEST_WAIT) -> Generator[None]:
+    """Hold the lock of a file. Only whoever asks for it too is kept away."""
+    fd = folder.open(f"{TEMPORARY}{name}.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        deadline = time.monotonic() + wait
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise PathError(path, f"another process has held it for {wait:.0f} s: end that process, or try again")
+            time.sleep(random.uniform(0.0005, 0.003))
+        yield
+    finally:
+        os.close(fd)  # lets go of it
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

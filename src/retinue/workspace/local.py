@@ -14,8 +14,7 @@ from typing import BinaryIO, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
 from ..core.filesystem import Command, FileEntry, KeptBack, Stamp
-from .folders import CAN_ANCHOR, LINK, Folder, ResolvedFolder, is_link, refusal_of
-from .locks import locked
+from .folders import CAN_ANCHOR, LINK, Folder, ResolvedFolder, is_link, locked, refusal_of
 from .paths import TEMPORARY, join_path, name_problem, split_path
 from .tree import sort_entries, walk_files
 

@@ -25,12 +25,10 @@ from ..core.errors import (
 from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
-from .edits import Edit, nearly_at, replace_text
 from .grep import LinePattern, grep
 from .paths import join_path, normal_path, split_path
-from .patterns import GlobPattern, shown
-from .text import READ_BYTES, Window, is_binary, read_window
-from .tree import walk_files
+from .text import READ_BYTES, Edit, Window, is_binary, nearly_at, read_window, replace_text
+from .tree import GlobPattern, shown, walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""

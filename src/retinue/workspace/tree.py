@@ -1,13 +1,18 @@
-"""Going through the files below a folder, in the order of their paths."""
+"""Finding files: the order of a walk below a folder, and glob patterns.
+
+In a pattern, `*`, `?` and `[…]` match within a name, `**` any number of folders, `{a,b}` either."""
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Callable, Iterator
 from heapq import merge
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from ..core.errors import FilesystemDown, FilesystemError
+from ..core.errors import FilesystemDown, FilesystemError, InvalidArguments
 from ..core.filesystem import FileEntry
+from .paths import LONGEST_PATH, split_path
 
 S = TypeVar("S")
 
@@ -58,3 +63,80 @@ def sort_entries(entries: list[FileEntry], key: Callable[[FileEntry], str], reve
 def _backwards(entries: list[FileEntry]) -> list[FileEntry]:
     # The content of folder `a` comes where "a/" sorts: after "a-b", before "ab".
     return sort_entries(entries, lambda entry: entry.path + "/" * entry.is_dir, True)
+
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_ALTERNATIVES = 64
+
+Places: TypeAlias = frozenset[tuple[int, int]]
+"""The segments that come next: (alternative, segment)."""
+
+
+class GlobPattern:
+    """A pattern that is matched folder by folder, so that no folder is opened where nothing can match."""
+
+    def __init__(self, pattern: str) -> None:
+        self._alternatives = [_segments(split_path(text)) for text in _spelled_out(pattern)]
+        if not all(self._alternatives):
+            raise InvalidArguments(f"the pattern {shown(pattern)} names no file; give one such as '**/*.py'")
+        self.start = self._with_skips({(index, 0) for index in range(len(self._alternatives))})
+
+    def step(self, places: Places, entry: FileEntry) -> Places | None:
+        """Return the places after one more name; None if the entry cannot match or hold a match."""
+        name = entry.path.rpartition("/")[2]
+        after: set[tuple[int, int]] = set()
+        for alternative, index in places:
+            segments = self._alternatives[alternative]
+            if index == len(segments):
+                continue
+            if (matches := segments[index]) is None:
+                after.add((alternative, index))
+            elif matches(name):
+                after.add((alternative, index + 1))
+        reached = self._with_skips(after)
+        return reached if reached and (entry.is_dir or self._is_match(reached)) else None
+
+    def _is_match(self, places: Places) -> bool:
+        return any(index == len(self._alternatives[alternative]) for alternative, index in places)
+
+    def _with_skips(self, places: set[tuple[int, int]]) -> Places:
+        """`**` also stands for no folder at all."""
+        reached = set(places)
+        for alternative, start in places:
+            segments, index = self._alternatives[alternative], start
+            while index < len(segments) and segments[index] is None:
+                index += 1
+                reached.add((alternative, index))
+        return frozenset(reached)
+
+
+def _segments(names: tuple[str, ...]) -> list[Callable[[str], object] | None]:
+    """Return a matcher for each name; None for `**`, which at the end stands for every file below."""
+    if names and names[-1] == "**":
+        names = (*names, "*")
+    plain = [name for name, before in zip(names, ("", *names), strict=False) if name != "**" or before != "**"]
+    # `fnmatch` writes atomic groups, so no name takes more than a pass for each star.
+    return [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in plain]
+
+
+def _spelled_out(pattern: str) -> list[str]:
+    """Every alternative of a pattern with braces. Braces without a comma are ordinary characters."""
+    if len(pattern) > LONGEST_PATH:
+        raise InvalidArguments(f"the pattern has {len(pattern):,} characters; the limit is {LONGEST_PATH:,}")
+    done: list[str] = []
+    waiting = [pattern]
+    while waiting:
+        text = waiting.pop()
+        braces = next((found for found in _BRACES.finditer(text) if "," in found[1]), None)
+        if braces is None:
+            done.append(text)
+        else:
+            waiting += [text[: braces.start()] + part + text[braces.end() :] for part in braces[1].split(",")]
+        if len(done) + len(waiting) > _MOST_ALTERNATIVES:
+            raise InvalidArguments(f"the pattern {shown(pattern)} has more than {_MOST_ALTERNATIVES} alternatives")
+    return done
+
+
+def shown(pattern: str) -> str:
+    """A pattern as an error shows it: the beginning of a long one."""
+    return repr(pattern if len(pattern) <= 100 else f"{pattern[:100]}…")
