@@ -244,7 +244,10 @@ def test_a_file_that_cannot_be_read_says_why_and_where(data: bytes, problem: str
             "description: a\nlimits:\n  token: 5",
             ":4: limits.token: there is no such limit; there are depth, children, parallel, steps, tokens, cost, seconds",
         ),
-        ("description: a\nlimits: {parallel: 0}", ":3: limits: Limits.parallel must be at least 1, got 0: give a whole number"),
+        (
+            "description: a\nlimits: {parallel: 0}",
+            ":3: limits: Limits.parallel must be at least 1, got 0: give a whole number",
+        ),
         ("description: a\nworkspace:\n  path: [b]", ":4: workspace.path: must be text"),
     ],
 )
