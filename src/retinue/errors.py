@@ -2,17 +2,15 @@
 
 # fmt: off
 from .core.errors import (
-    ChildAgentError, ConfigurationError, ConsumerTooSlow, DecisionRefused, Denied, Escape, ExecutionBackendError,
-    ExecutionFailed, FileMissing, FilesystemDown, FilesystemError, HookFailed, IllegalMove, InternalError,
-    InvalidArguments, KeyAlreadyRegistered, KeyDecodeError, KeyEncodeError, LimitReached, LogUnreadable, MissingValue,
-    ModelError, NotFound, OwnershipLost, PathDenied, PathError, PluginAlreadyInstalled, PluginNotInstalled,
+    ChildAgentError, CircuitOpen, ConfigurationError, ConsumerTooSlow, ContextOverflow, DecisionRefused, Denied,
+    Escape, ExecutionBackendError, ExecutionFailed, FileMissing, FilesystemDown, FilesystemError, HookFailed,
+    IllegalMove, InternalError, InvalidArguments, KeyAlreadyRegistered, KeyDecodeError, KeyEncodeError, LimitReached,
+    LogUnreadable, MissingValue, ModelAccessDenied, ModelError, ModelNotFound, ModelRateLimited, ModelRefused,
+    ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, NotFound,
+    OutputTruncated, OwnershipLost, PathDenied, PathError, PluginAlreadyInstalled, PluginNotInstalled,
     RecordUnreadable, RecordUnwritable, ReducerFailed, RetinueError, RevisionConflict, RunElsewhere, RunawayActions,
     StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
     UnknownAgent, UnknownKey, UnknownRun, WriteConflict,
-)
-from .core.failures import (
-    CircuitOpen, ContextOverflow, ModelAccessDenied, ModelNotFound, ModelRateLimited, ModelRefused,
-    ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, OutputTruncated,
 )
 
 __all__ = [

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import reduce
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 
+from .codec import to_json_value
 from .decisions import Decision
 from .lifecycle import RunStatus, ToolCallStatus
 from .messages import Message
@@ -27,7 +27,6 @@ class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
     """The fields of every event. `seq` grows by one within a log; `ns` is the path of call ids down to the run."""
 
     kind: ClassVar[str] = "event"
-
     seq: int = 0
     at: float = 0.0
     run_id: str = ""
@@ -40,7 +39,6 @@ class RunStarted(Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
     """The first event of a run."""
 
     kind: ClassVar[Literal["run_started"]] = "run_started"
-
     thread_id: str
     parent_tool_call_id: str | None = None
     messages: tuple[Message, ...] = ()
@@ -53,7 +51,6 @@ class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"
     """The last event of a run, whatever its status."""
 
     kind: ClassVar[Literal["run_finished"]] = "run_finished"
-
     status: RunStatus
     termination: str
     response: str | None = None
@@ -67,7 +64,6 @@ class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"
     """A step begins: one model call and the tool calls it asks for."""
 
     kind: ClassVar[Literal["step_started"]] = "step_started"
-
     step: int
     model: str = ""
     """The model that is asked."""
@@ -77,7 +73,6 @@ class StepFinished(Event, frozen=True, kw_only=True, gc=False, tag="step_finishe
     """A step and its tool calls have ended."""
 
     kind: ClassVar[Literal["step_finished"]] = "step_finished"
-
     step: int
 
 
@@ -85,7 +80,6 @@ class TextDelta(Event, frozen=True, kw_only=True, gc=False, tag="text_delta"):
     """A piece of the model's text."""
 
     kind: ClassVar[Literal["text_delta"]] = "text_delta"
-
     delta: str
     message_id: str = ""
 
@@ -94,16 +88,14 @@ class ReasoningDelta(Event, frozen=True, kw_only=True, gc=False, tag="reasoning_
     """A piece of the model's reasoning."""
 
     kind: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
-
     delta: str
     message_id: str = ""
 
 
 class InferenceFinished(Event, frozen=True, kw_only=True, gc=False, tag="inference_finished"):
-    """The model has answered: `message` is the whole of it."""
+    """The model has answered: `message` is the whole answer."""
 
     kind: ClassVar[Literal["inference_finished"]] = "inference_finished"
-
     step: int
     message: Message
     model: str = ""
@@ -115,7 +107,6 @@ class ToolCallStarted(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
     """The model began to ask for a call; its arguments are still coming."""
 
     kind: ClassVar[Literal["tool_call_started"]] = "tool_call_started"
-
     call_id: str
     tool_name: str
     message_id: str = ""
@@ -125,7 +116,6 @@ class ToolCallArgsDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_ca
     """A piece of the arguments of a call, as JSON text."""
 
     kind: ClassVar[Literal["tool_call_args_delta"]] = "tool_call_args_delta"
-
     call_id: str
     delta: str
 
@@ -134,7 +124,6 @@ class ToolCallReady(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_r
     """The call's arguments are complete and its work begins."""
 
     kind: ClassVar[Literal["tool_call_ready"]] = "tool_call_ready"
-
     call_id: str
     tool_name: str
     args: dict[str, Any]
@@ -144,7 +133,6 @@ class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_cal
     """A call has ended, or waits for a human."""
 
     kind: ClassVar[Literal["tool_call_finished"]] = "tool_call_finished"
-
     call_id: str
     tool_name: str
     status: ToolCallStatus
@@ -157,7 +145,6 @@ class ToolCallStreamDelta(Event, frozen=True, kw_only=True, gc=False, tag="tool_
     """A piece of output of a call that is still running."""
 
     kind: ClassVar[Literal["tool_call_stream_delta"]] = "tool_call_stream_delta"
-
     call_id: str = ""
     tool_name: str = ""
     delta: str
@@ -167,7 +154,6 @@ class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
     """A call that waited continues."""
 
     kind: ClassVar[Literal["tool_call_resumed"]] = "tool_call_resumed"
-
     call_id: str
     tool_name: str
     decision: Decision | None = None
@@ -178,7 +164,6 @@ class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snaps
     """The persistent state a run begins with."""
 
     kind: ClassVar[Literal["state_snapshot"]] = "state_snapshot"
-
     revision: int
     state: dict[str, Any]
 
@@ -187,7 +172,6 @@ class StateDelta(Event, frozen=True, kw_only=True, gc=False, tag="state_delta"):
     """One commit: the new values of the persistent keys it wrote."""
 
     kind: ClassVar[Literal["state_delta"]] = "state_delta"
-
     revision: int
     delta: dict[str, Any]
     call_id: str | None = None
@@ -197,15 +181,13 @@ class MessagesSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="messages
     """The conversation a run continues, before its input."""
 
     kind: ClassVar[Literal["messages_snapshot"]] = "messages_snapshot"
-
     messages: tuple[Message, ...]
 
 
 class ActivitySnapshot(Event, frozen=True, kw_only=True, gc=False, tag="activity_snapshot"):
-    """The activity that a call shows; it replaces what was shown under that type."""
+    """The activity that a call shows; it replaces the earlier one of its type."""
 
     kind: ClassVar[Literal["activity_snapshot"]] = "activity_snapshot"
-
     call_id: str = ""
     activity_type: str
     content: Any
@@ -215,7 +197,6 @@ class ActivityDelta(Event, frozen=True, kw_only=True, gc=False, tag="activity_de
     """A JSON Patch to the activity of that type."""
 
     kind: ClassVar[Literal["activity_delta"]] = "activity_delta"
-
     call_id: str = ""
     activity_type: str
     delta: list[Any]
@@ -225,7 +206,6 @@ class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_starte
     """A call has started a child run."""
 
     kind: ClassVar[Literal["child_started"]] = "child_started"
-
     call_id: str
     child_run_id: str
     child_agent: str
@@ -236,7 +216,6 @@ class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finis
     """A child run has ended, or waits."""
 
     kind: ClassVar[Literal["child_finished"]] = "child_finished"
-
     call_id: str
     child_run_id: str
     child_agent: str
@@ -247,7 +226,6 @@ class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"
     """A background task has a new status."""
 
     kind: ClassVar[Literal["task_updated"]] = "task_updated"
-
     task_id: str
     status: str
     call_id: str = ""
@@ -258,25 +236,22 @@ class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
     """Another agent continues the run."""
 
     kind: ClassVar[Literal["handoff"]] = "handoff"
-
     to_agent: str
     reason: str = ""
 
 
 class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
-    """Data that a tool or plugin shows to whoever watches."""
+    """Data that a tool or plugin sends to the readers of the events."""
 
     kind: ClassVar[Literal["custom"]] = "custom"
-
     data: Any
     call_id: str | None = None
 
 
 class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
-    """Something went wrong; `fatal` where the run ends by it."""
+    """An error; `fatal` if it ends the run."""
 
     kind: ClassVar[Literal["error"]] = "error"
-
     message: str
     code: str | None = None
     fatal: bool = False
@@ -284,14 +259,13 @@ class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
     """The model that is asked next, if a model call failed and is made again."""
     retry_delay: float = 0.0
     dropped_message_id: str | None = None
-    """The message that had begun and counts no more; the answer comes under a new id."""
+    """The message that had begun and is void; the answer comes under a new id."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):
     """A stored event of a kind this version does not know, kept as it was."""
 
     kind: ClassVar[Literal["unknown"]] = "unknown"
-
     original: dict[str, Any]
 
 
@@ -327,23 +301,19 @@ AnyEvent = (
 Sink = Callable[[Event], None]
 """Receives events. It returns quickly and does not raise."""
 
-EVENT_TYPES: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+EVENT_TYPES: dict[str, type[Event]] = {kind.kind: kind for kind in get_args(AnyEvent)}
 
-
-def event_to_json(event: Event) -> dict[str, Any]:
-    """A flat dict of JSON values with `kind`."""
-    from .codec import to_json_value
-
-    return to_json_value(event)
-
-
-_kinds: list[Any] = list(EVENT_TYPES.values())
-_decode_known: Callable[[bytes], Event] = msgspec.json.Decoder(reduce(lambda one, other: one | other, _kinds)).decode
+_decode_known: Callable[[bytes], Event] = msgspec.json.Decoder(AnyEvent).decode
 _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Return a flat dict of JSON values with `kind`."""
+    return to_json_value(event)
+
+
 def event_from_bytes(body: bytes) -> Event:
-    """The event that was written as JSON; an unknown kind reads as UnknownEvent."""
+    """Return the event that was written as JSON; an unknown kind reads as UnknownEvent."""
     try:
         return _decode_known(body)
     except msgspec.ValidationError:

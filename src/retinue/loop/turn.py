@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..core.errors import ModelRefused, OutputTruncated
 from ..core.events import (
     ErrorRaised,
     InferenceFinished,
@@ -16,7 +17,6 @@ from ..core.events import (
     ToolCallArgsDelta,
     ToolCallStarted,
 )
-from ..core.failures import ModelRefused, OutputTruncated
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
 from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from ..core.failures import ContextOverflow, ModelRequestInvalid, ModelResponseInvalid
+from ..core.errors import ContextOverflow, ModelRequestInvalid, ModelResponseInvalid
 from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage

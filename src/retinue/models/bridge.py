@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..core.codec import to_json_text
-from ..core.errors import ConfigurationError, ModelError
-from ..core.failures import (
+from ..core.errors import (
+    ConfigurationError,
     ContextOverflow,
     ModelAccessDenied,
+    ModelError,
     ModelNotFound,
     ModelRateLimited,
     ModelRefused,

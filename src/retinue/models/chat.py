@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.failures import ModelRequestInvalid, ModelUnavailable
+from ..core.errors import ModelRequestInvalid, ModelUnavailable
 from ..core.messages import FilePart, ImagePart, Message, Role, TextPart
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage

@@ -9,8 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..core.errors import ConfigurationError, ModelError
-from ..core.failures import ModelNotFound, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable
+from ..core.errors import (
+    ConfigurationError,
+    ModelError,
+    ModelNotFound,
+    ModelResponseInvalid,
+    ModelStreamBroken,
+    ModelTimeout,
+    ModelUnavailable,
+)
 from .endpoint import Endpoint
 from .refusals import error_in_body, error_of_status
 

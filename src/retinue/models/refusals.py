@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import msgspec
 
-from ..core.errors import ModelError
-from ..core.failures import (
+from ..core.errors import (
     ContextOverflow,
     ModelAccessDenied,
+    ModelError,
     ModelNotFound,
     ModelRateLimited,
     ModelRefused,

@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..core.errors import ModelError
-from ..core.failures import CircuitOpen, ModelStreamBroken, ModelUnavailable
+from ..core.errors import CircuitOpen, ModelError, ModelStreamBroken, ModelUnavailable
 from ..core.model import Model, ModelChunk, ModelRequest, Retrying
 from .breaker import CircuitBreaker
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.errors import ModelError
-from ..core.failures import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
+from ..core.errors import ModelError, ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.model import ModelChunk, ModelRequest, TurnEnd
 from .http import HttpClient
 from .sse import EventDecoder, EventTooLong
