@@ -139,7 +139,7 @@ def background(spot: Spot) -> Scene:
     @tool(idempotent=True)
     async def look(text: str) -> str:
         """Work while the run ends."""
-        await until(lambda: "boss:2" in spot.done() and spot.held != f"look {text}")
+        await until(lambda: "boss:2" in spot.done())
         spot.did(f"look {text}")
         await spot.point(f"look:{text}")
         return f"looked {text}"

@@ -38,8 +38,6 @@ class Spot:
     def __init__(self, folder: Path, die: str = "") -> None:
         self.folder, self.die = folder, die
         self._dying = False
-        self.held = ""
-        """A thing that is not done as long as this names it."""
 
     @property
     def url(self) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Decision, RunStatus, Runtime, tool
-from retinue.tasks import TaskStatus
-from retinue.testing import ScriptedModel, call
+from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, RunStatus, Runtime, tool
+from retinue.core.events import TaskUpdated
+from retinue.models import ModelChunk, TextChunk
+from retinue.runtime.owner import Owner
+from retinue.tasks import TaskScope, TaskStatus
+from retinue.testing import ScriptedModel, call, say
 
-from ..waiting import until
+from ..waiting import let_others_run, until
 from . import family
-from .scene import Play, Spot, same, seen, undisturbed
-from .test_asking import Desk, start
+from .scene import Play, Spot, is_free, same, seen, turn_of, undisturbed
+from .test_asking import Desk, agents, start
+from .test_release_races import Gate
 
 
 async def leave(spot: Spot, play: Play, when: str) -> None:
@@ -52,9 +57,7 @@ async def test_nobody_can_tell_that_it_was_left(
 
 
 async def test_tasks_are_left_too(spot: Spot) -> None:
-    spot.held = "look A2"
     await leave(spot, family.background, "look A1")
-    spot.held = ""
     async with Runtime.open(spot.url, family.background(spot).agents) as runtime:
         played = await asyncio.wait_for(seen(spot, runtime), 90)
     assert [event.status for event in played.all("task_updated")][-1] == TaskStatus.COMPLETED
@@ -62,6 +65,86 @@ async def test_tasks_are_left_too(spot: Spot) -> None:
         "look A1": 1,
         "look A2": 1,
     }
+
+
+@pytest.mark.parametrize("input", ["wait", "wait ann"])
+async def test_a_task_that_ends_while_it_is_left_ends_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input: str
+) -> None:
+    """Nobody has written its end, so its log must not end either."""
+    desk, stop_heartbeat = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db"), Owner.stop_heartbeat
+
+    async def let_the_task_end(owner: Owner) -> None:
+        """By now it is left, and its log is not handed over yet."""
+        await stop_heartbeat(owner)
+        if jobs := [job for job in asyncio.all_tasks() if job.get_name().startswith("task_")]:
+            desk.let_tasks_end()
+            await asyncio.wait(jobs)
+            await let_others_run()
+
+    async with desk.open(on_close="leave") as first:
+        run_id = (await first.run("boss", input, thread_id="t")).run_id
+        monkeypatch.setattr(Owner, "stop_heartbeat", let_the_task_end)
+    async with desk.open() as second:
+        if "ann" in input:
+            assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+        assert await desk.task_ended(second, run_id) == TaskStatus.COMPLETED
+        store: Any = second.store
+        await until(lambda: is_free(store, run_id))
+        assert (await store.read_log(run_id)).ended
+    repository: Any = agents(tmp_path)[0].task_repository  # type: ignore[attr-defined]
+    (record,) = await repository.list(TaskScope("boss", "t", None))
+    assert (record.status, record.result) == (TaskStatus.COMPLETED, "end: there it is")
+
+
+async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -> None:
+    """Its end may be stored with what hands the log over: the log must be found all the same."""
+    said, may_end, may_work = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        """A model that starts a task, and then does not come to its end for long."""
+
+        name = "slow"
+
+        async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+            if turn_of(request) == 1:
+                spawn = {"agent_id": "helper", "task": "wait", "timeout_seconds": 0}
+                async for chunk in ScriptedModel([call("agent_spawn", spawn, id="c1")]).stream(request):
+                    yield chunk
+            else:
+                yield TextChunk("It ")
+                said.set()
+                await may_end.wait()
+                yield TextChunk("ends.")
+
+    @tool(idempotent=True)
+    async def wait() -> str:
+        """Wait."""
+        await may_work.wait()
+        return "there it is"
+
+    def bosses() -> list[Agent]:
+        helper = Agent("helper", ScriptedModel([call("wait", {}), say("done")]), tools=[wait])
+        (tmp_path / "ws").mkdir(exist_ok=True)
+        return [HarnessAgent("boss", Slow(), subagents=[helper], workspace=tmp_path / "ws", general_purpose=False)]
+
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, bosses(), on_close="leave") as first:
+        gate = Gate(first.store, lambda batch: said.is_set())
+        run = first.stream("boss", "go")
+        await gate.reached.wait()  # rows are being stored, so the next write waits
+        closed = asyncio.create_task(first.close())
+        await let_others_run()
+        may_end.set()
+        await let_others_run()
+        gate.open.set()
+        await closed
+    may_work.set()
+    async with Runtime.open(url, bosses()) as second:
+        assert (await second.result(run.run_id)).status is RunStatus.COMPLETED
+        events = [event async for event in second.events(run.run_id)]
+    updates = [event.status for event in events if isinstance(event, TaskUpdated)]
+    assert updates[-1] == TaskStatus.COMPLETED
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

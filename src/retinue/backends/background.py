@@ -153,8 +153,12 @@ class LogReporter:
         _report(self._x, self._call_id, self._record, status)
 
     def close(self) -> None:
-        if self._x.log.holders.get(self._record.task_id) == self._cancel:  # else it is at work with another reporter
-            self._x.log.release(self._record.task_id)
+        log, task_id = self._x.log, self._record.task_id
+        task = log.tree.tasks.get(task_id)
+        is_left = task is not None and task.is_open and self._service.is_left(self._record)
+        # One that is left has not ended, so its log must not end either. Else it may be at work with another reporter.
+        if not is_left and log.holders.get(task_id) == self._cancel:
+            log.release(task_id)
         self._backend.release(self._x.run_id)
 
     async def _cancel(self, reason: str) -> None:

@@ -479,9 +479,8 @@ class LiveRun:
     async def hand_over(self) -> None:
         """Store what is there and leave the run to another process, as it is."""
         if self.writer is not None and not self.writer.is_released:
-            state = self.state  # where only tasks go on, the log keeps its owner, which is gone soon: so it is found
-            at_work = state is None or state.status is RunStatus.RUNNING
-            released = at_work or not self.log.tree.has_open_tasks()
+            # With open tasks the log keeps its owner, which is gone soon: so it is found even if the run ends meanwhile.
+            released = not self.log.tree.has_open_tasks()
             with contextlib.suppress(RetinueError, TimeoutError):
                 await asyncio.wait_for(self.writer.settle(released=released), GRACE)
         self.lose()

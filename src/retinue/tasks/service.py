@@ -192,8 +192,12 @@ class TaskService:
         """Leave the records of the tasks of these logs as they are, for whoever continues them."""
         self._left = logs
 
+    def is_left(self, record: TaskRecord) -> bool:
+        """Return whether a task is left to whoever continues its log."""
+        return record.log_id in self._left
+
     def _is_left(self, task: LocalTask) -> bool:
-        return task.record.log_id in self._left or task.reporter.is_lost
+        return self.is_left(task.record) or task.reporter.is_lost
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop the tasks of this process. They end as cancelled, with the reason, unless they are left to others."""
