@@ -24,7 +24,7 @@ from retinue.loop.state import LogState
 from retinue.storage.check import check
 from retinue.storage.packs import DELTAS
 from retinue.storage.stores import open_store
-from retinue.tasks.repository import TaskSettings
+from retinue.tasks.repository import TaskLiveness, TaskSettings
 from retinue.tasks.task import TaskRecord, TaskScope
 
 from .program import Plan, World
@@ -72,6 +72,9 @@ class Tasks:
 
     async def open_scopes(self) -> list[TaskScope]:
         return [record.scope for record in self.records.values() if not record.status.is_terminal]
+
+    async def liveness(self, scope: TaskScope) -> dict[str, TaskLiveness]:
+        return {}
 
 
 class Entry(Struct):
@@ -318,14 +321,20 @@ async def answer_tasks(runtime: Runtime, world: World) -> None:
     while world.repository is not None:
         for record in list(world.repository.records.values()):
             if record.awaiting and not record.status.is_terminal:
-                found = await runtime.store.load_run(record.run_id or "")
-                here = runtime._runs.log_with(record.run_id or "") if found is None else None
-                known = found.result if found is not None else None
-                result = here.results.get(record.run_id or "") if here is not None else known
+                result = await _result_of_child(runtime, record.run_id or "")
                 if result is not None and result.status is RunStatus.SUSPENDED:
                     with suppress(DecisionRefused):  # somebody has answered before, as the log says
                         await _answer(runtime, result, world)
         await asyncio.sleep(0.002)
+
+
+async def _result_of_child(runtime: Runtime, run_id: str) -> RunResult | None:
+    """What is known of a background child: with a store only what is stored, as for any other process."""
+    if runtime._runs.owner is None:
+        log = runtime._runs.log_with(run_id)
+        return None if log is None else log.results.get(run_id)
+    record = await runtime.store.load_run(run_id)
+    return None if record is None else record.result
 
 
 async def _answer(runtime: Runtime, result: RunResult, world: World) -> RunResult:

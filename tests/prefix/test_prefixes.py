@@ -46,7 +46,7 @@ async def test_some_prefixes_of_a_scene(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 async def test_every_prefix_of_a_scene(name: str) -> None:
-    counts = await try_program(SCENES[name], Random(crc32(name.encode())), None if IS_LONG else 10)
+    counts = await try_program(SCENES[name], Random(0), None if IS_LONG else 10)
     assert counts["prefixes"] >= 10
 
 

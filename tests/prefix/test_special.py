@@ -206,6 +206,25 @@ async def test_prefixes_of_a_run_that_promotes_a_child() -> None:
                 assert not other.world.ran[what]
 
 
+# --- background children that wait
+
+
+async def test_the_next_owner_stores_that_a_background_child_waits() -> None:
+    """Whoever is to answer it finds it by its record, which may not have been stored with its last row."""
+    plan = SCENES["background that waits"].plan
+    whole = await undisturbed(plan)
+    waits = [
+        number
+        for number, row in enumerate(whole.tape.rows, 1)
+        if isinstance(row.event, RunFinished) and row.event.status is RunStatus.SUSPENDED
+    ]
+    assert len(waits) > 1, "it waits more than once"
+    for cut in waits:
+        other = await continued(whole.tape, cut, plan, bare=True)
+        check_log(other)
+        same_end(whole, other, cut_of(whole.tape, cut, other.world))
+
+
 # --- remote children
 
 

@@ -304,6 +304,8 @@ class LocalBackend:
     async def _result_again(self, x: Execution, parent: Execution) -> RunResult:
         result = x.log.results.get(x.run_id) or result_again(x)
         ref = parent.state.children.get(x.run_id)
+        if x.state.waits and x.request.detached:
+            await self._save(x, result)  # its process may have ended before it was stored that it waits
         if x.state.is_over and ref is not None and not ref.ended:
             on_thread = [run for run in x.log.tree.runs.values() if run.identity.thread_id == x.identity.thread_id]
             if on_thread[-1] is x.state:  # its process may have ended before its conversation was stored
