@@ -14,7 +14,15 @@ from pathlib import Path
 from types import ModuleType
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
-MODULES = ["retinue"]
+MODULES = [
+    "retinue",
+    *(
+        f"retinue.{name}"
+        for name in (
+            "backends errors events messages models plugins runs state stores subagents tasks telemetry testing tools workspace"
+        ).split()
+    ),
+]
 INTRODUCTION = """\
 # Reference
 
@@ -30,12 +38,13 @@ def first_sentence(value: object) -> str:
     if not text or text.startswith(f"{getattr(value, '__name__', '')}("):
         return ""
     paragraph = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=[.:])\s", paragraph)[0].rstrip(":").replace("|", "\\|")
+    return re.split(r"(?<=\.)\s", paragraph)[0].replace("|", "\\|")
 
 
 def describe(name: str, value: object) -> str:
     """Return a row of the table."""
-    return f"| `{name}` | {first_sentence(value)} |"
+    constant = f"`{value!r}`" if isinstance(value, (str, int)) else "A type or a constant."
+    return f"| `{name}` | {first_sentence(value) or constant} |"
 
 
 def show_all() -> str:
