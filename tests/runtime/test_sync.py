@@ -148,7 +148,8 @@ def test_async_code_of_the_thread_is_told_to_await() -> None:
 
 
 _INTERRUPTED = """
-import asyncio, sys
+import asyncio, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 from retinue import Agent, Runtime, tool
 from retinue.testing import ScriptedModel, call, say
 
@@ -171,11 +172,14 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_cancels_the_run_and_waits_for_its_end() -> None:
-    program = subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "hanging\n"
-    program.send_signal(signal.SIGINT)
-    assert program.communicate(timeout=60)[0].splitlines() == ["cancelled", "interrupted"]
+    with subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "hanging\n"
+        program.send_signal(signal.SIGINT)
+        try:
+            assert program.communicate(timeout=60)[0].splitlines() == ["cancelled", "interrupted"]
+        finally:
+            program.kill()
 
 
 def test_leaving_the_events_cancels_the_run() -> None:

@@ -12,6 +12,7 @@ from retinue import HarnessAgent, LocalFilesystem, RunStatus
 from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
+from ..waiting import until
 from .office import Office, task_id_in
 
 S1 = TaskScope("boss", "s1")
@@ -120,7 +121,7 @@ async def test_a_sink_hears_of_the_end_of_a_task(office: Office) -> None:
     office.gates["here"].set()
     (record,) = await office.repository.list(S1)
     await office.ended(record.task_id)
-    await asyncio.sleep(0.01)
+    await until(lambda: len(sink.of("task_updated")) == 3)
     assert [event.status for event in sink.of("task_updated")] == ["PENDING", "RUNNING", "COMPLETED"]
 
 
