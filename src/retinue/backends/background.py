@@ -35,10 +35,9 @@ class LocalBackground:
         """For each background child that waits: True once it was answered, False once it is given up."""
 
     def service(self, repository: TaskRepository) -> TaskService:
-        made = self._services.get(id(repository))
-        if made is None:
-            made = self._services[id(repository)] = TaskService(repository)
-        return made
+        if id(repository) not in self._services:
+            self._services[id(repository)] = TaskService(repository)
+        return self._services[id(repository)]
 
     def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
         x = self._backend.hold(ctx.run.run_id)
@@ -96,11 +95,8 @@ class LocalBackground:
             self._answers.pop(run_id, None)
 
     def _answer(self, run_id: str) -> asyncio.Future[bool]:
-        """Done when a child was answered; it may be before anybody waits for that."""
-        made = self._answers.get(run_id)
-        if made is None:
-            made = self._answers[run_id] = asyncio.get_running_loop().create_future()
-        return made
+        """Return a future that is done when a child was answered, perhaps before anybody waits for it."""
+        return self._answers.setdefault(run_id, asyncio.get_running_loop().create_future())
 
     async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
         x = self._backend.execution_of(ctx.run.run_id)

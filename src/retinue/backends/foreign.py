@@ -29,10 +29,10 @@ from ..core.messages import Message
 from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.state import PersistedState
-from ..core.stores import RunRecord, ThreadRecord, ThreadUpdate
+from ..core.stores import ThreadRecord
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.state import ChildRef, RunState, message_id
-from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child
+from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
 
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom)
 
@@ -50,6 +50,7 @@ class ForeignBackend:
         await self.backend.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
+        """Execute a run that is new, or wait again for one that was dispatched before, perhaps by another process."""
         identity = request.identity
         if identity.parent_run_id is None:
             return await self._run_alone(request)
@@ -58,10 +59,29 @@ class ForeignBackend:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
         ref = self._local.find(parent, request)
         state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
-        if state is None:
-            return await self._start(request, parent, ref)
-        request.identity = state.identity
-        return await self._continue(request, parent, state)
+        if state is not None:
+            request.identity, request.is_dispatched = state.identity, True
+            if state.is_over:
+                return _result_again(parent, state)
+            if state.status is not RunStatus.RUNNING:
+                start_leg(parent.log, state)
+            if parent.log.writer is not None:
+                await parent.log.writer.flush()  # it fails where another process owns the log
+        elif ref is None:
+            check_child(parent, request)
+        child = ForeignRun(request, parent, self._local, ref, state)
+        try:
+            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
+            if state is None:
+                await self._reserve(request, parent, thread)
+            parent.give_slot_back(request.identity.parent_tool_call_id or "")
+            request.accepted, request.emit = child.accept, child.emit
+            result = child.finish(await self._attend(request, child))
+            if not parent.log.lost:
+                await self._save(child, thread, result)
+            return result
+        finally:
+            child.close()
 
     async def _run_alone(self, request: RunRequest) -> RunResult:
         """Execute a run without lineage; it has no events."""
@@ -70,38 +90,12 @@ class ForeignBackend:
         self._check(request, None)
         return await self._attend(request, None)
 
-    async def _start(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
-        if ref is None:
-            check_child(parent, request)
-        else:
-            request.identity = replace(request.identity, run_id=ref.run_id)
-        child = ForeignRun(request, parent, self._local, ref)
-        try:
-            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
-            self._check(request, thread)
-            if parent.log.writer is not None:  # its id is stored before it is sent, so that it is never sent as another
-                self._local.announce(parent, request, reserve=True)
-                await parent.log.writer.flush()
-            return await self._conduct(child, thread)
-        finally:
-            child.close()
-
-    async def _continue(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
-        """Wait again for a run that was dispatched before, perhaps by another process."""
-        log = parent.log
-        if state.is_over:
-            return _result_again(parent, state)
-        request.is_dispatched = True
-        if state.status is not RunStatus.RUNNING:
-            start_leg(log, state)
-        if log.writer is not None:
-            await log.writer.flush()  # it fails where another process owns the log
-        child = ForeignRun(request, parent, self._local, parent.state.children.get(state.run_id), state)
-        try:
-            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
-            return await self._conduct(child, thread)
-        finally:
-            child.close()
+    async def _reserve(self, request: RunRequest, parent: Execution, thread: ThreadRecord | None) -> None:
+        """Check a new run, and store its id before it is sent, so that it is never sent as another."""
+        self._check(request, thread)
+        if parent.log.writer is not None:
+            self._local.announce(parent, request, reserve=True)
+            await parent.log.writer.flush()
 
     def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
         """Raise where the backend cannot do what is asked; the error names every reason."""
@@ -113,22 +107,12 @@ class ForeignBackend:
         if problems:
             raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
 
-    async def _conduct(self, child: ForeignRun, thread: ThreadRecord | None) -> RunResult:
-        """Execute a run to its end and store what is left of it."""
-        request, log = child.request, child.parent.log
-        child.parent.give_slot_back(request.identity.parent_tool_call_id or "")
-        request.accepted, request.emit = child.accept, child.emit
-        result = child.finish(await self._attend(request, child))
-        if not log.lost:
-            await self._save(child, thread, result)
-        return result
-
     async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
         """Execute a run in a task of its own, so that it can stop in its own way."""
         given, token = request.cancellation, CancellationToken()
         request.cancellation = token
         loop = asyncio.get_running_loop()
-        seconds = _seconds_left(request.timeout, None if child is None else child.state)
+        seconds = seconds_left(request.timeout, None if child is None else child.state)
         work = asyncio.create_task(self.backend.run(request), name=request.identity.run_id)
 
         def stop() -> None:
@@ -154,31 +138,23 @@ class ForeignBackend:
             self._local.elsewhere.pop(request.identity.run_id, None)
             work.cancel()
         if (child is None or child.state is None) and (problem := _problem(work)) is not None:
-            raise _as_backend_error(request, problem) from problem
+            if isinstance(problem, ExecutionBackendError):
+                raise problem
+            raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
         return _outcome(work, request)
 
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
-        """Store the conversation of a child that keeps one, and how a child ended that others may ask for."""
-        request, state, writer = child.request, child.state, child.parent.log.writer
+        request, state, kept = child.request, child.state, None
         assert state is not None
-        updates: tuple[ThreadUpdate, ...] = ()
+        before = () if thread is None else thread.messages
         if request.keeps_thread and result.status.is_terminal:
-            before = () if thread is None else thread.messages
-            record = ThreadRecord(
+            kept = ThreadRecord(
                 thread_id=state.identity.thread_id,
                 user_id=state.identity.user_id,
                 messages=(*before, *state.messages),
                 state=PersistedState() if thread is None else thread.state,
             )
-            updates = (ThreadUpdate(record, len(before)),)
-        if writer is None:
-            for update in updates:
-                await self._local.store.save_thread(update.record)
-            return
-        record = RunRecord(identity=state.identity, started_at=state.since, result=result, log_id=writer.log_id)
-        runs = (record,) if request.detached else ()
-        if runs or updates:
-            await writer.settle(runs=runs, threads=updates)
+        await self._local.save_child(request, child.parent.log, state, result, kept, len(before))
 
 
 class ForeignRun:
@@ -316,12 +292,6 @@ async def _wait_for_end(work: asyncio.Task[RunResult], token: CancellationToken,
         await asyncio.wait({work}, timeout=LAST_MOMENT)
 
 
-def _seconds_left(timeout: float | None, state: RunState | None) -> float | None:
-    if timeout is None or state is None or not state.worked:
-        return timeout
-    return max(timeout - state.worked, LAST_MOMENT)
-
-
 def _problem(work: asyncio.Task[RunResult]) -> Exception | None:
     """Return the exception of a backend, if it raised one."""
     if not work.done() or work.cancelled():
@@ -348,12 +318,6 @@ def _outcome(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
         late = f"it took longer than {request.timeout or 0:g} s"
         return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
     return result
-
-
-def _as_backend_error(request: RunRequest, problem: Exception) -> ExecutionBackendError:
-    if isinstance(problem, ExecutionBackendError):
-        return problem
-    return ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}")
 
 
 def _result_again(parent: Execution, state: RunState) -> RunResult:

@@ -55,8 +55,7 @@ class LocalBackend:
         return BackendProfile.full_local()
 
     def _blueprint(self, agent: Agent) -> Blueprint:
-        made = self._blueprints.get(agent)
-        if made is None:
+        if (made := self._blueprints.get(agent)) is None:
             made = self._blueprints[agent] = Blueprint(agent, self._resolver)
         return made
 
@@ -121,11 +120,10 @@ class LocalBackend:
         if task is None or x is None:
             return
         x.cancellation.set(reason)
+        task.cancel(reason)
         if run_id in self._hosts:
             self._aborted.add(run_id)
-            task.cancel(reason)
         else:
-            task.cancel(reason)
             await asyncio.wait({task}, timeout=GRACE)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
@@ -151,8 +149,7 @@ class LocalBackend:
 
         The request then names the run of that child, which may not have begun yet."""
         identity = request.identity
-        known = parent.state.children.get(identity.run_id)
-        if known is not None:
+        if (known := parent.state.children.get(identity.run_id)) is not None:
             return known
         call_id = identity.parent_tool_call_id or ""
         call = parent.state.calls.get(call_id)
@@ -242,19 +239,33 @@ class LocalBackend:
         thread = await self.store.load_thread(x.identity.thread_id)
         x.emit(MessagesSnapshot(messages=() if thread is None else thread.messages))
 
-    async def _save(self, x: Execution, result: RunResult) -> None:
-        """Store the conversation of a child that keeps one, and the status of a detached one."""
+    def _save(self, x: Execution, result: RunResult) -> Coroutine[Any, Any, None]:
         thread = thread_after(x) if x.request.keeps_thread and result.status.is_terminal else None
-        writer = x.log.writer
+        return self.save_child(x.request, x.log, x.state, result, thread, x.state.own_from)
+
+    async def save_child(
+        self,
+        request: RunRequest,
+        log: LiveLog,
+        state: RunState,
+        result: RunResult,
+        thread: ThreadRecord | None,
+        kept: int,
+    ) -> None:
+        """Store the conversation of a child that keeps one, and the status of a detached one.
+
+        `kept` is the number of messages that the conversation had before.
+        """
+        writer = log.writer
         if writer is None:
             if thread is not None:
                 await self.store.save_thread(thread)
-            return
-        record = RunRecord(identity=x.identity, started_at=x.state.since, result=result, log_id=writer.log_id)
-        await writer.settle(
-            runs=(record,) if x.request.detached else (),
-            threads=() if thread is None else (ThreadUpdate(thread, x.state.own_from),),
-        )
+        elif thread is not None or request.detached:
+            record = RunRecord(identity=state.identity, started_at=state.since, result=result, log_id=writer.log_id)
+            await writer.settle(
+                runs=(record,) if request.detached else (),
+                threads=() if thread is None else (ThreadUpdate(thread, kept),),
+            )
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""
@@ -387,11 +398,16 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def seconds_left(timeout: float | None, state: RunState | None) -> float | None:
+    if timeout is None or state is None or not state.worked:
+        return timeout
+    return max(timeout - state.worked, LAST_MOMENT)
+
+
 async def _within(x: Execution, task: asyncio.Task[RunResult]) -> RunResult:
     """Return the result of a child with a timeout. One that does not stop then is ended without it."""
-    worked, timeout = x.state.worked, x.request.timeout or 0.0
     try:
-        done, _ = await asyncio.wait({task}, timeout=max(timeout - worked, LAST_MOMENT) if worked else timeout)
+        done, _ = await asyncio.wait({task}, timeout=seconds_left(x.request.timeout, x.state))
         if not done:
             x.cancellation.set(TIMED_OUT)
             task.cancel()
