@@ -86,7 +86,7 @@ class ForeignBackend:
     async def _run_alone(self, request: RunRequest) -> RunResult:
         """Execute a run without lineage; it has no events."""
         if request.is_dispatched:
-            return await self.backend.run(request)  # only watched: it goes on when this is cancelled
+            return await self.backend.run(request)  # only watched: it continues when this is cancelled
         self._check(request, None)
         return await self._attend(request, None)
 

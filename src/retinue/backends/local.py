@@ -451,7 +451,7 @@ def _asked_for(request: RunRequest, stored: bool) -> Any:
 
 
 def _restore_text(sink: Sink | None, state: RunState) -> None:
-    """Replay to the sink of a child that is found again what the child has said before."""
+    """Replay the earlier text of a child to its sink, when the child is found again."""
     restore_text = getattr(sink, "restore_text", None)
     if restore_text is None:
         return

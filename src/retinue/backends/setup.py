@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import Resolver, RunRequest
@@ -14,7 +14,7 @@ from ..core.hooks import Registrar
 from ..core.lifecycle import RunStatus
 from ..core.model import Model
 from ..core.rows import Ending, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, Limits, RunResult
+from ..core.runs import DEFAULT_LIMITS, RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
@@ -151,8 +151,22 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         limits = limits or DEFAULT_LIMITS
     elif limits is DEFAULT_LIMITS:
         limits = None
-    if log.writer is None or not is_root:
-        return _plain(request, limits)
+    context, model, problem = {}, None, None
+    if is_root and log.writer is not None:
+        context, model, problem = _as_json(request)
+    return StoredRequest(
+        limits=limits,
+        context=context,
+        model=model,
+        timeout=request.timeout,
+        keeps_thread=request.keeps_thread,
+        detached=request.detached,
+        problem=problem,
+    )
+
+
+def _as_json(request: RunRequest) -> tuple[dict[str, Any], str | None, str | None]:
+    """Return the context and the model as they are stored, and what of them cannot be."""
     context: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in request.context.items():
@@ -163,22 +177,8 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
             context.update(as_json)
         except Exception:
             problems.append(f"its context {name!r} has no JSON form")
-    model: Any = request.model
+    model = request.model
     if not (model is None or isinstance(model, str)):
         model = None
         problems.append("its model was given as an object")
-    return StoredRequest(
-        limits=limits,
-        context=context,
-        model=cast("str | None", model),
-        timeout=request.timeout,
-        keeps_thread=request.keeps_thread,
-        detached=request.detached,
-        problem="; ".join(problems) or None,
-    )
-
-
-def _plain(request: RunRequest, limits: Limits | None) -> StoredRequest:
-    return StoredRequest(
-        limits=limits, timeout=request.timeout, keeps_thread=request.keeps_thread, detached=request.detached
-    )
+    return context, model, "; ".join(problems) or None

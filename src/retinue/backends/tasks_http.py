@@ -105,7 +105,7 @@ class TaskHttpBackend:
             raise ExecutionBackendError(identity.agent, str(exc)) from exc
 
     async def _wait_for_end(
-        self, task_id: str, token: CancellationToken, seconds: float, tell: Callable[[RemoteTask], None]
+        self, task_id: str, token: CancellationToken, seconds: float, report: Callable[[RemoteTask], None]
     ) -> tuple[RunStatus, RemoteTask]:
         """Ask until the task has ended, is to be stopped, or takes too long. A server may be away for a while."""
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
@@ -116,7 +116,7 @@ class TaskHttpBackend:
                     state = await _retry(lambda: self.client.state(task_id), self._patience, token)
                 except (ConnectionError, ExecutionBackendError) as exc:
                     return RunStatus.FAILED, RemoteTask("error", None, str(exc))
-                tell(state)
+                report(state)
                 if state.has_ended:
                     return _STATUS[state.status], await self._with_result(task_id, state)
                 if token.is_set():

@@ -64,9 +64,6 @@ class CallOutcome(Struct, frozen=True, gc=False):
     parts: tuple[Part, ...] = ()
     """The parts of a result with images or files."""
 
-    def with_command(self, command: StateCommand) -> CallOutcome:
-        return replace(self, command=command)
-
     def with_command_before(self, command: StateCommand) -> CallOutcome:
         """The same outcome, with an earlier command of hooks in front."""
         if not command:

@@ -345,12 +345,14 @@ def cancelled_result(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call.name, ToolStatus.ERROR, data, str(error))
 
 
-def close_call(log: LiveLog, run: RunState, call: CallState) -> None:
-    """End a call as cancelled, after the children it started."""
-    was_made = call.status is not CALL_NEW
-    reason = "the call was cancelled before it finished" if was_made else "the run ended before this call was made"
-    close_children(log, run, call, reason)
-    finish_cancelled(log, run, call.call, reason, call.message_id)
+def close_calls(log: LiveLog, run: RunState) -> None:
+    """End the open calls of a run as cancelled, after the children they started."""
+    for call in run.open():
+        was_made = call.status is not CALL_NEW
+        reason = "the call was cancelled before it finished" if was_made else "the run ended before this call was made"
+        close_children(log, run, call, reason)
+        finish_cancelled(log, run, call.call, reason, call.message_id)
+    drop_drafts(log, run)
 
 
 def drop_drafts(log: LiveLog, run: RunState) -> None:
@@ -414,9 +416,7 @@ def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
     """End a run and everything under it that waits or does not stop, the deepest first."""
     if run.waits:
         start_leg(log, run)
-    for call in run.open():
-        close_call(log, run, call)
-    drop_drafts(log, run)
+    close_calls(log, run)
     execution = log.executions.get(run.run_id)
     if execution is not None:
         execution.cancellation.set(ending.error or "cancelled")

@@ -55,7 +55,7 @@ from .state import (
 
 
 def fold(tree: LogState, row: LogRow, place: str = "", log_id: str = "") -> None:
-    """Change the state as a stored row says. LogUnreadable where it says nothing that can be understood."""
+    """Change the state as a stored row says. Raises LogUnreadable for a row that cannot be understood."""
     event, private = row.event, row.private
     tree.seq, tree.sub = row.seq, row.sub
     try:
@@ -173,7 +173,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         run.values, run.foreign = p.values, p.foreign
     else:
         run.step_values, run.step_revision, run.writers = run.values, run.revision, EMPTY
-        for message in event.messages:  # a fork goes on with something else than the run it was made of
+        for message in event.messages:  # a fork continues with other input than the run it copies
             _join(run, message)
     run.leg += 1
     run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at
@@ -184,7 +184,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
 
 
 def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: Decision) -> None:
-    """Leave a decision with the run that waits for it, and have every call above it go on."""
+    """Store a decision at the run that waits for it, and mark every call above it to continue."""
     call_id, _, number = path[0].partition("~")
     if len(path) == 1:
         run.pending = {**run.pending, call_id: decision}

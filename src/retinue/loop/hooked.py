@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from ..core.agents import BoundTool
 from ..core.decisions import Decision
 from ..core.errors import ToolError
@@ -202,7 +204,7 @@ async def _finalize_after_hooks(
         at_work.refuse(await at_work.run_hooks())
         stop_if_given_up(x)
         late = at_work.late
-        outcome = outcome.with_command(at_work.command) if at_work.command is not None else outcome
+        outcome = outcome if at_work.command is None else replace(outcome, command=at_work.command)
     if work := finalize(x, call, outcome, fields, late):
         await carry_out(x, work)
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -17,41 +17,17 @@ from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
 from ..core.sinks import deliver
-from ..core.stores import RunRecord, ThreadUpdate
 from .fold import CHANGES, fold_event, fold_private
 from .state import EMPTY, RUNNING, LogState, RunState
 
 if TYPE_CHECKING:
+    from ..storage.logs import LogWriter
     from .execution import Execution
 
 _log = logging.getLogger(__name__)
 
 Earlier = Callable[[int, int | None], AsyncIterator[Event]]
 """Reads stored events after one number, up to another or, with None, until the log has ended."""
-
-
-class RowWriter(Protocol):
-    """Stores the rows of a log for its owner."""
-
-    log_id: str
-    rows: list[LogRow]
-    """Rows that are not stored yet, in order."""
-
-    def notify(self) -> None:
-        """There are rows to store; nobody waits for them yet."""
-        ...
-
-    def flush(self) -> Awaitable[None]:
-        """Return when every row is stored that is there now."""
-        ...
-
-    async def confirm(self) -> None:
-        """Raise OwnershipLost where another process owns the log by now."""
-        ...
-
-    def settle(self, *, runs: Sequence[RunRecord] = (), threads: Sequence[ThreadUpdate] = ()) -> Awaitable[None]:
-        """As `flush`, with runs and threads in the same transaction."""
-        ...
 
 
 class LiveLog:
@@ -65,7 +41,7 @@ class LiveLog:
         self,
         sinks: Iterable[Sink] = (),
         tree: LogState | None = None,
-        writer: RowWriter | None = None,
+        writer: LogWriter | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.tree = LogState() if tree is None else tree
@@ -81,7 +57,7 @@ class LiveLog:
         self.executions: dict[str, Execution] = {}
         """The runs at work here, and ended ones that may still have children."""
         self.dispatching: list[RunState] = []
-        """Runs that are starting a child elsewhere, once for each: it is told when it was accepted."""
+        """Runs that are starting a child elsewhere, once for each child that is not accepted yet."""
         self.results: dict[str, RunResult] = {}
         """The results of runs that worked here and ended or wait."""
         self.ended = self.lost = False
@@ -197,7 +173,7 @@ class LiveLog:
         return root is not None and root.waits
 
     def close(self) -> None:
-        """The root run has ended or waits; what runs in the background goes on."""
+        """End or pause the log: the root run has ended or waits. Background tasks continue."""
         self.ended = True
         self._wake_followers()
 
@@ -224,7 +200,7 @@ class LiveLog:
     ) -> AsyncIterator[Event]:
         """Yield every event after number `after` as it comes, until the log closes or that run ends its leg.
 
-        With `past_waits` it goes on where the root run waits for a human.
+        With `past_waits` it also waits while the root run waits for a human.
         """
         if after < self.first and self.earlier is not None:
             async for event in self.earlier(after, self.first):

@@ -110,7 +110,7 @@ class HookRound:
     def __init__(self, x: Execution, phase: Phase, context: HookContext) -> None:
         self.x, self.context = x, context
         self.phase: Phase = phase
-        # Most phases pass without a word: what is collected is made when there is something to collect.
+        # Most hooks return nothing: commands are made when there is something to collect.
         self.command: StateCommand | None = None
         self.late: StateCommand | None = None
         """The commands of hooks that ran again; part of the same commit."""
@@ -154,7 +154,7 @@ class HookRound:
         return others
 
     async def _run_again(self, hook: Hook) -> Any:
-        """Run a hook on the state as it will be after what was said so far; returns an intercept."""
+        """Run a hook on the state as it will be after the commands so far; return an intercept."""
         try:
             context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
             returned = await self._checked(hook.function(context))

@@ -1,7 +1,7 @@
 """The agent loop: ask the model, run the calls it asked for, commit, repeat.
 
-Where it stands is a function of the run's state (`next_move`), so a new run, one that was answered and one whose
-process ended all come in by the same door.
+`next_move` computes the next action from the run's state. So new, answered and recovered runs all enter the loop in
+the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..core.runs import RunResult
 from ..core.state import Snapshot
 from ..core.together import run_together
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
-from .execution import Execution, close_call, drop_drafts
+from .execution import Execution, close_calls
 from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
 from .state import CALL_NEW, RUNNING, CallState, exhausted, is_runnable, message_id, next_move
@@ -178,17 +178,11 @@ async def _run_call(x: Execution, call: CallState) -> None:
         x.give_slot_back(made.id)
 
 
-def _close_calls(x: Execution) -> None:
-    """End the open calls as cancelled, with the children they started."""
-    for call in x.state.open():
-        close_call(x.log, x.state, call)
-
-
 async def _close_step(x: Execution) -> Ending | None:
     """End a step whose answer is there and whose calls have ended; the end of the run, or None for the next step."""
     run = x.state
     if run.blocked is not None:
-        _close_calls(x)  # nobody needs to answer any more
+        close_calls(x.log, run)  # nobody needs to answer any more
     if run.limit_over:
         return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"the limit on {run.limit} was reached")
     if x.has_hooks:
@@ -206,7 +200,7 @@ async def _close_step(x: Execution) -> Ending | None:
 
 
 def _hand_over(x: Execution, target: str) -> None:
-    """Let another agent continue the run, or tell the present one why not."""
+    """Let another agent continue the run; if that is refused, give the present one the reason."""
     assert x.state.next_agent is not None
     try:
         problem = _handoff_problem(x, target)
@@ -312,12 +306,12 @@ async def execute_run(x: Execution) -> RunResult:
             await run_phase(x, "run_end", x.own_messages())
         return x.finish(ending)
     except asyncio.CancelledError:
-        if x.is_over or x.log.lost:  # given up on: its end has been told, or is for others to tell
+        if x.is_over or x.log.lost:  # given up: its end is in the log, or another process writes it
             raise
         x.cancellation.set("cancelled")
         return stop_run(x)
     except Escape as exc:
-        _give_up(x)
+        close_calls(x.log, x.state)
         if not x.is_over:
             x.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
@@ -331,7 +325,7 @@ async def execute_run(x: Execution) -> RunResult:
 
 def stop_run(x: Execution) -> RunResult:
     """End a run that was cancelled or timed out."""
-    _give_up(x)
+    close_calls(x.log, x.state)
     return x.finish(stopped(x))
 
 
@@ -342,17 +336,12 @@ def stopped(x: Execution) -> Ending:
     return Ending(RunStatus.CANCELLED, "cancelled", x.cancellation.reason)
 
 
-def _give_up(x: Execution) -> None:
-    drop_drafts(x.log, x.state)
-    _close_calls(x)
-
-
 async def _fail(x: Execution, exc: Exception) -> RunResult:
     """End a run in which something went wrong that is nobody's result."""
     # How a model failed is in the words; where in our code it was noticed helps nobody.
     trace = None if isinstance(exc, ModelError) else exc
     _log.error("run %s of agent %r failed: %s", x.run_id, x.agent.name, exc, exc_info=trace)
-    _give_up(x)
+    close_calls(x.log, x.state)
     if not isinstance(exc, HookFailed) and x.has_hooks:
         try:
             await run_phase(x, "run_end", x.own_messages())

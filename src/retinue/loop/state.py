@@ -172,7 +172,7 @@ class RunState:
     children: dict[str, ChildRef] = EMPTY
     """All children, by run id."""
     stop_reason: str = ""
-    """Why the model stopped in its last answer."""
+    """The reason for which the model ended its last answer."""
     total: Usage = NO_USAGE
     """The usage of this run and of everything below it."""
     total_steps: int = 0
@@ -180,7 +180,7 @@ class RunState:
     worked: float = 0.0
     """Seconds of work in earlier legs and processes."""
     since: float = 0.0
-    """When the present leg began."""
+    """The time at which the present leg began."""
 
     @property
     def run_id(self) -> str:

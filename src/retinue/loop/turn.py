@@ -194,7 +194,7 @@ async def ask_model(x: Execution) -> None:
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
-    """The usage with its cost, where the provider did not tell; a limit on cost that cannot be kept ends the run."""
+    """Return the usage with its cost, which the provider did not report. A cost limit that cannot be kept ends the run."""
     cost, stop = x.resolver.price(model, usage), None
     if cost is None and x.is_limited and limits_cost(x.log.tree, x.state):
         reason = f"Limits(cost=…) cannot be kept: what a call of {model!r} costs is not known"

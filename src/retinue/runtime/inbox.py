@@ -1,7 +1,7 @@
 """Exchange between processes about a run: its stored request, and its inbox of wishes (decisions and cancels).
 
 Invariant: anyone may put a wish into the inbox; only the owner of the log changes the run. The owner carries out each
-wish once, in order of arrival, and stores the reply in the same transaction as the facts that come of it.
+wish once, in order of arrival. The reply is stored in the same transaction as its outcome.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _reply(wish: Wish, refused: str = "") -> Reply:
 async def carry_out(run: LiveRun, wish: Wish) -> None:
     """Do what a wish asks of a run that this process owns, or refuse it. The reply is stored with the outcome."""
     await run.stored()
-    if run.is_done:  # whoever put it in claims the log
+    if run.is_done:  # its sender claims the log
         return
     if wish.kind == "cancel":
         await _cancel(run, wish)

@@ -116,10 +116,7 @@ class LiveRun:
 
     def break_off(self, reason: str) -> None:
         """End a run that cannot be continued here or anywhere."""
-        self._launch(self._failed_leg(reason))
-
-    async def _failed_leg(self, reason: str) -> RunResult:
-        return self._fail(reason)
+        self._launch(self._fail(reason))
 
     def _launch(self, work: Coroutine[Any, Any, RunResult]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -163,7 +160,7 @@ class LiveRun:
         home.backend.enter(x)
         begin(x, thread)
         if problem is not None and not never_had_thread:
-            return self._fail(f"it cannot be continued: {problem}")
+            return await self._fail(f"it cannot be continued: {problem}")
         return stop_run(x) if never_had_thread else await execute_run(x)
 
     async def _take_thread(self, x: Execution, owner: Owner, when_busy: WhenBusy | None) -> None:
@@ -214,7 +211,7 @@ class LiveRun:
         try:
             x = await self._open()
         except RetinueError as exc:
-            return self._fail(f"it cannot be continued: {exc}")
+            return await self._fail(f"it cannot be continued: {exc}")
         self._is_begun = True
         if self.log.is_resumed:
             await self._continue_tasks(x)
@@ -257,7 +254,7 @@ class LiveRun:
     # --- the end of a leg
 
     async def _settle(self, result: RunResult, *, keep: bool = False) -> None:
-        """Store how the leg ended, in one transaction, and wake whoever waits; with `keep`, the log stays ours."""
+        """Store the end of the leg in one transaction, then set `end`. With `keep`, this process keeps the log."""
         self._is_settling = True
         ended, x = result.status.is_terminal, self.x
         threads: tuple[ThreadUpdate, ...] = ()
@@ -324,7 +321,7 @@ class LiveRun:
         while self.is_storing:
             await asyncio.wait({self._releasing or self.end})
 
-    def _fail(self, reason: str) -> RunResult:
+    async def _fail(self, reason: str) -> RunResult:
         """End a run that cannot be continued, and everything under it."""
         _log.error("run %s: %s", self.run_id, reason)
         state = self.state

@@ -12,40 +12,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..core.ids import unique
 from ..core.processes import has_process_ended, process_identity
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
+
+if TYPE_CHECKING:
+    from .live import LiveRun
 
 _log = logging.getLogger(__name__)
 
 LEASE = 30.0
 """Seconds for which an owner counts as alive without a sign of life."""
 _LOOK_EVERY = 0.5
-"""Seconds between two looks at inboxes, where the store does not tell of changes."""
+"""Seconds between two looks at inboxes, if the store does not announce changes."""
 _MARGIN = 0.1
 """The part of a lease before whose end an owner that cannot renew it drops its logs."""
 
 _here: dict[str, asyncio.AbstractEventLoop] = {}
 """The owners of this process that have not been closed, with the loops they live in."""
-
-
-class OwnedRun(Protocol):
-    """The calls of an owner to a run that it owns."""
-
-    def receive(self, wish: Wish) -> None:
-        """Carry out a wish, or refuse it; called once for each wish."""
-        ...
-
-    @property
-    def is_leaving(self) -> bool:
-        """True while this process gives it up."""
-        ...
-
-    def lose(self) -> None:
-        """Another process owns it now: drop it and write nothing more."""
-        ...
 
 
 class Owner:
@@ -54,7 +40,7 @@ class Owner:
     def __init__(self, store: DurableStore, lease: float) -> None:
         self.store, self.lease = store, lease
         self.id = f"{process_identity()}/{unique()}"
-        self.logs: dict[str, OwnedRun] = {}
+        self.logs: dict[str, LiveRun] = {}
         self._seen_wishes: set[tuple[str, str]] = set()
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
         """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
@@ -72,7 +58,7 @@ class Owner:
         """Return whether the leases of this owner were renewed less than a lease ago."""
         return _now() - self._renewed < self.lease
 
-    def add(self, log_id: str, run: OwnedRun) -> None:
+    def add(self, log_id: str, run: LiveRun) -> None:
         """Look after a log that was begun or claimed here."""
         self.register()
         if not self.logs:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from typing import Any, Generic, Protocol, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost
-from ..core.events import AnyEvent, ChildStarted, ErrorRaised, TextDelta
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, TextDelta
 from ..core.runs import Out, RunResult
 from ..loop.log import LiveLog
 from ..wire.parts import Mode, PartsProjection, StreamPart
 
+if TYPE_CHECKING:
+    from .runs import LocalRuns
+
 Opened = tuple[LiveLog, int]
 """The log of a run, and the number of the last event before the leg that a handle shows."""
-
-
-class Home(Protocol):
-    """The calls of a handle to its runtime."""
-
-    async def result(self, run_id: str) -> RunResult: ...
-
-    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult: ...
-
-    async def abort_child(self, run_id: str, reason: str) -> None: ...
 
 
 class RunHandle(Generic[Out]):
@@ -33,11 +26,15 @@ class RunHandle(Generic[Out]):
     Iterate it for its events and those of everything below it. Leaving the iteration does not stop the run.
     """
 
-    def __init__(self, run_id: str, agent: str, home: Home) -> None:
+    def __init__(self, run_id: str, agent: str, home: LocalRuns) -> None:
         self.run_id, self.agent, self._home = run_id, agent, home
+        self._ns: Namespace = ()
 
-    def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        return self._iterate()
+    async def __aiter__(self) -> AsyncIterator[AnyEvent]:
+        log, first = await self._open()
+        async for event in log.follow(first, self.run_id):
+            if event.ns[: len(self._ns)] == self._ns:
+                yield cast("AnyEvent", event)
 
     @property
     def events(self) -> AsyncIterator[AnyEvent]:
@@ -72,9 +69,6 @@ class RunHandle(Generic[Out]):
     async def _open(self) -> Opened:
         raise NotImplementedError
 
-    def _iterate(self) -> AsyncIterator[AnyEvent]:
-        raise NotImplementedError
-
     async def _own_events(self) -> AsyncIterator[AnyEvent]:
         log, _ = await self._open()
         async for event in log.feed(self.run_id).follow():
@@ -95,7 +89,7 @@ class Run(RunHandle[Out]):
         run_id: str,
         thread_id: str,
         agent: str,
-        home: Home,
+        home: LocalRuns,
         end: asyncio.Future[RunResult[Out]],
         opened: Opened | None,
         open_log: Callable[[], Awaitable[Opened]] | None = None,
@@ -131,11 +125,6 @@ class Run(RunHandle[Out]):
         async for event in log.follow(after):
             yield cast("AnyEvent", event)
 
-    async def _iterate(self) -> AsyncIterator[AnyEvent]:
-        log, first = await self._open()
-        async for event in log.follow(first, self.run_id):
-            yield cast("AnyEvent", event)
-
     async def _open(self) -> Opened:
         if self._opened is None:
             assert self._open_log is not None
@@ -146,9 +135,10 @@ class Run(RunHandle[Out]):
 class ChildRun(RunHandle[Any]):
     """A child of a run, while it works and after. The call that started it identifies it."""
 
-    def __init__(self, started: ChildStarted, log: LiveLog, home: Home) -> None:
+    def __init__(self, started: ChildStarted, log: LiveLog, home: LocalRuns) -> None:
         super().__init__(started.child_run_id, started.child_agent, home)
-        self.name, self.call_id, self.ns = started.child_agent, started.call_id, started.child_ns
+        self.name, self.call_id = started.child_agent, started.call_id
+        self.ns = self._ns = started.child_ns
         self._log, self._first = log, started.seq
 
     def __repr__(self) -> str:
@@ -171,14 +161,9 @@ class ChildRun(RunHandle[Any]):
         state = self._log.tree.runs.get(self.run_id)
         if state is not None and state.waits:
             raise ConfigurationError(f"{self!r} waits for a human: answer it with Decision.cancel(), or cancel the run")
-        await self._home.abort_child(self.run_id, reason)
+        await self._home.backend.abort(self.run_id, reason)
         async with asyncio.timeout(grace):
             return await self.result()
-
-    async def _iterate(self) -> AsyncIterator[AnyEvent]:
-        async for event in self._log.follow(self._first, self.run_id):
-            if event.ns[: len(self.ns)] == self.ns:
-                yield cast("AnyEvent", event)
 
     async def _open(self) -> Opened:
         return self._log, self._first

@@ -17,14 +17,12 @@ from ..core.decisions import Decision
 from ..core.errors import RetinueError, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
 from ..core.lifecycle import RunStatus
-from ..core.messages import Message
 from ..core.runs import RunResult
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
-from ..loop.state import LogState, RunState
+from ..loop.state import LogState
 from ..storage.logs import LogWriter, stored_events
 from .elsewhere import Elsewhere
-from .fork import fork_run, state_at
 from .live import LiveRun
 from .owner import Owner
 from .registry import AgentRegistry
@@ -164,14 +162,6 @@ class LocalRuns:
             run = await self._others(run_id).load(run_id)
         return None if run is None else self.handle(run)
 
-    async def state_at(self, run_id: str, seq: int) -> RunState:
-        return await state_at(self, run_id, seq)
-
-    async def fork(
-        self, run_id: str, at: int, messages: tuple[Message, ...], decisions: Mapping[str, Decision] | None
-    ) -> Run:
-        return self.handle(await fork_run(self, run_id, at, messages, decisions))
-
     def _others(self, run_id: str) -> Elsewhere:
         """The runs of the store; UnknownRun if there is no store."""
         if self.elsewhere is None:
@@ -252,9 +242,6 @@ class LocalRuns:
         if tasks:
             await run.cancel_tasks()
         return result
-
-    async def abort_child(self, run_id: str, reason: str) -> None:
-        await self.backend.abort(run_id, reason)
 
     # --- reading
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Literal, TypedDict, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from ..core.agents import Agent
 from ..core.backend import Backend, ChildInput, RunRequest
@@ -23,12 +25,13 @@ from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
+from .fork import fork_run, state_at
 from .owner import LEASE
 from .registry import AgentRegistry
 from .run import Run
 from .runs import LocalRuns
-from .sync import LoopThread
 
+T = TypeVar("T")
 RunInput = ChildInput
 OnClose = Literal["cancel", "leave"]
 
@@ -229,7 +232,7 @@ class Runtime:
             self._twin._runs.share_memory(self._runs)
         return self._thread, self._twin
 
-    def override(self, *, model: str | Model) -> AbstractContextManager[None]:
+    def override(self, *, model: str | Model) -> contextlib.AbstractContextManager[None]:
         """Replace every model of every run that is started or answered in a `with` block, for tests.
 
         It holds for sub-agents, handoffs and background tasks of these runs too, and is not stored.
@@ -277,7 +280,7 @@ class Runtime:
         """Answer a suspended run and return the handle of what follows. Keys are call ids or ticket ids.
 
         A decision that does not fit changes nothing. It raises here if the run waits in this process, else from
-        `result` of the handle, which knows its thread and agent once the answer was accepted.
+        `result` of the handle. Such a handle has its thread and agent once the answer was accepted.
         """
         here = self._runs.resume_here(run_id, decisions)
         return self._runs.resume_later(run_id, decisions) if here is None else here
@@ -305,7 +308,7 @@ class Runtime:
 
     async def state_at(self, run_id: str, seq: int) -> RunState:
         """Return the state of a run as it was after event number `seq` of its log."""
-        return await self._runs.state_at(run_id, seq)
+        return await state_at(self._runs, run_id, seq)
 
     async def fork(
         self,
@@ -321,7 +324,8 @@ class Runtime:
         run can be forked between two steps, where it waits, and after its end; elsewhere the error names the nearest
         places.
         """
-        return await self._runs.fork(run_id, at, () if input is None else as_messages(input), decisions)
+        said = () if input is None else as_messages(input)
+        return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation of a thread, as the runs on it that have ended or wait left it."""
@@ -383,3 +387,50 @@ async def _result_or_cancel(run: Run[Out]) -> RunResult[Out]:
     except asyncio.CancelledError:
         await run.cancel("the caller was cancelled")
         raise
+
+
+class LoopThread:
+    """Runs coroutines in one thread while their callers block.
+
+    Invariant: a run belongs to the event loop that started it, and only that loop's thread changes it. Callers hand
+    over a coroutine and get its result; they touch nothing that is at work in the thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a program that ends without closing its runtime must not hang.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="retinue-sync", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine. Ctrl-C cancels it, waits for its end and raises KeyboardInterrupt."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigurationError("this code runs in the event loop of run_sync: use `await runtime.run(…)` here")
+        task: list[asyncio.Task[T] | None] = []
+
+        async def begin() -> T:
+            task.append(asyncio.current_task())
+            return await work
+
+        done = asyncio.run_coroutine_threadsafe(begin(), self._loop)
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            if task and task[0] is not None:
+                self._loop.call_soon_threadsafe(task[0].cancel)
+            else:
+                done.cancel()
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                done.result()
+            raise
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine without waiting for it."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End the thread. Blocking."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
