@@ -292,8 +292,7 @@ def begin_run(
     )
     if history:
         x.emit(MessagesSnapshot(messages=history))
-    state = x.store.export_persisted()
-    if state.extensions:
+    if values and (state := x.store.export_persisted()).extensions:
         x.emit(StateSnapshot(revision=state.revision, state=state.extensions))
 
 

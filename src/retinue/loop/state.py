@@ -294,9 +294,13 @@ def _limits(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
 
 def is_limited(tree: LogState, run: RunState) -> bool:
     """Return whether this run or one above it has a budget."""
-    for _, limits in _limits(tree, run):
-        if limits is not DEFAULT_LIMITS and (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
-            return True
+    above: RunState | None = run
+    while above is not None:  # not by `_limits`: every run asks
+        limits = above.request.limits
+        if limits is not None and limits is not DEFAULT_LIMITS:
+            if (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
+                return True
+        above = tree.parent_of(above)
     return False
 
 

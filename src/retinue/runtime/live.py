@@ -62,8 +62,8 @@ class LiveRun:
         """The number of the last event before the present leg."""
         self._loop = asyncio.get_running_loop()
         self.end: asyncio.Future[RunResult] = self._loop.create_future()
-        self.left: asyncio.Future[None] = self._loop.create_future()
-        """Done when it has left its thread to others."""
+        self.left = asyncio.Event()
+        """Set when it has left its thread to others."""
         self.is_new_thread = False
         """True if its thread is new and empty."""
         self.before: list[LiveRun] = []
@@ -86,11 +86,6 @@ class LiveRun:
     @property
     def state(self) -> RunState | None:
         return self.log.tree.runs.get(self.run_id)
-
-    @property
-    def is_leaving(self) -> bool:
-        """True while the log is being given up."""
-        return self.writer is not None and self.writer.is_leaving
 
     @property
     def waits(self) -> bool:
@@ -148,7 +143,7 @@ class LiveRun:
         if home.owner is not None and problem is None:
             await self._take_thread(x, home.owner, when_busy)
         for run in self.before:
-            await self._wait_unless_cancelled(run.left)
+            await self._wait_unless_cancelled(run.left.wait())
         never_had_thread = token.is_set() and bool(self.before or self.record.queued)
         thread = None
         if not never_had_thread:
@@ -187,7 +182,7 @@ class LiveRun:
                 if await store.take_thread(self.run_id) is None:
                     self.record.queued = False
                     return
-                await self._wait_unless_cancelled(asyncio.create_task(watch.wait(1.0)))
+                await self._wait_unless_cancelled(watch.wait(1.0))
 
     async def _store_start(self, begun: Coroutine[Any, Any, str | None], owner: Owner) -> None:
         try:
@@ -198,10 +193,13 @@ class LiveRun:
             if self.writer is not None:
                 self.writer.stop(exc)
 
-    async def _wait_unless_cancelled(self, future: asyncio.Future[None]) -> None:
-        cancelled = asyncio.create_task(self.request.cancellation.wait())
-        await asyncio.wait({future, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-        cancelled.cancel()
+    async def _wait_unless_cancelled(self, work: Coroutine[Any, Any, object]) -> None:
+        jobs = [asyncio.create_task(work), asyncio.create_task(self.request.cancellation.wait())]
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for job in jobs:
+                job.cancel()
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
@@ -246,8 +244,8 @@ class LiveRun:
                 return
         assert known is not None
         self.log.close()
-        if state.is_over and not self.left.done():
-            self.left.set_result(None)
+        if state.is_over:
+            self.left.set()
         self.end.set_result(known)
         self._is_settling = True
 
@@ -282,8 +280,8 @@ class LiveRun:
         self.log.close()
         if self.x is not None:
             self.home.backend.leave(self.x)
-        if ended and not self.left.done():
-            self.left.set_result(None)
+        if ended:
+            self.left.set()
         self.home.leg_ended(self)
 
     def _become_idle(self) -> None:

@@ -174,7 +174,7 @@ class Owner:
         kept = await self.store.renew(self.id, self.lease)
         self._renewed = began
         for log_id, run in mine.items():
-            if log_id not in kept and self.logs.get(log_id) is run and not run.is_leaving:
+            if log_id not in kept and self.logs.get(log_id) is run and not (run.writer and run.writer.is_leaving):
                 _log.warning("run %s is continued by another process: it is dropped here", log_id)
                 self.remove(log_id)
                 run.lose()

@@ -110,7 +110,7 @@ class LocalRuns:
         if self.owner is None:
             return self._lines.get(thread_id, ())
         return [
-            run for run in self._live.values() if run.record.identity.thread_id == thread_id and not run.left.done()
+            run for run in self._live.values() if run.record.identity.thread_id == thread_id and not run.left.is_set()
         ]
 
     def join_line(self, run: LiveRun) -> None:
@@ -132,11 +132,12 @@ class LocalRuns:
 
     def leg_ended(self, run: LiveRun) -> None:
         """Forget a run that is over or left; without a store, some ended ones are remembered."""
-        if run.left.done() and self.owner is None:
-            thread_id = run.record.identity.thread_id
-            self._lines[thread_id] = [one for one in self._lines.get(thread_id, ()) if one is not run]
-            if not self._lines[thread_id]:
-                del self._lines[thread_id]
+        if run.left.is_set() and self.owner is None:
+            line = self._lines.get(run.record.identity.thread_id, [])
+            if run in line:
+                line.remove(run)
+                if not line:
+                    del self._lines[run.record.identity.thread_id]
         if not run.is_done:
             return
         run.drop_parts()
