@@ -2,10 +2,9 @@
 
 # fmt: off
 from .core.context import CancellationToken, ProgressStatus, ToolContext
-from .core.frontend import FrontEndTool
 from .core.functions import FunctionTool, tool
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
-from .core.tools import Tool, ToolDescriptor
+from .core.tools import FrontEndTool, Tool, ToolDescriptor
 from .workspace import file_tools, shell_tool
 
 __all__ = [

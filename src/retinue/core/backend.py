@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args, get_type_hints
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from .agents import Agent
-from .children import Child, ParentContext
 from .context import CancellationToken, ToolContext
 from .errors import ConfigurationError
 from .events import Event, Sink
 from .messages import Message, Role, Visibility
 from .model import Model
-from .runs import Limits, Out, RunIdentity, RunResult, Usage
-from .state import PersistedState, Seed
-
-_LEVELS: Mapping[str, tuple[str, ...]] = {
-    "cancellation": ("none", "cooperative", "remote_abort"),
-    "continuation": ("none", "in_process", "remote"),
-    "decisions": ("none", "durable"),
-    "persistence": ("ephemeral", "stored"),
-    "waits": ("none", "input", "input_and_auth"),
-    "transcript": ("single_prompt", "user_messages", "full"),
-    "output": ("text", "text_and_artifacts"),
-}
-"""The levels of each capability, the least first."""
+from .runs import Child, Limits, RunIdentity, RunResult, Usage
+from .state import PersistedState
 
 
 class BackendProfile(Struct, frozen=True, kw_only=True):
-    """The capabilities of a backend. Only a local one takes a state seed."""
+    """The capabilities of a backend, each with its lowest level first. Only a local one takes a state seed."""
 
     cancellation: Literal["none", "cooperative", "remote_abort"] = "none"
     continuation: Literal["none", "in_process", "remote"] = "none"
     decisions: Literal["none", "durable"] = "none"
     persistence: Literal["ephemeral", "stored"] = "ephemeral"
     waits: Literal["none", "input", "input_and_auth"] = "none"
-    transcript: Literal["full", "user_messages", "single_prompt"] = "single_prompt"
+    transcript: Literal["single_prompt", "user_messages", "full"] = "single_prompt"
     output: Literal["text", "text_and_artifacts"] = "text"
 
     @classmethod
@@ -60,7 +48,7 @@ class BackendProfile(Struct, frozen=True, kw_only=True):
         return cls()
 
     def check(self, needs: Mapping[str, str]) -> list[str]:
-        """Every need this backend does not meet, in words; empty where it meets all. More than is needed is enough."""
+        """Return a sentence for each need that this backend does not meet; a higher level than needed is enough."""
         actual = asdict(self)
         problems = [f"unknown capability {name!r}" for name in needs if name not in _LEVELS]
         for name, wanted in needs.items():
@@ -70,6 +58,9 @@ class BackendProfile(Struct, frozen=True, kw_only=True):
             elif levels and levels.index(actual[name]) < levels.index(wanted):
                 problems.append(f"{name}: needs {wanted!r}, has {actual[name]!r}")
         return problems
+
+
+_LEVELS: Mapping[str, tuple[str, ...]] = {name: get_args(hint) for name, hint in get_type_hints(BackendProfile).items()}
 
 
 class RunRequest(Struct, kw_only=True):
@@ -89,7 +80,7 @@ class RunRequest(Struct, kw_only=True):
     override: str | Model | None = None
     """Replaces every model of this run and of everything below it, for tests; not stored."""
     sink: Sink | None = None
-    """Hears this run's own events, beside the log."""
+    """Receives this run's own events, beside the log."""
     timeout: float | None = None
     """Seconds after which the run is stopped as TIMEOUT."""
     keeps_thread: bool = False
@@ -100,11 +91,10 @@ class RunRequest(Struct, kw_only=True):
     accepted: Callable[[], None] | None = None
     """For a backend elsewhere: called once the run was dispatched. `run` raises only before that."""
     emit: Callable[[Event], None] | None = None
-    """For a backend elsewhere: appends an event of this run to its log, from the event loop. Only what is for watching:
-    deltas of text and reasoning, activities and `custom`. After the end it does nothing."""
+    """For a backend elsewhere: appends an event of this run to its log, from the event loop. Only text and reasoning
+    deltas, activities and `custom` are allowed. After the end it does nothing."""
     is_dispatched: bool = False
-    """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result, and do not
-    start it again."""
+    """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result only."""
 
     def __post_init__(self) -> None:
         limits, context = cast("Any", self.limits), cast("Any", self.context)
@@ -119,18 +109,20 @@ class RunRequest(Struct, kw_only=True):
 
 
 class Backend(Protocol):
-    """Contract: `run` returns every terminal or waiting status as a result and raises ExecutionBackendError only when the
-    run could not be set up or dispatched; then no event of it exists. It sends what the user said for all to see
-    (`remote_messages`), and nothing else. Where the request's token is set, it stops the run and returns when that has
-    ended. Where the coroutine itself is cancelled, the run goes on: another process may wait for it with
-    `is_dispatched`. `retinue.testing.BackendSuite` checks all of it."""
+    """Contract of a backend, which `retinue.testing.BackendSuite` checks.
+
+    `run` returns every terminal or waiting status as a result. It raises ExecutionBackendError only if the run could not
+    be set up or dispatched; then no event of it exists. It sends `remote_messages` and nothing else of the conversation.
+    When the request's token is set, it stops the run and returns after the end. When the coroutine itself is cancelled,
+    the run continues: another process may wait for it with `is_dispatched`.
+    """
 
     def profile(self) -> BackendProfile: ...
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]: ...
 
     async def abort(self, run_id: str) -> None:
-        """Stop a run that this backend executes; nothing happens where there is none."""
+        """Stop a run that this backend executes; do nothing if there is none."""
         ...
 
 
@@ -142,8 +134,12 @@ class ExecutionPlan(Struct, frozen=True, gc=False):
     is_local: bool = True
 
 
+RunChildAgent = Callable[..., Coroutine[Any, Any, RunResult[Any]]]
+"""`subagents.child.run_child_agent`, which core cannot import."""
+
+
 class Resolver(Protocol):
-    """Knows agents by name and models by what agents say of them. Errors name what is missing."""
+    """Finds agents by name and the models of agents. Errors name what is missing."""
 
     def agent(self, name: str) -> Agent: ...
 
@@ -169,41 +165,17 @@ class Resolver(Protocol):
         ...
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
-        """The name and value of the limit that stands in the way of a child of this call, or None."""
+        """Return the name and value of the limit that forbids a child of this call, or None."""
         ...
 
     @property
-    def run_child_agent(self) -> RunChildAgent:
-        """Starts a child run; see `subagents.child`."""
-        ...
+    def run_child_agent(self) -> RunChildAgent: ...
 
     def run_children(
         self, ctx: ToolContext, children: Sequence[Child], **options: Any
     ) -> Coroutine[Any, Any, list[RunResult]]:
-        """Start several."""
+        """Start several child runs."""
         ...
 
 
 ChildInput = str | Message | Iterable[Message]
-
-
-class RunChildAgent(Protocol):
-    """As `subagents.child.run_child_agent`, which a context cannot import."""
-
-    def __call__(
-        self,
-        resolver: Resolver,
-        agent: str | Agent[Out],
-        messages: ChildInput,
-        *,
-        parent: ParentContext,
-        sink: Sink | None = None,
-        seed: Seed | None = None,
-        cancellation: CancellationToken | None = None,
-        timeout: float | None = None,
-        limits: Limits | None = None,
-        model: str | Model | None = None,
-        thread_id: str | None = None,
-        detached: bool = False,
-        run_id: str | None = None,
-    ) -> Coroutine[Any, Any, RunResult[Out]]: ...

@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from msgspec import Struct
 
-from .children import ParentContext
 from .codec import isolate
 from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
+from .runs import ParentContext
 from .state import Seed, Snapshot, StateKey
 
 if TYPE_CHECKING:
     from .agents import Agent
     from .backend import Resolver
-    from .children import Child
     from .messages import Message
-    from .runs import Limits, Out, RunIdentity, RunResult
+    from .runs import Child, Limits, Out, RunIdentity, RunResult
 
 V = TypeVar("V")
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
 TIMED_OUT = "timeout"
-"""The reason with which a run is cancelled that took too long."""
+"""The cancel reason of a run that took too long."""
 
 
 class ProgressStatus(StrEnum):
@@ -43,14 +42,14 @@ class ProgressStatus(StrEnum):
 
 
 _TOKENS = Lock()
-"""One for all tokens: it is held for a moment, and a tree of runs has many tokens."""
+"""One lock for all tokens: it is held briefly, and a tree of runs has many tokens."""
 
 
 class CancellationToken(Struct, eq=False):
-    """Says whether work should stop. Async code needs none of it: cancelling raises CancelledError in it."""
+    """Tells blocking work to stop. Async code does not need it: cancelling raises CancelledError there."""
 
     reason: str | None = None
-    _callbacks: dict[Callable[[], None], None] = {}  # in order, and quick to forget one of thousands
+    _callbacks: dict[Callable[[], None], None] = {}  # ordered, and quick to remove from
 
     def is_set(self) -> bool:
         return self.reason is not None
@@ -60,7 +59,7 @@ class CancellationToken(Struct, eq=False):
             raise ToolCancelled(self.reason)
 
     def set(self, reason: str = "cancelled") -> None:
-        """Ask for the stop; the first reason stays."""
+        """Request the stop; the first reason stays."""
         with _TOKENS:
             if self.reason is not None:
                 return
@@ -83,13 +82,13 @@ class CancellationToken(Struct, eq=False):
             self._callbacks.pop(callback, None)
 
     def pass_on_to(self, other: CancellationToken) -> Callable[[], None]:
-        """Set another token when this one is; returns what to `forget` when that is over."""
+        """Set another token when this one is set; return the callback to `forget` afterwards."""
         pass_on = partial(_pass_on, self, other)
         self.on_set(pass_on)
         return pass_on
 
     async def wait(self) -> None:
-        """Return when the stop is asked for."""
+        """Wait until the token is set."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -114,20 +113,6 @@ def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
 class ToolContext:
     """A read-only view of the run for one call. Reports may be sent from any thread and never block."""
 
-    __slots__ = (
-        "_emit",
-        "agent",
-        "call_id",
-        "cancellation",
-        "context",
-        "deadline",
-        "resolver",
-        "resume_input",
-        "run",
-        "snapshot",
-        "tool_name",
-    )
-
     def __init__(
         self,
         call_id: str,
@@ -151,7 +136,7 @@ class ToolContext:
 
     @property
     def sink(self) -> Sink:
-        """Takes events as this call's own. A child's events sent to it are dropped: wrap it to let text through."""
+        """A sink that sends events as this call's own. It drops a child's events: wrap it to pass text through."""
         return CallSink(self)
 
     def state(self, key: StateKey[V, Any]) -> V:
@@ -174,21 +159,14 @@ class ToolContext:
     ) -> Coroutine[Any, Any, RunResult[Out]]:
         """Run another agent as a child of this call, with lineage and cancellation filled in.
 
-        With a `thread_id` it goes on with that conversation, and leaves it stored. A `detached` child may go on when
-        the call has ended: give it a cancellation token of its own.
+        With a `thread_id` it continues that conversation and stores it. A `detached` child may outlive the call: give it
+        a cancellation token of its own.
         """
         return self.resolver.run_child_agent(
             self.resolver,
             agent,
             input,
-            parent=ParentContext(
-                parent_run_id=self.run.run_id,
-                parent_thread_id=self.run.thread_id,
-                parent_tool_call_id=self.call_id,
-                user_id=self.run.user_id,
-                depth=self.run.depth + 1,
-                context=self.context,
-            ),
+            parent=ParentContext.of(self),
             seed=seed,
             sink=sink,
             timeout=timeout,
@@ -210,18 +188,18 @@ class ToolContext:
         return self.resolver.run_children(self, children, limit=limit, on_error=on_error)
 
     def report_activity(self, activity_type: str, content: Any) -> None:
-        """Show what the call is doing; replaces what was shown under that type."""
+        """Show the activity of the call; it replaces the earlier one of its type."""
         self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=activity_type, content=isolate(content)))
 
     def report_activity_delta(self, activity_type: str, patch: Any) -> None:
-        """Change what is shown, as a JSON Patch."""
+        """Change the activity of a type with a JSON Patch."""
         operations = cast("list[Any]", patch) if isinstance(patch, list) else [patch]
         self._emit(ActivityDelta(call_id=self.call_id, activity_type=activity_type, delta=isolate(operations)))
 
     def report_progress(
         self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
     ) -> None:
-        """Show how far the call is; `progress` goes from 0 to 1."""
+        """Show the progress of the call, from 0 to 1."""
         content = {
             "status": ProgressStatus(status).value,
             "message": message,
@@ -239,7 +217,7 @@ class ToolContext:
         self._emit(ToolCallStreamDelta(call_id=self.call_id, tool_name=self.tool_name, delta=text))
 
     def report_error(self, message: str, code: str | None = None) -> None:
-        """Tell the audience that something went wrong which does not end the run."""
+        """Send an `error` event that does not end the run."""
         self._emit(ErrorRaised(message=message, code=code))
 
     def emit(self, data: Any) -> None:
@@ -248,7 +226,7 @@ class ToolContext:
 
 
 class CallSink:
-    """A tool's own sink. What it takes appears as the call's; a child's events, and anything else, it drops."""
+    """A tool's own sink. It sends reports as the call's, and drops a child's events and any other kind."""
 
     __slots__ = ("_ctx",)
 

@@ -38,18 +38,11 @@ class ToolCallStatus(StrEnum):
 _WAITING = frozenset({RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH})
 ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
 _CALL_ENDED = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.CANCELLED})
-_NOWHERE: frozenset[RunStatus] = frozenset()
-_CALL_NOWHERE: frozenset[ToolCallStatus] = frozenset()
 
 RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNING: ENDED | _WAITING,
-    RunStatus.SUSPENDED: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
-    RunStatus.WAITING_INPUT: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
-    RunStatus.WAITING_AUTH: frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED}),
-    RunStatus.COMPLETED: _NOWHERE,
-    RunStatus.FAILED: _NOWHERE,
-    RunStatus.CANCELLED: _NOWHERE,
-    RunStatus.TIMEOUT: _NOWHERE,
+    **dict.fromkeys(_WAITING, frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED})),
+    **dict.fromkeys(ENDED, frozenset[RunStatus]()),
 }
 
 CALL_MOVES: Mapping[ToolCallStatus, frozenset[ToolCallStatus]] = {
@@ -57,7 +50,5 @@ CALL_MOVES: Mapping[ToolCallStatus, frozenset[ToolCallStatus]] = {
     ToolCallStatus.RUNNING: _CALL_ENDED | {ToolCallStatus.SUSPENDED},
     ToolCallStatus.SUSPENDED: frozenset({ToolCallStatus.RESUMING, ToolCallStatus.CANCELLED}),
     ToolCallStatus.RESUMING: frozenset({ToolCallStatus.RUNNING, ToolCallStatus.CANCELLED}),
-    ToolCallStatus.SUCCEEDED: _CALL_NOWHERE,
-    ToolCallStatus.FAILED: _CALL_NOWHERE,
-    ToolCallStatus.CANCELLED: _CALL_NOWHERE,
+    **dict.fromkeys(_CALL_ENDED, frozenset[ToolCallStatus]()),
 }

@@ -13,31 +13,10 @@ from .decisions import Decision
 from .events import ChildStarted, Event
 from .lifecycle import RunStatus
 from .messages import Message
-from .plugins import (
-    AddContextMessage,
-    AddMessage,
-    AddSystemText,
-    ExcludeTools,
-    IncludeTools,
-    OverrideSettings,
-    Phase,
-    StopRun,
-    TransferTo,
-    UseSummary,
-)
+from .plugins import Phase, RunAction, StepAction
 from .runs import Limits, RunIdentity, Usage
 
-LoopAction = (
-    AddContextMessage
-    | AddSystemText
-    | ExcludeTools
-    | IncludeTools
-    | OverrideSettings
-    | TransferTo
-    | StopRun
-    | UseSummary
-    | AddMessage
-)
+LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""
 
 RowKind = Literal["", "commit", "entered", "done", "resumed"]

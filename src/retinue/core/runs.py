@@ -1,8 +1,10 @@
-"""Runs: identity, limits, usage and result."""
+"""Runs: identity, lineage, limits, usage and result."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, cast
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from msgspec import Struct
 from typing_extensions import TypeVar
@@ -12,6 +14,9 @@ from .lifecycle import RunStatus
 from .messages import Message
 from .results import SuspendTicket
 from .state import PersistedState
+
+if TYPE_CHECKING:
+    from .context import ToolContext
 
 Out = TypeVar("Out", covariant=True, default=Any)
 """The type of a structured answer, as `Agent(output=…)` says."""
@@ -34,6 +39,29 @@ class RunIdentity(Struct, frozen=True, gc=False):
             name = "thread_id" if type(self.thread_id) is not str else "user_id"
             value: Any = getattr(self, name)
             raise ConfigurationError(f"{name} is text, not {value!r}: write {name}={str(value)!r}")
+
+
+class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
+    """The lineage of a child. Without one, the run is the root of its own log."""
+
+    parent_run_id: str | None = None
+    parent_thread_id: str | None = None
+    parent_tool_call_id: str | None = None
+    user_id: str | None = None
+    depth: int = 0
+    context: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, ctx: ToolContext) -> ParentContext:
+        """The lineage of a child that this call starts."""
+        return cls(
+            parent_run_id=ctx.run.run_id,
+            parent_thread_id=ctx.run.thread_id,
+            parent_tool_call_id=ctx.call_id,
+            user_id=ctx.run.user_id,
+            depth=ctx.run.depth + 1,
+            context=ctx.context,
+        )
 
 
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -64,17 +92,7 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
         )
 
     def __sub__(self, other: Usage) -> Usage:
-        if other is NO_USAGE:
-            return self
-        return Usage(
-            requests=self.requests - other.requests,
-            input_tokens=self.input_tokens - other.input_tokens,
-            output_tokens=self.output_tokens - other.output_tokens,
-            cached_tokens=self.cached_tokens - other.cached_tokens,
-            cache_write_tokens=self.cache_write_tokens - other.cache_write_tokens,
-            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
-            cost=self.cost - other.cost,
-        )
+        return Usage(**{name: getattr(self, name) - getattr(other, name) for name in self.__struct_fields__})
 
     @property
     def tokens(self) -> int:
@@ -114,6 +132,27 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 DEFAULT_LIMITS = Limits()
 """The limits of an agent that sets none; compared by identity."""
+
+
+class Child(Struct, frozen=True):
+    """One of several children to start together."""
+
+    agent: Any
+    """An agent or its name."""
+    input: str | Message | tuple[Message, ...]
+    seed: Any = None
+    timeout: float | None = None
+    limits: Limits | None = None
+
+
+class ChildErrorForwarding(StrEnum):
+    """The treatment of a child's errors by a passthrough sink."""
+
+    WRAP = "wrap"
+    """Show them as diagnostics in the call's output."""
+    RAW = "raw"
+    """Pass them on as error events, for an audience that knows they do not end the parent."""
+    DROP = "drop"
 
 
 class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):

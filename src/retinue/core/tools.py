@@ -1,4 +1,4 @@
-"""The tool contract: what a model may call."""
+"""The tool contract, and tools that the client answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .results import ToolOutput, ToolResult
+from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
 
 if TYPE_CHECKING:
     from .context import ToolContext
@@ -41,7 +41,7 @@ class ToolDescriptor(Struct, frozen=True):
 
 
 class Tool(ABC):
-    """Subclass it for what a decorated function cannot say: give a `descriptor` and write `execute`."""
+    """Subclass it if a decorated function is not enough: give a `descriptor` and write `execute`."""
 
     descriptor: ToolDescriptor
     timeout: float | None = None
@@ -64,3 +64,22 @@ class Tool(ABC):
     @abstractmethod
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput | ToolResult | Any:
         """Do the work. Returns a ToolOutput, a ToolResult or any value that has a JSON form."""
+
+
+class FrontEndTool(Tool):
+    """A tool that exists only in the client: its call is suspended, and the client's answer becomes the result."""
+
+    def __init__(self, name: str, description: str, parameters: dict[str, Any] | None = None) -> None:
+        self.descriptor = ToolDescriptor(name, name, description)
+        if parameters is not None:
+            self.descriptor = self.descriptor.with_parameters(parameters)
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+        ticket = SuspendTicket(
+            f"frontend_{ctx.call_id}",
+            f"tool:{self.name}",
+            f"{self.name} is done by the client",
+            args,
+            resume_mode=ResumeMode.USE_DECISION,
+        )
+        return ToolResult.suspended(ticket.message, ticket=ticket)

@@ -15,11 +15,10 @@ from ..backends.local import LocalBackend
 from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent
 from ..core.backend import Backend, ExecutionPlan, RunChildAgent
-from ..core.children import Child
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
-from ..core.runs import RunResult, Usage
+from ..core.runs import Child, RunResult, Usage
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children

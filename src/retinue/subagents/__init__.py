@@ -1,7 +1,7 @@
 """Sub-agents: how they are declared, how a tool starts one, and what comes back."""
 
 # fmt: off
-from ..core.children import Child, ChildErrorForwarding, ParentContext
+from ..core.runs import Child, ChildErrorForwarding, ParentContext
 from .child import (
     StreamedChild,
     StreamingPassthroughSink,

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
-from ..core.children import Child, ChildErrorForwarding, ParentContext
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ChildAgentError, ExecutionBackendError, ExecutionFailed, RetinueError
 from ..core.events import ErrorRaised, Event, Sink, StepStarted, TextDelta, ToolCallStreamDelta
@@ -18,7 +17,7 @@ from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, Out, RunIdentity, RunResult
+from ..core.runs import Child, ChildErrorForwarding, Limits, Out, ParentContext, RunIdentity, RunResult
 from ..core.sinks import NullSink
 from ..core.state import PersistedState, Seed, as_persisted
 from ..core.together import run_together
