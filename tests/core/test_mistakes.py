@@ -99,6 +99,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "context as text": (lambda: run(context="me"), "context is a dict of values for tools, not 'me'"),
     "one agent": (lambda: Runtime(Agent("a", model())), "agents is a list, even of one"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "agent by name": (lambda: Runtime(["a"]), "not an agent: 'a'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "store as a URL": (
+        lambda: Runtime(store="sqlite:///runs.db"),  # pyright: ignore[reportArgumentType]
+        r"store is a Store object, not 'sqlite:///runs.db': write Runtime.open\('sqlite:///runs.db'\)",
+    ),
+    "one sink": (lambda: Runtime(sinks=print), r"sinks is a list, even of one: write \[<built-in function print>\]"),  # pyright: ignore[reportArgumentType]
+    "message without parts": (lambda: Message("user", "x"), r"not text: write Message.user\('x'\)"),  # pyright: ignore[reportArgumentType]
     "message of a number": (lambda: Message.user(3), "a message is text or a list of parts, not 3"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "key without a type": (lambda: any_key("k", "Findings"), "give a type, such as int or list.str., not 'Findings'"),
     "key of a value": (lambda: any_key("k", []), r"give a type, such as int or list\[str\], not \[\]"),

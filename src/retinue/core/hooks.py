@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 
@@ -81,6 +81,16 @@ ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
 """Stores the whole text of a long result, in a thread, and returns the words that tell the model where it is."""
 
 Handler = Callable[[Any, HookContext], CommandReturn]
+BeforeToolHook = Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]]
+AfterToolHook = Callable[[AfterToolContext], CommandReturn]
+InferenceHook = Callable[[InferenceContext], CommandReturn]
+
+
+class HookOptions(TypedDict, total=False):
+    """The options of a hook, which `Registrar.hook` describes."""
+
+    priority: int
+    optional: bool
 
 
 class Hook(Struct, frozen=True):
@@ -124,34 +134,18 @@ class Registrar:
         self.tools.append(tool)
 
     @overload
-    def hook(
-        self,
-        phase: Literal["before_tool"],
-        function: Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]],
-        *,
-        priority: int = 100,
-        optional: bool = False,
-    ) -> None: ...
+    def hook(self, phase: Literal["before_tool"], function: BeforeToolHook, **options: Unpack[HookOptions]) -> None: ...
     @overload
-    def hook(
-        self,
-        phase: Literal["after_tool"],
-        function: Callable[[AfterToolContext], CommandReturn],
-        *,
-        priority: int = 100,
-        optional: bool = False,
-    ) -> None: ...
+    def hook(self, phase: Literal["after_tool"], function: AfterToolHook, **options: Unpack[HookOptions]) -> None: ...
     @overload
     def hook(
         self,
         phase: Literal["before_inference", "after_inference"],
-        function: Callable[[InferenceContext], CommandReturn],
-        *,
-        priority: int = 100,
-        optional: bool = False,
+        function: InferenceHook,
+        **options: Unpack[HookOptions],
     ) -> None: ...
     @overload
-    def hook(self, phase: Phase, function: HookFunction, *, priority: int = 100, optional: bool = False) -> None: ...
+    def hook(self, phase: Phase, function: HookFunction, **options: Unpack[HookOptions]) -> None: ...
     def hook(
         self, phase: Phase, function: Callable[[Any], Any], *, priority: int = 100, optional: bool = False
     ) -> None:

@@ -29,13 +29,13 @@ class Visibility(StrEnum):
 
 
 class TextPart(Struct, frozen=True, gc=False, tag="text", tag_field="type"):
-    """Words."""
+    """Text."""
 
     text: str
 
 
 class ReasoningPart(Struct, frozen=True, gc=False, tag="reasoning", tag_field="type"):
-    """Reasoning of the model; `signature` is the provider's proof that it did."""
+    """Reasoning of the model, with the provider's `signature` of it."""
 
     text: str
     signature: str | None = None
@@ -76,7 +76,7 @@ class ToolCall(Struct, frozen=True, gc=False):
     malformed: str | None = None
 
 
-class Message(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class Message(Struct, frozen=True, gc=False, omit_defaults=True):
     """One message of a conversation."""
 
     role: Role
@@ -88,6 +88,9 @@ class Message(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     visibility: Visibility = Visibility.ALL
 
     def __post_init__(self) -> None:
+        parts: Any = self.parts
+        if type(parts) is str:
+            raise ConfigurationError(f"parts is a tuple of parts, not text: write Message.{self.role}({parts!r:.80})")
         if type(self.role) is not Role:
             force_setattr(self, "role", Role(self.role))
         if type(self.visibility) is not Visibility:
@@ -125,7 +128,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
 
 
 def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
-    """Text or parts as a tuple of parts; empty text is no part."""
+    """Return text or parts as a tuple of parts; empty text is no part."""
     if isinstance(content, str):
         return (TextPart(content),) if content else ()
     given: Any = content

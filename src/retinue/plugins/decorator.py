@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, Unpack, overload
 
 from ..core.hooks import (
-    AfterToolContext,
-    BeforeToolContext,
+    AfterToolHook,
+    BeforeToolHook,
     CommandReturn,
     HookContext,
-    HookReturn,
-    InferenceContext,
+    HookOptions,
+    InferenceHook,
     Registrar,
 )
 from ..core.plugins import Phase, Plugin
@@ -33,33 +33,28 @@ class HookPlugin(Plugin):
         return self._registered[1](ctx)
 
 
-BeforeTool = Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]]
+class PluginOptions(HookOptions, total=False):
+    """The options of `@hook`, which describes them."""
+
+    inherited: bool
 
 
 @overload
-def hook(
-    phase: Literal["before_tool"], *, priority: int = 100, optional: bool = False, inherited: bool = False
-) -> Callable[[BeforeTool], HookPlugin]: ...
+def hook(phase: Literal["before_tool"], **options: Unpack[PluginOptions]) -> Callable[[BeforeToolHook], HookPlugin]: ...
+@overload
+def hook(phase: Literal["after_tool"], **options: Unpack[PluginOptions]) -> Callable[[AfterToolHook], HookPlugin]: ...
 @overload
 def hook(
-    phase: Literal["after_tool"], *, priority: int = 100, optional: bool = False, inherited: bool = False
-) -> Callable[[Callable[[AfterToolContext], CommandReturn]], HookPlugin]: ...
+    phase: Literal["before_inference", "after_inference"], **options: Unpack[PluginOptions]
+) -> Callable[[InferenceHook], HookPlugin]: ...
 @overload
 def hook(
-    phase: Literal["before_inference", "after_inference"],
-    *,
-    priority: int = 100,
-    optional: bool = False,
-    inherited: bool = False,
-) -> Callable[[Callable[[InferenceContext], CommandReturn]], HookPlugin]: ...
-@overload
-def hook(
-    phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool = False
+    phase: Phase, **options: Unpack[PluginOptions]
 ) -> Callable[[Callable[[HookContext], CommandReturn]], HookPlugin]: ...
 def hook(phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool = False) -> Any:
     """Make a plugin from one function, for `Agent(plugins=[…])`; the plugin has the function's name.
 
-    `inherited=True` lets the hook hold for every run below the agent too."""
+    With `inherited=True` the hook also holds for every run below the agent."""
 
     def decorate(function: Callable[[Any], Any]) -> HookPlugin:
         return HookPlugin(phase, function, priority, optional, inherited)

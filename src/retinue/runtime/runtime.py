@@ -79,6 +79,9 @@ class Runtime:
         "leave" and a store, runs at work stop where they are when the runtime is closed, and the next process
         continues them. `backends`: execute the agents that name one of them.
         """
+        if isinstance(store, str):
+            raise ConfigurationError(f"store is a Store object, not {store!r}: write Runtime.open({store!r})")
+        sinks = as_tuple(sinks, "Runtime", "sinks")
         self._registry = AgentRegistry(price, backends)
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
