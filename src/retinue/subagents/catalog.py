@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import posixpath
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,7 +51,7 @@ class Entry(Struct, frozen=True):
     """Raises ConfigurationError for an agent that may not be the child of this parent."""
 
     async def agent(self, ctx: ToolContext) -> Agent:
-        """The agent to run now; raises ExecutionBackendError where there is none to be had."""
+        """Return the agent to run now; raises ExecutionBackendError if there is none."""
         try:
             made: Any = self.make(ctx)
             if inspect.isawaitable(made):
@@ -73,7 +73,7 @@ class Entry(Struct, frozen=True):
 
 
 class Catalog:
-    """The sub-agents of one harness. `refresh` looks at the files again; without it only code counts."""
+    """The sub-agents of one harness. `refresh` reads the files; before that, only those in code are known."""
 
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
@@ -91,7 +91,7 @@ class Catalog:
         self._merge()
 
     def check(self) -> None:
-        """Two declarations in code with one name are an error that names both."""
+        """Refuse bad names, and two declarations in code with one name."""
         places: dict[str, str] = {}
         declared = [(name_of(given), "subagents") for given in self._parent.subagents]
         made = [(name, "subagent_factories") for name in self._parent.subagent_factories]
@@ -106,7 +106,7 @@ class Catalog:
             places[name] = place
 
     def set_named_agents(self, agents: Mapping[str, Agent]) -> None:
-        """The agents that `subagents` names as text."""
+        """Set the agents that `subagents` names as text."""
         self._named = agents
         self._merge()
 
@@ -124,14 +124,14 @@ class Catalog:
                     _log.warning("%s", problem)
 
     async def refresh_without_blocking(self) -> None:
-        """As `refresh`, beside the event loop where it may take long."""
+        """Refresh, in a thread if it may take long."""
         if self._parent.files.is_local and all(folder.is_small for folder in self._folders):
             self.refresh()
         else:
             await in_thread(self.refresh, {})
 
     async def load_entries(self) -> dict[str, Entry]:
-        """The entries, read for the first time where nobody has."""
+        """Return the entries; read the files if that never happened."""
         if not self._is_fresh:
             await self.refresh_without_blocking()
         return self.entries
@@ -141,24 +141,20 @@ class Catalog:
         return await self._factory.child(declaration)
 
     def _merge(self) -> None:
-        """Code counts before files, files in the order of their folders; `general-purpose` gives way to any."""
+        """Merge the sources: code before files, files in the order of their folders, `general-purpose` last."""
         problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
         entries: dict[str, Entry] = {}
         if self._parent.general_purpose:
             entries[GENERAL_PURPOSE] = self._factory.general_purpose()
         in_code = [self._entry(given) for given in self._parent.subagents]
-        factories = [
-            _factory_entry(name, given, self._parent.check_confined)
-            for name, given in self._parent.subagent_factories.items()
-        ]
+        made, check = self._parent.subagent_factories, self._parent.check_confined
+        factories = [_factory_entry(name, given, check) for name, given in made.items()]
         taken = {entry.id: entry.source for entry in (*in_code, *factories)}
         from_files: list[Entry] = []
         for declaration in [found for folder in self._folders for found in folder.declarations]:
             if declaration.name in taken:
-                where = taken[declaration.name]
-                problems.append(
-                    Problem(declaration.source, f"{declaration.name!r} is declared in {where}, which counts")
-                )
+                message = f"{declaration.name!r} is declared in {taken[declaration.name]}, which counts"
+                problems.append(Problem(declaration.source, message))
                 continue
             taken[declaration.name] = declaration.source
             from_files.append(self._entry(declaration))
@@ -191,10 +187,8 @@ class ChildFactory:
         self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
 
     def general_purpose(self) -> Entry:
-        parent = self._parent
-
         def make(ctx: ToolContext) -> Agent:
-            return self._kept(GENERAL_PURPOSE, None, "", lambda: parent.mirror(GENERAL_PURPOSE))
+            return self._kept(GENERAL_PURPOSE, None, "", lambda: self._parent.mirror(GENERAL_PURPOSE))
 
         return Entry(GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", make)
 
@@ -208,17 +202,13 @@ class ChildFactory:
         return make
 
     async def child(self, declaration: SubagentDeclaration) -> Agent:
-        """The child of a declaration, with its instructions as they are now."""
+        """Return the child of a declaration, with its instructions as they are now."""
         base = await self._base(declaration)
         return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
 
     def stub(self, declaration: SubagentDeclaration) -> Factory:
-        stub = RemoteSubagentStub(
-            declaration.name,
-            description=declaration.description,
-            url=declaration.url or "",
-            headers=declaration.headers,
-        )
+        about, url, headers = declaration.description, declaration.url or "", declaration.headers
+        stub = RemoteSubagentStub(declaration.name, description=about, url=url, headers=headers)
         return lambda ctx: stub
 
     def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
@@ -252,9 +242,8 @@ class ChildFactory:
         wanted += [("builtin_tools", name) for name in declaration.builtin_tools or ()]
         for field, name in wanted:
             if name not in parent.builtin_names:
-                yield _problem(
-                    declaration, field, f"{parent.name} itself has no {name}, so {declaration.name} gets none"
-                )
+                message = f"{parent.name} itself has no {name}, so {declaration.name} gets none"
+                yield _problem(declaration, field, message)
 
     def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
         """Return the child made before if nothing about it has changed."""
@@ -298,7 +287,7 @@ class ChildFactory:
         return self._parent.files.below(f"agents/{declaration.name}/workspace")
 
     def _definition(self, declaration: SubagentDeclaration) -> Filesystem:
-        """The folder that defines a child: in the main workspace, or in one of the roots its parent allows."""
+        """Return the folder that defines a child: in the main workspace, or in a root that its parent allows."""
         given = os.fspath(declaration.workspace or "")
         files = self._parent.files
         path = posixpath.normpath(given.replace(os.sep, "/"))
@@ -338,7 +327,3 @@ def _factory_entry(name: str, given: Any, check: Callable[[Agent, Resolver], Non
         )
     description, factory = cast("tuple[str, Factory]", pair)
     return Entry(name, description or name, "factory", factory, check=check)
-
-
-def listed(problems: Iterable[Problem]) -> list[str]:
-    return [str(problem) for problem in problems]

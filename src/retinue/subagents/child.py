@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -41,10 +42,10 @@ async def run_child_agent(
     detached: bool = False,
     run_id: str | None = None,
 ) -> RunResult[Out]:
-    """Run another agent to its end and return how it ended, whatever that is.
+    """Run another agent to its end and return its result, whatever its status is.
 
-    With a `thread_id` it goes on with that conversation and leaves it stored; without, it starts fresh.
-    Raises ExecutionBackendError where the run could not be set up or dispatched; then no event of it exists.
+    With a `thread_id` it continues that stored conversation; without, it starts a new one.
+    Raises ExecutionBackendError if the run could not be set up or dispatched; then it has no events.
     """
     try:
         plan = resolver.resolve(agent)
@@ -105,7 +106,7 @@ async def run_child_agent_checked(
 async def run_children(
     ctx: ToolContext, children: Sequence[Child], *, limit: int | None = None, on_error: OnError = "collect"
 ) -> list[RunResult]:
-    """Run several children of one call side by side; results in the order in which they were given."""
+    """Run several children of one call concurrently; return their results in the given order."""
     if on_error not in ("collect", "cancel_siblings"):
         raise ValueError(f"on_error is 'collect' or 'cancel_siblings', not {on_error!r}")
     slots = asyncio.Semaphore(limit) if limit is not None else None
@@ -113,16 +114,10 @@ async def run_children(
     stop = together.set if on_error == "cancel_siblings" else None
 
     async def one(child: Child) -> RunResult:
-        async with slots or _Free():
+        async with slots or nullcontext():
             try:
-                outcome = await ctx.run_child(
-                    child.agent,
-                    child.input,
-                    seed=child.seed,
-                    timeout=child.timeout,
-                    limits=child.limits,
-                    cancellation=together,
-                )
+                given: dict[str, Any] = {"seed": child.seed, "timeout": child.timeout, "limits": child.limits}
+                outcome = await ctx.run_child(child.agent, child.input, **given, cancellation=together)
             except ExecutionBackendError as exc:
                 outcome = _not_started(str(exc))
         if stop is not None and outcome.status not in (RunStatus.COMPLETED, RunStatus.SUSPENDED):
@@ -140,20 +135,10 @@ async def run_children(
 
 
 def _not_started(reason: str) -> RunResult:
-    """The result of a child that could not be set up, among siblings that could."""
+    """Return the result of a child that could not be set up."""
     return RunResult(
         status=RunStatus.FAILED, run_id="", thread_id="", state=PersistedState(), error=reason, termination="error"
     )
-
-
-class _Free:
-    """A limit that never makes anybody wait."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
 
 
 def _name(agent: object) -> str:
@@ -161,7 +146,7 @@ def _name(agent: object) -> str:
 
 
 class StreamingPassthroughSink:
-    """Give it to a child as its sink. `buffer` is the child's text so far; errors are never part of it."""
+    """The sink of a child that streams into its call. `buffer` is the child's text so far, without errors."""
 
     def __init__(
         self,
@@ -185,13 +170,13 @@ class StreamingPassthroughSink:
             self._show(event.delta)
         elif isinstance(event, ErrorRaised):
             if event.dropped_message_id is not None:
-                del self._pieces[self._step_from :]  # only what the broken answer had said is taken back
+                del self._pieces[self._step_from :]  # drop only the text of the broken answer
             self._forward_error(event)
         elif isinstance(event, StepStarted):
             self._step_from = len(self._pieces)
 
     def restore_text(self, text: str) -> None:
-        """Take in what the child had said, and this call had shown, before its process ended: no step takes it back."""
+        """Add the text that the child had streamed before its process ended. No later step removes it."""
         self._pieces.append(text)
         self._step_from = len(self._pieces)
 

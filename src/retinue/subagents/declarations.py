@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,28 +60,29 @@ class SubagentDeclaration:
     name: str
     description: str
     """For the parent's model: when to use it, what it gives back, what it must not be used for."""
-    workspace: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    workspace: str | os.PathLike[str] | None = None
     """The folder whose AGENTS.md instructs it, relative to the main workspace."""
-    inline: str | None = field(default=None, kw_only=True)
-    url: str | None = field(default=None, kw_only=True)
-    headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    inline: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
     """Sent to `url` with every request; never written anywhere."""
-    mode: WorkspaceMode | str = field(default=WorkspaceMode.ISOLATED, kw_only=True)
-    model: str | Any | None = field(default=None, kw_only=True)
+    mode: WorkspaceMode | str = WorkspaceMode.ISOLATED
+    model: str | Any | None = None
     """Without one it runs on its parent's."""
-    max_steps: int = field(default=DEFAULT_STEPS, kw_only=True)
-    tools: Iterable[str] | None = field(default=None, kw_only=True)
+    max_steps: int = DEFAULT_STEPS
+    tools: Iterable[str] | None = None
     """The tools of its parent that it has; None is all. Built-in tools are narrowed only if some are named here."""
-    builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
+    builtin_tools: Iterable[str] | None = None
     """The built-in tools of its parent that it has; None is all."""
-    disallowed_tools: Iterable[str] = field(default=(), kw_only=True)
+    disallowed_tools: Iterable[str] = ()
     """Tools it does not have, inherited or built in, whatever the others say."""
-    timeout: float | None = field(default=None, kw_only=True)
+    timeout: float | None = None
     """Seconds after which a run of it is stopped."""
-    limits: Limits | None = field(default=None, kw_only=True)
-    source: str = field(default="code", kw_only=True)
+    limits: Limits | None = None
+    source: str = "code"
     """The path of its file, or `code`."""
-    lines: Mapping[str, int] = field(default_factory=dict[str, int], kw_only=True, repr=False, compare=False)
+    lines: Mapping[str, int] = field(default_factory=dict[str, int], repr=False, compare=False)
     """On which line of the file each field is."""
 
     def __post_init__(self) -> None:
@@ -103,19 +104,16 @@ class SubagentDeclaration:
             object.__setattr__(self, name, _names(getattr(self, name), f"{owner}: {name}"))
         for name in self.builtin_tools or ():
             if name not in BUILTIN_TOOLS:
-                raise ConfigurationError(
-                    f"{owner}: there is no built-in tool {name!r}; there are {', '.join(BUILTIN_TOOLS)}"
-                )
+                known = ", ".join(BUILTIN_TOOLS)
+                raise ConfigurationError(f"{owner}: there is no built-in tool {name!r}; there are {known}")
 
     def _check_source(self, owner: str) -> None:
         """The three ways to say what it is exclude each other."""
         has_inline = bool(self.inline and self.inline.strip())
-        if self.url is not None and self.workspace is not None:
-            raise ConfigurationError(f"{owner}: url and workspace exclude each other")
-        if self.url is not None and has_inline:
-            raise ConfigurationError(f"{owner}: url and inline exclude each other")
-        if self.workspace is not None and has_inline:
-            raise ConfigurationError(f"{owner}: workspace and inline exclude each other")
+        given = {"url": self.url is not None, "workspace": self.workspace is not None, "inline": has_inline}
+        given_names = [name for name, is_given in given.items() if is_given]
+        if len(given_names) > 1:
+            raise ConfigurationError(f"{owner}: {given_names[0]} and {given_names[1]} exclude each other")
         if self.headers and self.url is None:
             raise ConfigurationError(f"{owner}: headers are sent to a url, and there is none")
         if self.url is not None:
@@ -161,8 +159,8 @@ class _Elsewhere:
 class RemoteSubagentStub(Agent):
     """Holds the place of an agent on a server. A child run of it goes there; run here, it only says so."""
 
-    url: str = field(default="", kw_only=True)
-    headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    url: str = ""
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_url(self.url, f"agent {self.name!r}")

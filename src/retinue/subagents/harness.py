@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent
@@ -26,7 +26,7 @@ from ..tasks.service import Background
 from ..tasks.task import TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
-from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory, listed
+from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
 from .declarations import BUILTIN_TOOLS, SubagentDeclaration
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
@@ -43,47 +43,52 @@ _SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 
 HOOK_PRIORITY = 80
 
+_INHERITED = (
+    *("conflicts", "settings", "compaction", "tool_result_limit", "max_context_tokens"),
+    *("disable_filesystem", "disable_shell", "disable_workspace_context"),
+)
+"""The fields that a sub-agent has from its parent."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HarnessAgent(Agent[Out]):
-    """An agent that works in a folder and delegates. Making one does no I/O.
+    """An agent that works in a folder and delegates. Creating one does no I/O.
 
     Sub-agents come from `subagents` (declarations, agents, names of agents), `subagent_factories`, Markdown files in
     `<workspace>/subagents` and `<workspace>/.claude/agents`, and the built-in `general-purpose`. They are there unless
     it is a leaf, they are disabled, or it has no model.
     """
 
-    subagents: Iterable[Any] = field(default=(), kw_only=True)
+    _: KW_ONLY
+    subagents: Iterable[Any] = ()
     """SubagentDeclaration, Agent, or the name of an agent the runtime knows."""
-    subagent_factories: Mapping[str, Factory | tuple[str, Factory]] = field(
-        default_factory=dict[str, Any], kw_only=True
-    )
-    """Functions of a ToolContext that make an agent, by its name; with what it is for as `(text, function)`."""
-    workspace: str | os.PathLike[str] = field(default=".", kw_only=True)
-    filesystem: Filesystem | None = field(default=None, kw_only=True)
+    subagent_factories: Mapping[str, Factory | tuple[str, Factory]] = field(default_factory=dict[str, Any])
+    """Functions of a ToolContext that make an agent, by its name; `(description, function)` describes it too."""
+    workspace: str | os.PathLike[str] = "."
+    filesystem: Filesystem | None = None
     """Instead of the folder `workspace` of this machine."""
-    task_repository: TaskRepository | None = field(default=None, kw_only=True)
+    task_repository: TaskRepository | None = None
     """The records of background tasks, instead of `agents/<name>/tasks` in the workspace."""
-    on_timeout: OnTimeout = field(default="promote", kw_only=True)
+    on_timeout: OnTimeout = "promote"
     """A sub-agent that works longer than its parent waits becomes a background task, or is stopped."""
-    context_files: Iterable[str] = field(default=(), kw_only=True)
+    context_files: Iterable[str] = ()
     """Files of the workspace that the model reads with AGENTS.md, always."""
-    max_context_tokens: int = field(default=8000, kw_only=True)
-    compaction: Compaction | None = field(default=None, kw_only=True)
-    tool_result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
+    max_context_tokens: int = 8000
+    compaction: Compaction | None = None
+    tool_result_limit: int = RESULT_LIMIT
     """Characters of a tool result the model reads; the whole goes to a file of the workspace."""
-    workspace_roots: Iterable[str | os.PathLike[str]] = field(default=(), kw_only=True)
+    workspace_roots: Iterable[str | os.PathLike[str]] = ()
     """Folders outside the workspace that sub-agents may be defined in."""
-    general_purpose: bool = field(default=True, kw_only=True)
-    builtin_tools: Iterable[str] | None = field(default=None, kw_only=True)
+    general_purpose: bool = True
+    builtin_tools: Iterable[str] | None = None
     """The tools of the workspace that it has; None is all that are not disabled."""
-    disable_subagents: bool = field(default=False, kw_only=True)
-    disable_filesystem: bool = field(default=False, kw_only=True)
-    disable_shell: bool = field(default=True, kw_only=True)
-    disable_workspace_context: bool = field(default=False, kw_only=True)
-    leaf: bool = field(default=False, kw_only=True)
+    disable_subagents: bool = False
+    disable_filesystem: bool = False
+    disable_shell: bool = True
+    disable_workspace_context: bool = False
+    leaf: bool = False
     """A sub-agent that has none itself."""
-    tells_agents_file: bool = field(default=True, kw_only=True)
+    tells_agents_file: bool = True
     """True if AGENTS.md is shown to the model; False if it is already the instructions."""
     files: Filesystem = field(init=False, repr=False)
     own_tools: tuple[Tool, ...] = field(init=False, repr=False)
@@ -132,9 +137,8 @@ class HarnessAgent(Agent[Out]):
 
     def _tasks(self) -> TaskRepository:
         if self.on_timeout not in ("promote", "cancel"):
-            raise ConfigurationError(
-                f"agent {self.name!r}: on_timeout is 'promote' or 'cancel', not {self.on_timeout!r}"
-            )
+            problem = f"on_timeout is 'promote' or 'cancel', not {self.on_timeout!r}"
+            raise ConfigurationError(f"agent {self.name!r}: {problem}")
         if self.task_repository is None:
             object.__setattr__(self, "task_repository", WorkspaceTaskRepository(self.files, self.name))
         assert self.task_repository is not None
@@ -150,7 +154,7 @@ class HarnessAgent(Agent[Out]):
         return not self.disable_filesystem or not self.disable_workspace_context
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
-        """None: the sub-agent plugin brings them. Sub-agents given by name are looked up, tasks looked after."""
+        """Resolve the sub-agents given by name and start the task watch. The plugin brings the tools: return none."""
         self.check_confined(self, resolver)
         if self.catalog is not None:
             names = [given for given in self.subagents if isinstance(given, str)]
@@ -172,7 +176,7 @@ class HarnessAgent(Agent[Out]):
         self.check_confined(self)
 
     def check_confined(self, agent: Agent, resolver: Resolver | None = None) -> None:
-        """Refuse an agent that works, itself or through those it names, outside of a sandbox that this one is in."""
+        """Refuse an agent that works, itself or through those it names, outside the sandbox of this one."""
         if not isinstance(self.files, ConfiningFilesystem):
             return
         for one in _with_linked(agent, resolver):
@@ -192,7 +196,7 @@ class HarnessAgent(Agent[Out]):
     def child(
         self, declaration: SubagentDeclaration, instructions: str, files: Filesystem, *, tells_agents_file: bool
     ) -> HarnessAgent:
-        """A sub-agent as declared: a leaf, with what the declaration leaves it of the tools this agent has."""
+        """Return the sub-agent of a declaration: a leaf, with the tools of this agent that the declaration allows."""
         denied = frozenset(declaration.disallowed_tools)
         allowed = self.own_tool_names if declaration.tools is None else frozenset(declaration.tools)
         kept = self.builtin_names if declaration.builtin_tools is None else frozenset(declaration.builtin_tools)
@@ -206,22 +210,14 @@ class HarnessAgent(Agent[Out]):
             [StateOf(plugin) for plugin in self.own_plugins],
             description=declaration.description,
             max_steps=declaration.max_steps,
-            conflicts=self.conflicts,
-            settings=self.settings,
             filesystem=files,
-            compaction=self.compaction,
-            tool_result_limit=self.tool_result_limit,
-            max_context_tokens=self.max_context_tokens,
             builtin_tools=(kept & self.builtin_names) - denied,
-            disable_filesystem=self.disable_filesystem,
-            disable_shell=self.disable_shell,
-            disable_workspace_context=self.disable_workspace_context,
             tells_agents_file=tells_agents_file,
-            leaf=True,
+            **self._inherited(),
         )
 
     def mirror(self, name: str) -> HarnessAgent:
-        """A sub-agent that can do what this agent can, but for having sub-agents."""
+        """Return a sub-agent that can do what this agent can, except start sub-agents."""
         return HarnessAgent(
             name,
             None,
@@ -230,32 +226,26 @@ class HarnessAgent(Agent[Out]):
             [StateOf(plugin, tools=True) if plugin.inherited else plugin for plugin in self.own_plugins],
             description=GENERAL_PURPOSE_DESCRIPTION,
             max_steps=self.max_steps,
-            conflicts=self.conflicts,
-            settings=self.settings,
             filesystem=self.files,
             context_files=self.context_files,
-            max_context_tokens=self.max_context_tokens,
-            compaction=self.compaction,
-            tool_result_limit=self.tool_result_limit,
             builtin_tools=self.builtin_names,
-            disable_filesystem=self.disable_filesystem,
-            disable_shell=self.disable_shell,
-            disable_workspace_context=self.disable_workspace_context,
-            leaf=True,
+            **self._inherited(),
         )
+
+    def _inherited(self) -> dict[str, Any]:
+        return {"leaf": True} | {name: getattr(self, name) for name in _INHERITED}
 
 
 class Subagents(Plugin):
-    """Gives the model the tools for sub-agents and tells it, in every request, which there are."""
+    """Gives the model the tools for sub-agents, and lists these in every request."""
 
     name = "subagents"
 
     def __init__(self, agent_name: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
-        self._catalog, self._repository = catalog, repository
-        workers = Workers(agent_name, catalog, repository, on_timeout)
-        self._workers = workers
-        self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(agent_name, workers)
-        self._agent_name, self._announcer = agent_name, Announcer(repository)
+        self._catalog, self._repository, self._agent_name = catalog, repository, agent_name
+        self._workers = workers = Workers(agent_name, catalog, repository, on_timeout)
+        self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(workers)
+        self._announcer = Announcer(repository)
         self._section: tuple[object, str] = (None, "")
 
     def register(self, r: Registrar) -> None:
@@ -264,19 +254,20 @@ class Subagents(Plugin):
         r.key(ANNOUNCED)
         for tool in (*self._agents.tools(), *self._tasks.tools()):
             r.tool(tool)
-        r.hook("run_start", self._look, priority=HOOK_PRIORITY)
-        r.hook("step_start", self._tell, priority=HOOK_PRIORITY)
+        r.hook("run_start", self._report_problems, priority=HOOK_PRIORITY)
+        r.hook("step_start", self._add_section, priority=HOOK_PRIORITY)
         r.hook("run_end", self._forget, priority=HOOK_PRIORITY)
 
-    async def _look(self, ctx: HookContext) -> StateCommand | None:
+    async def _report_problems(self, ctx: HookContext) -> StateCommand | None:
         await self._catalog.refresh_without_blocking()
-        problems = listed(self._catalog.problems)
+        problems = [str(problem) for problem in self._catalog.problems]
         return StateCommand().event({"type": "subagents", "problems": problems}) if problems else None
 
-    async def _tell(self, ctx: HookContext) -> StateCommand | None:
+    async def _add_section(self, ctx: HookContext) -> StateCommand | None:
         entries = await self._catalog.load_entries()
         if self._section[0] is not entries:
-            self._section = (entries, subagent_section(entries.values()) if entries else "")
+            described = {name: entry.description for name, entry in entries.items()}
+            self._section = (entries, subagent_section(described) if entries else "")
         text = self._section[1]
         scope = TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
         try:
@@ -291,7 +282,7 @@ class Subagents(Plugin):
         return command
 
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-        """Go on with the tasks that a run had started when its process ended."""
+        """Continue the tasks that a run had started before its process ended."""
         for record in await self._repository.list(TaskScope(self._agent_name, run.thread_id, run.user_id)):
             if record.parent_run_id == run.run_id and record.parent_tool_call_id is not None:
                 await self._workers.resume(record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {})))
@@ -301,7 +292,7 @@ class Subagents(Plugin):
 
 
 class StateOf(Plugin):
-    """The state keys of a plugin and what carries out its actions, without its hooks: inherited tools work with it."""
+    """The state keys, actions and effects of a plugin without its hooks, so that inherited tools work."""
 
     name = "state_of"
 
@@ -322,8 +313,8 @@ class StateOf(Plugin):
 
 
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
-    """The tools of the workspace an agent has."""
-    # The records of tasks are the runtime's: what a model could write there would count as truth.
+    """Return the workspace tools of an agent."""
+    # Only the runtime may write task records: it believes what they say.
     shown = filesystem.without(holds_tasks) if isinstance(filesystem, GuardedFilesystem) else filesystem
     tools: list[Tool] = [] if agent.disable_filesystem else list(file_tools(shown))
     if not agent.disable_shell:
@@ -341,7 +332,7 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
 
 
 def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
-    """An agent and all that it, and they, name: as objects, and by their names where they can be looked up."""
+    """Return an agent and all agents it reaches, as objects or by names that can be resolved."""
     found = {id(agent): agent}
     waiting = [agent]
     while waiting:

@@ -18,19 +18,7 @@ from .declarations import BUILTIN_TOOLS, DEFAULT_STEPS, Problem, SubagentDeclara
 from .frontmatter import BadFile, FrontMatter, as_number, shown
 
 _FIELDS = frozenset(
-    {
-        "description",
-        "workspace",
-        "model",
-        "maxIters",
-        "max_steps",
-        "steps",
-        "tools",
-        "builtin_tools",
-        "disallowed_tools",
-        "timeout",
-        "limits",
-    }
+    "description workspace model maxIters max_steps steps tools builtin_tools disallowed_tools timeout limits".split()
 )
 _REMOTE = frozenset({"url", "headers"})
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Mapping
 
 SUBAGENT_CONTEXT = """\
 # Subagent Context
@@ -43,22 +42,12 @@ them. What was said of a task earlier may be old; after a break, call task_list(
 - The user sees none of their reports: say yourself what came of them."""
 
 
-class Listed(Protocol):
-    """A sub-agent as the prompt shows it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def description(self) -> str: ...
-
-
-def subagent_section(entries: Iterable[Listed]) -> str:
-    """The section about sub-agents, for the system message of an agent that has some."""
-    listed = "\n".join([f"- `{entry.id}`: {' '.join(entry.description.split())}" for entry in entries])
+def subagent_section(descriptions: Mapping[str, str]) -> str:
+    """Return the section about sub-agents for the system message of their parent."""
+    listed = "\n".join([f"- `{name}`: {' '.join(text.split())}" for name, text in descriptions.items()])
     return f"{_RULES}\n\nAvailable agent ids:\n{listed}"
 
 
 def with_context(base: str) -> str:
-    """The instructions of a child: its own, then that it is one."""
+    """Return the instructions of a child: its own, then the rules for sub-agents."""
     return f"{base}\n\n{SUBAGENT_CONTEXT}" if base.strip() else SUBAGENT_CONTEXT

@@ -19,8 +19,7 @@ from ..core.results import ToolOutput, ToolResult
 from ..core.state import StateCommand, StateKey
 from ..core.tools import Tool
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Background, TaskService
-from ..tasks.task import TaskRecord, TaskScope, TaskStatus
+from ..tasks.task import TaskRecord, TaskStatus
 from .work import Workers
 
 DEFAULT_MILLISECONDS = 30_000
@@ -31,14 +30,12 @@ FILTERS = ("running", "completed", "failed", "cancelled", "pending", "all")
 class TaskTools:
     """`task_output`, `task_cancel` and `task_list` over one repository."""
 
-    def __init__(self, agent_name: str, workers: Workers) -> None:
-        self._agent_name, self._workers, self._repository = agent_name, workers, workers.repository
+    def __init__(self, workers: Workers) -> None:
+        self._workers, self._repository = workers, workers.repository
 
     def tools(self) -> tuple[Tool, ...]:
         functions = (self.task_output, self.task_cancel, self.task_list)
-        return tuple(
-            [FunctionTool(_telling(function), category="subagents", idempotent=True) for function in functions]
-        )
+        return tuple([FunctionTool(_answering(one), category="subagents", idempotent=True) for one in functions])
 
     async def task_output(
         self, task_id: str, ctx: ToolContext, block: bool = True, timeout: int = DEFAULT_MILLISECONDS
@@ -55,9 +52,9 @@ class TaskTools:
         task_id = task_id.strip()
         if not task_id:
             return _error("task_id is required")
-        service, scope = self._service(ctx), self._scope(ctx)
+        service, scope = self._workers.service(ctx), self._workers.scope(ctx)
         seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
-        before = await service.get(scope, task_id)
+        before = await self._repository.get(scope, task_id)
         if before is not None:
             await self._workers.watch_remote_task(before, ctx)
         record = before and await service.wait(scope, task_id, seconds)
@@ -80,8 +77,8 @@ class TaskTools:
         task_id = task_id.strip()
         if not task_id:
             return _error("task_id is required")
-        service, scope = self._service(ctx), self._scope(ctx)
-        before = await service.get(scope, task_id)
+        service, scope = self._workers.service(ctx), self._workers.scope(ctx)
+        before = await self._repository.get(scope, task_id)
         if before is None:
             return _error(f"No background task found with ID: {task_id}")
         if before.status.is_terminal:
@@ -107,20 +104,14 @@ class TaskTools:
         wanted = (status_filter or "all").strip().lower()
         if wanted not in FILTERS:
             return _error(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
-        known = await self._repository.list(self._scope(ctx))
+        known = await self._repository.list(self._workers.scope(ctx))
         for record in known:
             await self._workers.watch_remote_task(record, ctx)
         records = [record for record in known if wanted in ("all", record.status.lower())]
         if not records:
             return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")
-        return "\n".join([f"{len(records)} tracked task(s):", *map(list_line, records)])
-
-    def _service(self, ctx: ToolContext) -> TaskService:
-        background: Background = ctx.resolver.background
-        return background.service(self._repository)
-
-    def _scope(self, ctx: ToolContext) -> TaskScope:
-        return TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
+        lines = [_list_line(one, one.status.lower(), f"created: {_moment(one.created_at)}") for one in records]
+        return "\n".join([f"{len(records)} tracked task(s):", *lines])
 
     async def _detail(self, record: TaskRecord) -> str:
         failed = f"Failed: {record.error_message}" if record.status is TaskStatus.FAILED else None
@@ -128,7 +119,7 @@ class TaskTools:
             f"task_id: {record.task_id}",
             f"agent_id: {record.sub_agent_id}",
             f"status: {failed or record.status.capitalize()}",
-            f"created_at: {moment(record.created_at)}",
+            f"created_at: {_moment(record.created_at)}",
             "",
         ]
         result = await self._repository.read_result(record)
@@ -144,42 +135,35 @@ class TaskTools:
         return "\n".join(lines)
 
 
-def _telling(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The same, with an answer where the records cannot be read or written."""
+def _answering(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Wrap a tool, so that it answers with an error if the records cannot be read or written."""
 
     @functools.wraps(function)
-    async def told(*args: Any, **kwargs: Any) -> Any:
+    async def answer(*args: Any, **kwargs: Any) -> Any:
         try:
             return await function(*args, **kwargs)
         except (TaskStoreError, FilesystemError) as exc:
             return _error(str(exc))
 
-    return told
+    return answer
 
 
-def list_line(record: TaskRecord) -> str:
-    return (
-        f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  "
-        f"status: {record.status.lower()}  created: {moment(record.created_at)}"
-    )
+def _list_line(record: TaskRecord, status: str, time: str) -> str:
+    return f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  status: {status}  {time}"
 
 
-def moment(when: datetime) -> str:
+def _moment(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def task_summary(records: Iterable[TaskRecord], most: int = 10) -> str:
-    """The tasks of a session, given oldest first, for the prompt: those that run first, then the newest; "" for none."""
+    """Return the tasks of a session for the prompt: open ones first, then the newest. The records are oldest first."""
     newest = list(records)[::-1]
     if not newest:
         return ""
     shown = [record for record in newest if not record.status.is_terminal][:most]
     shown += islice((record for record in newest if record.status.is_terminal), most - len(shown))
-    lines = [
-        f"- task_id: {record.task_id}  agent: {record.sub_agent_id}  status: {_state(record)}  "
-        f"started: {record.created_at.strftime('%H:%MZ')}"
-        for record in shown
-    ]
+    lines = [_list_line(one, _state(one), f"started: {one.created_at.strftime('%H:%MZ')}") for one in shown]
     if len(newest) > most:
         lines.append(f"- ... ({len(newest) - most} more - use task_list() to see all)")
     return "\n".join(["# Async tasks (current session)", "", *lines, "", "What was said of them earlier may be old."])
@@ -198,48 +182,42 @@ def _error(text: str) -> ToolResult:
 
 
 MOST_TASKS = 10
-"""Announced at once; the others follow in the next step."""
+"""The tasks announced at once; the others follow in the next step."""
 MOST_CHARACTERS = 4000
-"""Of one result; the rest is there for task_output."""
-
-
+"""The characters of a result in an announcement; task_output has the rest."""
 _ENDS = frozenset({status.lower() for status in TaskStatus if status.is_terminal})
-
-
-def _note(told: dict[str, str], news: dict[str, str]) -> dict[str, str]:
-    return {**told, **news}
 
 
 ANNOUNCED: StateKey[dict[str, str], dict[str, str]] = StateKey(
     "retinue.tasks_told",
     dict[str, str],
-    reduce=_note,
+    reduce=lambda announced, news: {**announced, **news},
     merge="commutative",
     scope="thread",
     default=dict[str, str],
     sure=True,
 )
-"""The ends of tasks that the session knows. Stored with the conversation, so that neither exists without the other."""
+"""The news of each task that the session has read. Stored with the conversation, so that they agree."""
 
 
 class Announcer:
-    """Tells a session the news of its tasks."""
+    """Announces the ends and questions of tasks to their session, each once, at its next step."""
 
     def __init__(self, repository: TaskRepository) -> None:
         self._repository = repository
 
     async def announce(self, ctx: HookContext, records: Sequence[TaskRecord]) -> StateCommand | None:
-        """The command that tells the session, and remembers that it was told; None where there is no news."""
-        told = ctx.snapshot[ANNOUNCED]
-        open_news = [record for record in records if told.get(record.task_id) not in _ENDS]
-        news = [record for record in open_news if _news(record, told) is not None]
+        """Return the command that adds the announcement and records it; None if there is no news."""
+        announced = ctx.snapshot[ANNOUNCED]
+        open_news = [record for record in records if announced.get(record.task_id) not in _ENDS]
+        news = [record for record in open_news if _news(record, announced) is not None]
         if not news:
             return None
         news.sort(key=lambda record: record.last_updated_at)
         running = sum(not record.status.is_terminal for record in records)
         shown = news[:MOST_TASKS]
         text = await self._text(shown, len(news) - len(shown), running)
-        known = {record.task_id: _news(record, told) or "" for record in shown}
+        known = {record.task_id: _news(record, announced) or "" for record in shown}
         event = {"type": "tasks_announced", "tasks": known}
         return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text)).event(event)
 
@@ -268,11 +246,11 @@ class Announcer:
         return f"result:\n{result}" if result else "note: It gave no result."
 
 
-def _news(record: TaskRecord, told: dict[str, str]) -> str | None:
+def _news(record: TaskRecord, announced: dict[str, str]) -> str | None:
     """Return the news of a task: its end, or its question; None if the session knows it."""
     state = _announced_state(record)
     news = f"waiting: {record.awaiting}" if state == "waiting" else state
-    return None if news == told.get(record.task_id) else news
+    return None if news == announced.get(record.task_id) else news
 
 
 def _announced_state(record: TaskRecord) -> str | None:

@@ -20,7 +20,7 @@ from ..core.messages import as_messages
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Background, TaskReporter, Waits, Work
+from ..tasks.service import Background, TaskService, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
 from .declarations import RemoteSubagentStub
@@ -76,43 +76,42 @@ class ChildJob(Struct):
 
 
 def stable_id(ctx: ToolContext, what: str) -> UUID:
-    """An id that is a call's own: nobody can guess it, and the call has the same when it is made again."""
+    """Return an id for a call that nobody can guess. The call gets the same one when it is made again."""
     said = f"{what}/{ctx.run.run_id}/{ctx.call_id}".encode()
     return UUID(bytes=blake2b(said, digest_size=16).digest(), version=4)
 
 
 class Workers:
-    """Has sub-agents work, one message at a time each."""
+    """Runs sub-agents, each on one message at a time."""
 
     def __init__(self, parent: str, catalog: Catalog, repository: TaskRepository, on_timeout: OnTimeout) -> None:
         self._parent, self._catalog, self.repository, self._on_timeout = parent, catalog, repository, on_timeout
         self.turns = Turns()
 
     async def wait_for(self, job: ChildJob, seconds: float) -> RunResult | TaskRecord:
-        """The result, or, where it takes longer than that, the task that the work has become.
+        """Return the result or, if it takes longer, the task that the work has become.
 
-        Work for a backend elsewhere is a task from the beginning.
+        Work for another backend is a task from the beginning.
         """
         if (recovered := await self._recovered_task(job)) is not None:
             return recovered
         if job.is_elsewhere:
             return await self._wait_for_task(job, seconds)
-        token = job.token
         self._queue_up(job)
         running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
             if not done and self._on_timeout == "cancel":
-                token.set(TIMED_OUT)
+                job.token.set(TIMED_OUT)
                 done, _ = await asyncio.wait({running}, timeout=GRACE)
         except asyncio.CancelledError:
-            token.set(job.ctx.cancellation.reason or "cancelled")
+            job.token.set(job.ctx.cancellation.reason or "cancelled")
             await asyncio.wait({running}, timeout=GRACE)
             raise
         return running.result() if done else await self._promote(job, running)
 
     async def watch_remote_task(self, record: TaskRecord, ctx: ToolContext) -> None:
-        """Watch over a remote task that another process has started, perhaps one that is gone."""
+        """Watch a remote task that another process has started."""
         if record.status.is_terminal or not record.is_remote:
             return
         entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
@@ -123,23 +122,27 @@ class Workers:
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             identity = RunIdentity(record.run_id or "", record.sub_session_id or "", record.sub_agent_id)
+            said = as_messages(record.input)
             request = RunRequest(
                 agent=plan.agent,
                 identity=identity,
-                messages=as_messages(record.input),
+                messages=said,
                 cancellation=token,
                 timeout=seconds,
                 is_dispatched=True,
             )
             return await plan.backend.run(request)
 
-        background: Background = ctx.resolver.background
-        background.service(self.repository).attach(record, work)
+        self.service(ctx).attach(record, work)
+
+    def service(self, ctx: ToolContext) -> TaskService:
+        return _background(ctx).service(self.repository)
+
+    def scope(self, ctx: ToolContext) -> TaskScope:
+        return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
 
     async def _wait_for_task(self, job: ChildJob, seconds: float) -> TaskRecord:
-        background: Background = job.ctx.resolver.background
-        service = background.service(self.repository)
-        record = await self.start(job)
+        service, record = self.service(job.ctx), await self.start(job)
         try:
             record = await service.wait(record.scope, record.task_id, seconds) or record
             if self._on_timeout == "cancel" and not record.status.is_terminal:
@@ -150,15 +153,14 @@ class Workers:
             raise
 
     async def start(self, job: ChildJob) -> TaskRecord:
-        """Let it run in the background."""
+        """Run it in the background."""
         if (recovered := await self._recovered_task(job)) is not None:
             return recovered
         job.in_background = True
         self._queue_up(job)
         if not job.is_elsewhere:  # it may begin when the run that starts it has ended
-            background: Background = job.ctx.resolver.background
             session_id = job.spawned.session_id
-            background.announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
+            _background(job.ctx).announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             return await self._follow(job, await self._run(job), waits)
@@ -166,16 +168,14 @@ class Workers:
         return await self._begin(job, TaskStatus.PENDING, work, job.end_turn)
 
     async def _recovered_task(self, job: ChildJob) -> TaskRecord | None:
-        """The task that a call had started before its process ended, which goes on by itself."""
-        background: Background = job.ctx.resolver.background
-        if not background.is_recovered(job.ctx):
+        """Return the task that a call had started before its process ended; it is resumed separately."""
+        if not _background(job.ctx).is_recovered(job.ctx):
             return None
-        return await self.repository.get(self._scope(job.ctx), job.task_id)
+        return await self.repository.get(self.scope(job.ctx), job.task_id)
 
     async def resume(self, record: TaskRecord, ctx: ToolContext) -> None:
-        """Go on with a task whose process ended, where it was."""
-        background: Background = ctx.resolver.background
-        service = background.service(self.repository)
+        """Continue a task whose process ended."""
+        background, service = _background(ctx), self.service(ctx)
         if record.status.is_terminal:
             background.close_task(ctx, record, "its task was given up on when its process had ended")
             return
@@ -194,13 +194,9 @@ class Workers:
 
         await service.resume(record, work, background.reporter(ctx, record, service), token)
 
-    def _scope(self, ctx: ToolContext) -> TaskScope:
-        return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
-
     async def _promote(self, job: ChildJob, running: asyncio.Task[RunResult]) -> TaskRecord:
         job.in_background = True
-        background: Background = job.ctx.resolver.background
-        background.detach(job.run_id)
+        _background(job.ctx).detach(job.run_id)
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             return await self._follow(job, await running, waits)
@@ -214,17 +210,13 @@ class Workers:
     async def _begin(
         self, job: ChildJob, status: TaskStatus, work: Work, at_end: Callable[[], None] | None = None
     ) -> TaskRecord:
-        background: Background = job.ctx.resolver.background
-        service = background.service(self.repository)
+        service = self.service(job.ctx)
         record = self._record(job, status, service.node)
-        reporter = background.reporter(job.ctx, record, service)
-        if at_end is not None:
-            reporter = ReporterWithEnd(reporter, at_end)
-        return await service.start(record, work, reporter, job.token)
+        reporter = _background(job.ctx).reporter(job.ctx, record, service)
+        return await service.start(record, work, reporter, job.token, at_end)
 
     def _record(self, job: ChildJob, status: TaskStatus, node: str) -> TaskRecord:
         run, spawned, now = job.ctx.run, job.spawned, at(time.time())
-        background: Background = job.ctx.resolver.background
         return TaskRecord(
             task_id=job.task_id,
             sub_agent_id=spawned.agent_id,
@@ -238,7 +230,7 @@ class Workers:
             parent_run_id=run.run_id,
             parent_tool_call_id=job.ctx.call_id,
             run_id=job.run_id,
-            log_id=background.log_id(job.ctx),
+            log_id=_background(job.ctx).log_id(job.ctx),
             transport_type=REMOTE if job.is_remote else None,
             node=node if status is TaskStatus.RUNNING else None,
             created_at=now,
@@ -263,7 +255,7 @@ class Workers:
             job.end_turn()
 
     async def _child(self, job: ChildJob) -> RunResult:
-        """Run the child, or continue it where it stands."""
+        """Run the child, or continue it after a wait."""
         declared = job.entry.declaration
         return await job.ctx.run_child(
             job.agent,
@@ -277,18 +269,17 @@ class Workers:
         )
 
     def _queue_up(self, job: ChildJob) -> None:
-        """Take a place after the messages before: the order of the calls is the order of the conversation."""
+        """Queue after the earlier messages: the order of the calls is the order of the conversation."""
         job.turn = self.turns.of(job.spawned.session_id)
         job.queued = asyncio.create_task(job.turn.acquire())
 
     async def _take_turn(self, job: ChildJob) -> bool:
-        """Wait for the messages before; False where this one is no longer wanted."""
+        """Wait for the earlier messages; False if this one was cancelled meanwhile."""
         queued, token, loop = job.queued, job.token, asyncio.get_running_loop()
         if queued is None:
             return False
         if not queued.done():
-            background: Background = job.ctx.resolver.background
-            background.give_slot_back(job.ctx)  # whoever is before it may need the slot to come to an end
+            _background(job.ctx).give_slot_back(job.ctx)  # the message before it may need the slot to end
 
         def stop() -> None:
             loop.call_soon_threadsafe(queued.cancel)
@@ -308,49 +299,29 @@ class Workers:
         return not token.is_set()
 
     async def _follow(self, job: ChildJob, outcome: RunResult, waits: Waits) -> RunResult:
-        """See a child through its waits for humans."""
-        background: Background = job.ctx.resolver.background
+        """Continue a child each time a human has answered, until it ends."""
+        background, ctx, run_id, token = _background(job.ctx), job.ctx, job.run_id, job.token
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-                ctx, run_id, token = job.ctx, job.run_id, job.token
                 if await background.wait_for_answer(ctx, run_id, token, lambda: waits(None)):
                     outcome = await self._child(job)
                 else:
-                    reason = token.reason or "cancelled"
-                    outcome = await background.give_up(ctx, job.agent, run_id, reason)
+                    outcome = await background.give_up(ctx, job.agent, run_id, token.reason or "cancelled")
         finally:
             self.turns.release(job.spawned.session_id)
         return outcome
 
 
-class ReporterWithEnd:
-    """A reporter that has something done when it is closed."""
-
-    def __init__(self, reporter: TaskReporter, at_end: Callable[[], None]) -> None:
-        self._reporter, self._at_end = reporter, at_end
-
-    @property
-    def is_lost(self) -> bool:
-        return self._reporter.is_lost
-
-    def report(self, task_id: str, status: str) -> None:
-        self._reporter.report(task_id, status)
-
-    def close(self) -> None:
-        self._at_end()
-        self._reporter.close()
+def _background(ctx: ToolContext) -> Background:
+    return ctx.resolver.background
 
 
 def _never_began(job: ChildJob) -> RunResult:
-    """The end of work that was not wanted any more when its turn came."""
+    """Return the result of work that was cancelled before its turn."""
     reason = job.token.reason or "cancelled"
     status = RunStatus.TIMEOUT if reason == TIMED_OUT else RunStatus.CANCELLED
+    thread_id, state = job.spawned.session_id, PersistedState()
     return RunResult(
-        status=status,
-        run_id=job.run_id,
-        thread_id=job.spawned.session_id,
-        state=PersistedState(),
-        error=reason,
-        termination=status.value,
+        status=status, run_id=job.run_id, thread_id=thread_id, state=state, error=reason, termination=status.value
     )

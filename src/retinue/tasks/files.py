@@ -12,10 +12,11 @@ from msgspec import Struct
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
-from .repository import Change, TaskLiveness, TaskSettings, is_long
+from .repository import Change, TaskLiveness, TaskSettings, is_long, open_scopes
 from .task import TaskRecord, TaskScope, encoded
 
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
+_FileChange = Callable[[dict[str, TaskRecord]], Any]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -25,7 +26,7 @@ def holds_tasks(names: tuple[str, ...]) -> bool:
 
 
 class _Contents(Struct, gc=False):
-    """A file as it was read or written last: its bytes, and what they say."""
+    """A file as it was read or written last: its bytes and its records."""
 
     data: bytes = b""
     records: dict[str, TaskRecord] = {}
@@ -34,7 +35,7 @@ class _Contents(Struct, gc=False):
 
 
 class _Records(dict[str, TaskRecord]):
-    """Records that know which of them were changed."""
+    """Records, and the ids of those that were changed."""
 
     __slots__ = ("changed",)
 
@@ -48,12 +49,12 @@ class _Records(dict[str, TaskRecord]):
 
 
 class _Queue:
-    """Changes to one file that wait to be written, together."""
+    """Changes to one file that wait to be written together."""
 
     __slots__ = ("changes", "writer")
 
     def __init__(self) -> None:
-        self.changes: list[tuple[Callable[[dict[str, TaskRecord]], Any], asyncio.Future[Any]]] = []
+        self.changes: list[tuple[_FileChange, asyncio.Future[Any]]] = []
         self.writer: asyncio.Task[None] | None = None
 
 
@@ -78,17 +79,17 @@ class WorkspaceTaskRepository:
         await self._write(record.parent_session_id, put)
 
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        record = (await self._look(scope.session_id)).get(task_id)
+        record = (await self._current(scope.session_id)).get(task_id)
         return record if record is not None and record.user_id == scope.user_id else None
 
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
-        records = await self._look(scope.session_id)
+        records = await self._current(scope.session_id)
         return [record for record in records.values() if record.user_id == scope.user_id]
 
     async def everything(self) -> Sequence[TaskRecord]:
-        """Every task of this agent, of all sessions and users."""
+        """Return every task of this agent, of all sessions and users."""
         sessions = await in_thread(self._filesystem.stamps, {"path": self._folder, "suffix": ".json"})
-        found = [await self._look(name.removesuffix(".json")) for name in sorted(sessions)]
+        found = [await self._current(name.removesuffix(".json")) for name in sorted(sessions)]
         return [record for records in found for record in records.values()]
 
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
@@ -120,21 +121,21 @@ class WorkspaceTaskRepository:
         return {}
 
     def _open_scopes(self) -> list[TaskScope]:
-        found: set[TaskScope] = set()
+        found: list[TaskRecord] = []
         for name in self._filesystem.stamps(self._folder, ".json"):
             session_id = name.removesuffix(".json")
             try:
                 records = self._fresh(session_id).records
             except TaskStoreError:
-                continue  # whoever works in that session is told
-            found |= {record.scope for record in records.values() if not record.status.is_terminal}
-        return sorted(found, key=lambda scope: (scope.session_id, scope.user_id or ""))
+                continue  # the agent of that session gets the error
+            found += records.values()
+        return open_scopes(found)
 
     def _path(self, session_id: str) -> str:
         return f"{self._folder}/{session_id}.json"
 
-    async def _look(self, session_id: str) -> dict[str, TaskRecord]:
-        """The records of a session as they are now; read again only where the file has changed."""
+    async def _current(self, session_id: str) -> dict[str, TaskRecord]:
+        """Return the records of a session; read again only if the file has changed."""
         kept = self._read.get(session_id)
         if self._filesystem.is_local:
             stamp = self._filesystem.stamp(self._path(session_id))
@@ -145,7 +146,7 @@ class WorkspaceTaskRepository:
         return (await in_thread(self._fresh, {"session_id": session_id})).records
 
     def _fresh(self, session_id: str) -> _Contents:
-        """Read a file, unless it is as it was. Blocking."""
+        """Read a file, unless it has not changed. Blocking."""
         path, kept = self._path(session_id), self._read.get(session_id)
         stamp = self._filesystem.stamp(path)
         if kept is not None and stamp is not None and kept.stamp == stamp:
@@ -155,7 +156,7 @@ class WorkspaceTaskRepository:
                 data = stream.read()
         except FileMissing:
             return _Contents()
-        # The stamp was taken before reading: what is written in between is noticed the next time.
+        # The stamp is older than the data: what is written in between is noticed the next time.
         made = self._read[session_id] = self._parsed(session_id, data, stamp)
         return made
 
@@ -171,25 +172,24 @@ class WorkspaceTaskRepository:
             ) from None
         return _Contents(data, records, {}, stamp)
 
-    async def _write(self, session_id: str, change: Callable[[dict[str, TaskRecord]], Any]) -> Any:
-        """Have a change written with whatever else waits to be; returns what the change returned."""
+    async def _write(self, session_id: str, change: _FileChange) -> Any:
+        """Write a change together with the others that wait, and return its outcome."""
         queue = self._queues.setdefault(session_id, _Queue())
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         queue.changes.append((change, done))
-        if queue.writer is None or queue.writer.done():  # one that was cancelled before it began says nothing
+        if queue.writer is None or queue.writer.done():  # one that was cancelled before it began did not reset it
             queue.writer = asyncio.create_task(self._drain(session_id, queue))
         return await asyncio.shield(done)
 
     async def _drain(self, session_id: str, queue: _Queue) -> None:
-        batch: list[tuple[Callable[[dict[str, TaskRecord]], Any], asyncio.Future[Any]]] = []
+        batch: list[tuple[_FileChange, asyncio.Future[Any]]] = []
         try:
             while queue.changes:
                 batch, queue.changes = queue.changes, []
                 changes = [change for change, _ in batch]
                 try:
-                    outcomes: list[Any] = await in_thread(
-                        self._write_now, {"session_id": session_id, "changes": changes}
-                    )
+                    args = {"session_id": session_id, "changes": changes}
+                    outcomes: list[Any] = await in_thread(self._write_now, args)
                 except Exception as exc:
                     outcomes = [exc] * len(batch)
                 for (_, done), outcome in zip(batch, outcomes, strict=True):
@@ -201,15 +201,15 @@ class WorkspaceTaskRepository:
                         done.set_result(outcome)
         finally:
             for _, done in batch:
-                done.cancel()  # of those without an answer: this task was cancelled, nobody will give one
+                done.cancel()  # those without an answer: this task was cancelled
             queue.writer = None
             if queue.changes:  # they came while this task was being cancelled
                 queue.writer = asyncio.create_task(self._drain(session_id, queue))
             else:
                 self._queues.pop(session_id, None)
 
-    def _write_now(self, session_id: str, changes: list[Callable[[dict[str, TaskRecord]], Any]]) -> list[Any]:
-        """Read, change and write back a file, with nobody in between. Blocking."""
+    def _write_now(self, session_id: str, changes: list[_FileChange]) -> list[Any]:
+        """Read, change and write back a file as one atomic step. Blocking."""
         outcomes: list[Any] = []
         made = _Contents()
 
@@ -223,18 +223,18 @@ class WorkspaceTaskRepository:
                 return None
             lines = dict(before.lines)  # of all records or, where others have written, of none
             for task_id in list(records.changed if lines else records):
-                records[task_id], lines[task_id] = _stored(records[task_id])
+                records[task_id], body = encoded(records[task_id])
+                lines[task_id] = _encode(task_id) + b": " + body
             written = b"{\n" + b",\n".join(lines.values()) + b"\n}\n"
             made = _Contents(written, records, lines)
             return written
 
-        path = self._path(session_id)
-        made.stamp = self._filesystem.update(path, apply)
+        made.stamp = self._filesystem.update(self._path(session_id), apply)
         self._read[session_id] = made
         return outcomes
 
 
-def _changing(scope: TaskScope, task_id: str, change: Change) -> Callable[[dict[str, TaskRecord]], Any]:
+def _changing(scope: TaskScope, task_id: str, change: Change) -> _FileChange:
     def apply(records: dict[str, TaskRecord]) -> TaskRecord | None:
         record = records.get(task_id)
         if record is None or record.user_id != scope.user_id:
@@ -247,15 +247,9 @@ def _changing(scope: TaskScope, task_id: str, change: Change) -> Callable[[dict[
     return apply
 
 
-def _outcome(change: Callable[[dict[str, TaskRecord]], Any], records: dict[str, TaskRecord]) -> Any:
+def _outcome(change: _FileChange, records: dict[str, TaskRecord]) -> Any:
     """Return what a change returned or raised: one that fails does not affect the others."""
     try:
         return change(records)
     except Exception as exc:
         return exc
-
-
-def _stored(record: TaskRecord) -> tuple[TaskRecord, bytes]:
-    """A record as it can be kept, and its line."""
-    record, body = encoded(record)
-    return record, _encode(record.task_id) + b": " + body

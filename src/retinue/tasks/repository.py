@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -55,35 +55,33 @@ class TaskRepository(Protocol):
     settings: TaskSettings
 
     async def add(self, record: TaskRecord) -> None:
-        """A new task."""
-        ...
+        """Add a new task."""
 
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        """The task, if it is one of that session and user."""
+        """Return the task, if it is one of that session and user."""
         ...
 
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
-        """The tasks of a session and user, oldest first."""
+        """Return the tasks of a session and user, oldest first."""
         ...
 
     async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
-        """Apply a change; the record as it is afterwards, None where there is no such task."""
+        """Apply a change and return the record as it is afterwards; None if there is no such task."""
         ...
 
     async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
-        """Several at once, each as `update`."""
-        ...
+        """Apply several changes at once, each as `update`."""
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
-        """Put a result that is too long for its record elsewhere, and say where; None where it is not too long."""
+        """Store a result that is too long for its record, and return its place; None if it is not too long."""
         ...
 
     async def read_result(self, record: TaskRecord) -> str | None:
-        """The whole result of a task."""
+        """Return the whole result of a task."""
         ...
 
     async def open_scopes(self) -> Sequence[TaskScope]:
-        """The sessions that may have tasks which have not ended, of every user."""
+        """Return the sessions, of every user, that may have open tasks."""
         ...
 
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
@@ -97,7 +95,10 @@ def is_long(text: str) -> bool:
 
 
 class MemoryTaskRepository:
-    """Nothing is written anywhere. Agents that share one see each other's tasks, as those of one name do."""
+    """Task records in the memory of this process, for tests and short-lived agents.
+
+    Agents that share one see each other's tasks, as those of one name do.
+    """
 
     def __init__(self, settings: TaskSettings | None = None) -> None:
         self.settings = settings or TaskSettings()
@@ -140,10 +141,13 @@ class MemoryTaskRepository:
 
     async def open_scopes(self) -> Sequence[TaskScope]:
         records = [record for session in self._sessions.values() for record in session.values()]
-        return sorted(
-            {record.scope for record in records if not record.status.is_terminal},
-            key=lambda scope: (scope.session_id, scope.user_id or ""),
-        )
+        return open_scopes(records)
 
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
         return {}
+
+
+def open_scopes(records: Iterable[TaskRecord]) -> list[TaskScope]:
+    """Return the sessions and users of the records that have not ended, sorted."""
+    scopes = {record.scope for record in records if not record.status.is_terminal}
+    return sorted(scopes, key=lambda scope: (scope.session_id, scope.user_id or ""))

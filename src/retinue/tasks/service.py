@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
-"""Does the work of a task. It stops when the token is set, and says through the second when it waits for a human."""
+"""Does the work of a task. It stops when the token is set, and calls the second argument when it waits for a human."""
 Waits = Callable[[str | None], None]
 
 
@@ -64,17 +65,19 @@ class LocalTask(Struct, eq=False):
     record: TaskRecord
     token: CancellationToken
     reporter: TaskReporter
-    ended: asyncio.Event
+    at_end: Callable[[], None] | None = None
+    """Called once when the task is over here."""
+    is_looked_on: bool = False
+    """It is executed elsewhere, and was not started here: it goes on when this process ends."""
+    ended: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     job: asyncio.Task[None] | None = None
     notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
     """Writes in progress about its waits."""
-    last_beat: float = 0.0
-    is_looked_on: bool = False
-    """It is executed elsewhere, and was not started here: it goes on when this process ends."""
+    last_beat: float = msgspec.field(default_factory=time.monotonic)
 
 
 class TaskService:
-    """Tasks over one repository. Start work, adopt work that is under way, wait, cancel; close it with the runtime."""
+    """The tasks of one repository: start, adopt, await and cancel them. Close it with the runtime."""
 
     def __init__(self, repository: TaskRepository, clock: Callable[[], float] = time.time) -> None:
         self.repository, self._clock = repository, clock
@@ -98,13 +101,10 @@ class TaskService:
         work: Work,
         reporter: TaskReporter | None = None,
         token: CancellationToken | None = None,
+        at_end: Callable[[], None] | None = None,
     ) -> TaskRecord:
-        """Write a task down, then let it run; one that is RUNNING already is work under way, with its token.
-
-        It goes on after whoever started it has ended.
-        """
-        task = LocalTask(record, token or CancellationToken(), reporter or NullReporter(), asyncio.Event())
-        task.last_beat = time.monotonic()
+        """Store a task, then execute it; a RUNNING one is work under way, with its token. It outlives its parent run."""
+        task = LocalTask(record, token or CancellationToken(), reporter or NullReporter(), at_end)
         self._local[record.task_id] = task
         try:
             await self.repository.add(record)
@@ -112,43 +112,31 @@ class TaskService:
             self._drop(task)
             raise
         task.reporter.report(record.task_id, record.status)
-        task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
-        self.watch()
+        self._execute_here(task, work)
         return record
 
     async def resume(self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken) -> None:
-        """Go on with a task whose process is known to be gone; nothing happens where it has ended, or is at work here."""
-        if record.task_id in self._local:
-            reporter.close()
-            return
-
-        def mine(record: TaskRecord) -> TaskRecord | None:
-            return take_over(record, self._clock(), self.node)
-
-        now = await self.repository.update(record.scope, record.task_id, mine)
-        if now is None or now.status.is_terminal:
-            reporter.close()
-            return
-        task = LocalTask(now, token, reporter, asyncio.Event())
-        task.last_beat = time.monotonic()
-        self._local[now.task_id] = task
-        task.job = asyncio.create_task(self._execute(task, work), name=now.task_id)
-        self.watch()
+        """Continue a task whose process is gone; do nothing if it has ended or is executed here."""
+        if record.task_id not in self._local:
+            scope, task_id = record.scope, record.task_id
+            now = await self.repository.update(scope, task_id, lambda old: take_over(old, self._clock(), self.node))
+            if now is not None and not now.status.is_terminal:
+                self._execute_here(LocalTask(now, token, reporter), work)
+                return
+        reporter.close()
 
     def attach(self, record: TaskRecord, work: Work) -> None:
-        """Watch over a task that is executed elsewhere and that nobody here watches over yet."""
-        if record.task_id in self._local:
-            return
-        task = LocalTask(record, CancellationToken(), NullReporter(), asyncio.Event(), is_looked_on=True)
-        self._local[record.task_id] = task
-        task.job = asyncio.create_task(self._execute(task, work), name=record.task_id)
+        """Watch a task that is executed elsewhere, unless this process does so already."""
+        if record.task_id not in self._local:
+            self._execute_here(LocalTask(record, CancellationToken(), NullReporter(), is_looked_on=True), work)
+
+    def _execute_here(self, task: LocalTask, work: Work) -> None:
+        self._local[task.record.task_id] = task
+        task.job = asyncio.create_task(self._execute(task, work), name=task.record.task_id)
         self.watch()
 
-    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        return await self.repository.get(scope, task_id)
-
     async def wait(self, scope: TaskScope, task_id: str, seconds: float) -> TaskRecord | None:
-        """The task when it has ended, or as it is after so long, whichever process executes it."""
+        """Return the task once it has ended, or as it is after `seconds`, whichever process executes it."""
         deadline = time.monotonic() + max(seconds, 0)
         pause = 0.02
         while True:
@@ -158,7 +146,8 @@ class TaskService:
                 return record
             task = self._local.get(task_id)
             if task is not None:
-                await _within(task.ended.wait(), left)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(task.ended.wait(), left)
             elif is_abandoned(record):
                 await self.sweep()
             else:
@@ -166,12 +155,8 @@ class TaskService:
                 pause = min(pause * 1.5, self.repository.settings.look_every)
 
     async def cancel(self, scope: TaskScope, task_id: str, grace: float = GRACE) -> TaskRecord | None:
-        """Ask for a task to stop, and wait a while for it to have stopped."""
-
-        def ask(record: TaskRecord) -> TaskRecord | None:
-            return request_cancel(record, self._clock())
-
-        record = await self.repository.update(scope, task_id, ask)
+        """Request that a task stops, and wait up to `grace` seconds for its end."""
+        record = await self.repository.update(scope, task_id, lambda old: request_cancel(old, self._clock()))
         if record is None or record.status.is_terminal:
             return record
         if (task := self._local.get(task_id)) is not None:
@@ -179,17 +164,17 @@ class TaskService:
         return await self.wait(scope, task_id, grace)
 
     async def sweep(self, *, trust_clock: bool = False) -> list[TaskRecord]:
-        """Give up on tasks whose executors are gone; those that were given up on just now."""
+        """End the tasks whose executors are gone, and return them."""
         return await self._sweeper.sweep(self._local.keys(), trust_clock=trust_clock)
 
     def watch(self) -> None:
-        """See to it that orphans are found from time to time, and that this process shows that it lives."""
+        """Start the watch, unless it runs: it sweeps for orphans and writes the heartbeats of this process."""
         self._woken.set()
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._keep_watch(), name="retinue-tasks")
 
     def leave(self, logs: Collection[str]) -> None:
-        """Leave the records of the tasks of these logs as they are, for whoever continues them."""
+        """Leave the tasks of these logs as they are, for the process that continues them."""
         self._left = logs
 
     def is_left(self, record: TaskRecord) -> bool:
@@ -222,10 +207,12 @@ class TaskService:
     def _drop(self, task: LocalTask) -> None:
         self._local.pop(task.record.task_id, None)
         task.ended.set()
+        if task.at_end is not None:
+            task.at_end()
         task.reporter.close()
 
     async def _execute(self, task: LocalTask, work: Work) -> None:
-        """The life of a task in this process: from its beginning to its last record, whatever happens."""
+        """Execute a task from its beginning to its last record, whatever happens."""
         try:
             try:
                 ending = await self._work(task, work)
@@ -238,7 +225,7 @@ class TaskService:
             self._drop(task)
 
     async def _work(self, task: LocalTask, work: Work) -> tuple[TaskStatus, str | None, str | None]:
-        """Do the work of a task; how it ended."""
+        """Do the work of a task and return its status, result and error."""
         try:
             if task.record.status is TaskStatus.PENDING and not await self._begin(task):
                 return TaskStatus.CANCELLED, None, "it was cancelled before it began"
@@ -252,14 +239,12 @@ class TaskService:
         return status, text, error
 
     async def _begin(self, task: LocalTask) -> bool:
-        def to_running(record: TaskRecord) -> TaskRecord | None:
-            return begin(record, self._clock(), self.node)
-
-        record = await self.repository.update(task.record.scope, task.record.task_id, to_running)
-        if record is not None and record.status is TaskStatus.RUNNING:
-            task.reporter.report(record.task_id, record.status)
-            return True
-        return False
+        scope, task_id = task.record.scope, task.record.task_id
+        record = await self.repository.update(scope, task_id, lambda old: begin(old, self._clock(), self.node))
+        if record is None or record.status is not TaskStatus.RUNNING:
+            return False
+        task.reporter.report(record.task_id, record.status)
+        return True
 
     async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
         """Write the end of a task. Where that cannot be done, it is tried again for as long as this process lives."""
@@ -294,16 +279,14 @@ class TaskService:
         task.reporter.report(task.record.task_id, status if record is None else record.status)
 
     def _note_wait(self, task: LocalTask, question: str | None) -> None:
-        """A human is asked, or has answered."""
+        """Record that a human is asked, or (None) has answered."""
         if self._is_left(task):
             return
-
-        def note(record: TaskRecord) -> TaskRecord | None:
-            return await_human(record, self._clock(), question)
+        scope, task_id = task.record.scope, task.record.task_id
 
         async def write() -> None:
-            await self.repository.update(task.record.scope, task.record.task_id, note)
-            task.reporter.report(task.record.task_id, TaskStatus.RUNNING)
+            await self.repository.update(scope, task_id, lambda old: await_human(old, self._clock(), question))
+            task.reporter.report(task_id, TaskStatus.RUNNING)
 
         job = asyncio.create_task(write())
         task.notes.add(job)
@@ -317,7 +300,7 @@ class TaskService:
         while True:
             try:
                 for scope in {task.record.scope for task in self._local.values()}:
-                    await self._look_after(scope)
+                    await self._check_session(scope)
                 if time.monotonic() >= self._next_sweep:
                     await self.sweep()
                     soon = self._sweeper.proof if self._sweeper.suspects else settings.sweep_every
@@ -335,20 +318,21 @@ class TaskService:
             if self._local:
                 await asyncio.sleep(settings.look_every)
             else:
-                await _within(self._woken.wait(), max(self._next_sweep - time.monotonic(), 0.01))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), max(self._next_sweep - time.monotonic(), 0.01))
 
-    async def _look_after(self, scope: TaskScope) -> None:
-        """Look after the tasks of one session; trouble with its records is no trouble for others."""
+    async def _check_session(self, scope: TaskScope) -> None:
+        """Check the tasks of one session. A failure is logged once, and does not affect other sessions."""
         try:
-            await self._look_after_own(scope)
+            await self._check_tasks(scope)
             self._troubled.discard(scope)
         except RetinueError as exc:
             if scope not in self._troubled:
                 self._troubled.add(scope)
                 _log.error("the tasks of session %s cannot be looked after: %s", scope.session_id, exc)
 
-    async def _look_after_own(self, scope: TaskScope) -> None:
-        """Stop what somebody wants stopped or has given up on, and show that the rest is alive."""
+    async def _check_tasks(self, scope: TaskScope) -> None:
+        """Stop the tasks that were cancelled or given up on, and write heartbeats for the others."""
         now, settings = time.monotonic(), self.repository.settings
         due: list[LocalTask] = []
         records = {record.task_id: record for record in await self.repository.list(scope)}
@@ -363,20 +347,15 @@ class TaskService:
             elif now - task.last_beat >= settings.heartbeat:
                 due.append(task)
         if due:
-            await self._beat(scope, due)
+            known = await self.repository.liveness(scope)  # a task whose life is known needs no heartbeat
+            beating = [task.record for task in due if task.record.task_id not in known]
+            if beating:
+                await self.repository.update_all([(one.scope, one.task_id, self._beat) for one in beating])
             for task in due:
                 task.last_beat = now
 
-    async def _beat(self, scope: TaskScope, due: list[LocalTask]) -> None:
-        """Write heartbeats, but for tasks whose life is known without."""
-
-        def alive(record: TaskRecord) -> TaskRecord | None:
-            return beat(record, self._clock(), self.node)
-
-        known = await self.repository.liveness(scope)
-        beating = [task.record for task in due if task.record.task_id not in known]
-        if beating:
-            await self.repository.update_all([(record.scope, record.task_id, alive) for record in beating])
+    def _beat(self, record: TaskRecord) -> TaskRecord | None:
+        return beat(record, self._clock(), self.node)
 
 
 def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
@@ -388,13 +367,6 @@ def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
     return TaskStatus.FAILED, outcome.response, outcome.error or outcome.termination
 
 
-async def _within(waiting: Awaitable[Any], seconds: float) -> None:
-    try:
-        await asyncio.wait_for(waiting, seconds)
-    except TimeoutError:
-        return
-
-
 def _log_failure(job: asyncio.Task[None]) -> None:
     if not job.cancelled() and (error := job.exception()) is not None:
         _log.error("a task record could not be written", exc_info=error)
@@ -404,15 +376,15 @@ class Background(Protocol):
     """Contract: a child that was detached lives until it ends, its token is set, or the runtime is closed."""
 
     def service(self, repository: TaskRepository) -> TaskService:
-        """The service for a repository; one for each in a runtime."""
+        """Return the service of a repository; a runtime has one for each."""
         ...
 
     def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
-        """Return what reports a task in the log of the run that started it, which stays open until the task has ended."""
+        """Return the reporter of a task: it writes to the log of the parent run, which stays open until the task ends."""
         ...
 
     def log_id(self, ctx: ToolContext) -> str | None:
-        """The stored log that a call is in; None where nothing is stored."""
+        """Return the id of the stored log of a call; None if nothing is stored."""
         ...
 
     def is_recovered(self, ctx: ToolContext) -> bool:
@@ -420,27 +392,23 @@ class Background(Protocol):
         ...
 
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
-        """Tell that a child was started which begins later, perhaps when its parent has ended."""
-        ...
+        """Write to the log that a child was started. It may begin after its parent has ended."""
 
     def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
-        """Report the end of a task whose process ended before it could, and end its child where nobody continues it."""
-        ...
+        """Report the end of a task whose process ended too early, and end its child if nobody continues it."""
 
     def give_slot_back(self, ctx: ToolContext) -> None:
-        """Let other calls run in place of this one, for good: it is going to wait for a child."""
-        ...
+        """Give up the slot of this call for good, because it waits for a child."""
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""
-        ...
 
     async def wait_for_answer(
         self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
     ) -> bool:
-        """Wait until somebody answers a detached child that waits, and call back; False where the token was set."""
+        """Wait until a suspended detached child is answered, then call `answered`; False if the token was set."""
         ...
 
     async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
-        """End a detached child that waits for an answer which will not come; its conversation stays."""
+        """End a suspended detached child that will get no answer; its conversation stays."""
         ...

@@ -14,6 +14,8 @@ from .repository import Change, TaskLiveness, TaskRepository
 from .task import TaskRecord
 
 _log = logging.getLogger(__name__)
+_Sign = tuple[object, float]
+"""A sign of life, and when it was first seen."""
 
 
 class Sweeper:
@@ -31,49 +33,44 @@ class Sweeper:
         self._repository, self._clock, self._steady = repository, clock, steady
         settings = repository.settings
         self.proof = min(2 * settings.heartbeat, settings.orphan_after)
-        """Seconds without a sign of life that must be seen, whatever a clock says: it may have been set, or this
-        machine have slept, and the executor with it."""
+        """Seconds of silence that this process must observe: a clock can be set, and a machine can sleep."""
         self.suspects = False
         """True if the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
-        self._seen: dict[str, tuple[object, float]] = {}
-        """When the last sign of life of each task was first seen: a silence that depends on no clock but ours."""
+        self._seen: dict[str, _Sign] = {}
+        """The last sign of life of each task, and when this process first saw it."""
 
     async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
-        """Look at every task but `living`, which this process executes; those that were given up on.
+        """End the tasks whose executors are gone, but for `living`, which this process executes; return them.
 
-        With `trust_clock`, what is silent by the clock is given up on unseen: for a command that is not there for long.
+        With `trust_clock`, silence by the clock is enough: for a command that cannot observe for long.
         """
         proof = 0.0 if trust_clock else self.proof
         ended: list[TaskRecord] = []
-        seen: dict[str, tuple[object, float]] = {}
-        self.suspects = False
+        before, self._seen, self.suspects = self._seen, {}, False
         for scope in await self._repository.open_scopes():
             try:
-                # First: a task that ends in between is then read as ended.
+                # Liveness first: a task that ends in between is then read as ended.
                 known = await self._repository.liveness(scope)
                 for record in await self._repository.list(scope):
                     if record.status.is_terminal or record.task_id in living:
                         continue
-                    change = self._judge(record, known.get(record.task_id), seen, proof)
+                    change = self._judge(record, known.get(record.task_id), before.get(record.task_id), proof)
                     after = None if change is None else await self._give_up(record, change)
                     if after is not None:
                         _log.warning("task %s: %s", after.task_id, after.error_message)
                         ended.append(after)
             except RetinueError as exc:
                 _log.error("the tasks of session %s cannot be swept: %s", scope.session_id, exc)
-        self._seen = seen
         return ended
 
-    def _judge(
-        self, record: TaskRecord, known: TaskLiveness | None, seen: dict[str, tuple[object, float]], proof: float
-    ) -> Change | None:
-        """The change that gives up on a task; None where its executor may be alive."""
+    def _judge(self, record: TaskRecord, known: TaskLiveness | None, seen: _Sign | None, proof: float) -> Change | None:
+        """Return the change that ends a task; None if its executor may be alive."""
         if known is not None:
             return self._judge_known(record, known, seen)
         if is_abandoned(record):
             return lambda current: give_up_killed(current, self._clock())
         orphan_after = self._repository.settings.orphan_after
-        observed = self._observe(record.task_id, record.version, seen)
+        observed = self._silence(record.task_id, record.version, seen)
         if sweep(record, self._clock(), orphan_after, observed) is None:
             return None
         if observed < proof:
@@ -81,10 +78,8 @@ class Sweeper:
             return None
         return lambda current: sweep(current, self._clock(), orphan_after, observed)
 
-    def _judge_known(
-        self, record: TaskRecord, known: TaskLiveness, seen: dict[str, tuple[object, float]]
-    ) -> Change | None:
-        """As `_judge`, for a task that shows its life in another way than by heartbeats."""
+    def _judge_known(self, record: TaskRecord, known: TaskLiveness, seen: _Sign | None) -> Change | None:
+        """As `_judge`, for a task that lives without heartbeats."""
         if known.status == "alive":
             return None
         if known.status == "lost":
@@ -92,13 +87,13 @@ class Sweeper:
         # It may wait for a human for as long as nobody wants it to stop.
         if (known.status == "waiting" or record.awaiting is not None) and not record.cancel_requested:
             return None
-        silent = self._observe(record.task_id, known.mark, seen)
+        silent = self._silence(record.task_id, known.mark, seen)
         if silent < self._repository.settings.orphan_after:
             return None
         return lambda current: give_up(current, self._clock(), f"nobody has continued its run for {silent:.0f} seconds")
 
     async def _give_up(self, record: TaskRecord, change: Change) -> TaskRecord | None:
-        """End a task, unless it has changed: then it has shown life since."""
+        """End a task, unless its record has changed: then it is alive."""
         given_up = False
 
         def end(current: TaskRecord) -> TaskRecord | None:
@@ -110,13 +105,12 @@ class Sweeper:
         after = await self._repository.update(record.scope, record.task_id, end)
         return after if given_up else None
 
-    def _observe(self, task_id: str, mark: object, seen: dict[str, tuple[object, float]]) -> float:
-        """Seconds for which a task has shown no other sign of life, as far as this process saw."""
-        before, since = self._seen.get(task_id, (mark, self._steady()))
-        if before != mark:
-            since = self._steady()
-        seen[task_id] = (mark, since)
-        return self._steady() - since
+    def _silence(self, task_id: str, mark: object, seen: _Sign | None) -> float:
+        """Return the seconds since this process first saw the last sign of life of a task."""
+        now = self._steady()
+        since = seen[1] if seen is not None and seen[0] == mark else now
+        self._seen[task_id] = (mark, since)
+        return now - since
 
 
 def is_node_gone(node: str) -> bool:

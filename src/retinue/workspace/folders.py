@@ -12,8 +12,8 @@ import random
 import stat
 import sys
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from ..core.errors import FileMissing, PathDenied, PathError
@@ -48,7 +48,7 @@ class Folder:
 
     @classmethod
     def at(cls, root: str) -> Self:
-        """The root itself. It may be reached through links: whoever configured it meant it so."""
+        """Open the root itself. Links on the way to it are followed: it was configured so."""
         return cls(os.open(root, _FOLDER))
 
     def enter(self, name: str) -> Self:
@@ -77,8 +77,13 @@ class Folder:
 
     def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
         """Return the names that end with the suffix, and their status."""
+        found: list[tuple[str, os.stat_result]] = []
         with os.scandir(self._own()) as entries:
-            return _statuses(entries, suffix)
+            for entry in entries:
+                if entry.name.endswith(suffix):
+                    with suppress(OSError):  # it was deleted after the folder was read
+                        found.append((entry.name, entry.stat(follow_symlinks=False)))
+        return found
 
     def sync(self) -> None:
         if self._fd is not None:
@@ -89,7 +94,7 @@ class Folder:
             os.close(self._fd)
 
     def _at(self, name: str) -> str:
-        """Return a name as the system takes it."""
+        """Return the path of a name for a system call."""
         return name
 
     def _own(self) -> int | str:
@@ -103,13 +108,11 @@ class ResolvedFolder(Folder):
 
     @classmethod
     def at(cls, root: str) -> Self:
-        if not stat.S_ISDIR(os.stat(root).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        _check_folder(os.stat(root))
         return cls(None, os.path.realpath(root))
 
     def enter(self, name: str) -> Self:
-        if not stat.S_ISDIR(self.stat(name).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        _check_folder(self.stat(name))
         return type(self)(None, self._at(name))
 
     def _at(self, name: str) -> str:
@@ -124,17 +127,9 @@ class ResolvedFolder(Folder):
         return path
 
 
-def _statuses(entries: Iterator[os.DirEntry[str]], suffix: str) -> list[tuple[str, os.stat_result]]:
-    found: list[tuple[str, os.stat_result]] = []
-    for entry in entries:
-        name = entry.name
-        if not name.endswith(suffix):
-            continue
-        try:
-            found.append((name, entry.stat(follow_symlinks=False)))
-        except OSError:
-            continue  # gone since the folder was read
-    return found
+def _check_folder(status: os.stat_result) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
 LINK = "it is a symbolic link, and links are not followed"
@@ -154,7 +149,7 @@ _PROBLEMS: dict[int, tuple[type[PathError], str]] = {
 
 
 def refusal_of(error: OSError, path: str) -> PathError:
-    """Return the error of the operating system in our words."""
+    """Return an error of the operating system as a PathError with a plain message."""
     known = _PROBLEMS.get(error.errno or 0)
     if known is None:
         return PathError(path, (error.strerror or str(error)).lower())
@@ -163,12 +158,12 @@ def refusal_of(error: OSError, path: str) -> PathError:
 
 
 LONGEST_WAIT = 10.0
-"""Seconds to wait for another process; one that holds a lock longer has been stopped."""
+"""Seconds to wait for the lock of another process."""
 
 
 @contextmanager
 def locked(folder: Folder, name: str, path: str, wait: float = LONGEST_WAIT) -> Generator[None]:
-    """Hold the lock of a file. Only whoever asks for it too is kept away."""
+    """Hold the lock of a file. It is advisory, holds between processes, and ends with its holder."""
     fd = folder.open(f"{TEMPORARY}{name}.lock", os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + wait

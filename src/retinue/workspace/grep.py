@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from ..core.errors import ExecutionFailed, FilesystemDown, FilesystemError, InvalidArguments
 from ..core.filesystem import FileEntry, Filesystem
@@ -70,16 +70,15 @@ class LinePattern:
         begin = 0
         while begin <= len(block):
             if self._by_line:
-                match = self._regex.search(block[begin : _line_end(block, begin)])
-                if match is not None:
-                    yield begin + match.start()
-                begin = _line_end(block, begin) + 1
-                continue
-            match = self._regex.search(block, begin)
-            if match is None:
-                return
-            yield match.start()
-            begin = _line_end(block, match.start()) + 1
+                start, match = begin, self._regex.search(block[begin : _line_end(block, begin)])
+            else:
+                start, match = 0, self._regex.search(block, begin)
+                if match is None:
+                    return
+            if match is not None:
+                yield start + match.start()
+                begin = start + match.start()
+            begin = _line_end(block, begin) + 1
 
 
 def _line_end(block: bytes, position: int) -> int:
@@ -144,15 +143,6 @@ class Findings:
             yield f"[files that could not be read: {self.unreadable}]"
 
 
-class Block(NamedTuple):
-    """Some lines of a file and the number of the first."""
-
-    first: int
-    data: bytes
-    size: int
-    """The bytes read, with those left out of long lines."""
-
-
 def grep(
     filesystem: Filesystem, files: Iterable[FileEntry], pattern: LinePattern, check: Callable[[], None]
 ) -> Findings:
@@ -176,18 +166,19 @@ def grep(
 def _grep_file(
     path: str, stream: BinaryIO, pattern: LinePattern, findings: Findings, check: Callable[[], None]
 ) -> None:
-    for block in _blocks(stream, check):
-        for number, text in pattern.find(block.data, block.first, MOST_MATCHES - len(findings.lines)):
+    for first, data, size in _blocks(stream, check):
+        for number, text in pattern.find(data, first, MOST_MATCHES - len(findings.lines)):
             findings.add(f"{path}:{number}: {text}")
             if findings.full:
                 return
-        findings.bytes += block.size
+        findings.bytes += size
         if findings.bytes >= MOST_BYTES:
             findings.stopped_at = path
             return
 
 
-def _blocks(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Block]:
+def _blocks(stream: BinaryIO, check: Callable[[], None]) -> Iterator[tuple[int, bytes, int]]:
+    """Yield blocks of lines: the number of the first, the text, and the bytes read with those cut from long lines."""
     lines: list[bytes] = []
     first, size = 1, 0
     for line in read_lines(stream, check, MOST_BYTES):
@@ -195,8 +186,8 @@ def _blocks(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Block]:
         size += len(line.data) + line.cut + 1
         if size >= _BLOCK_BYTES:
             check()
-            yield Block(first, b"\n".join(lines), size)
+            yield first, b"\n".join(lines), size
             first, size = first + len(lines), 0
             lines.clear()
     if lines:
-        yield Block(first, b"\n".join(lines), size)
+        yield first, b"\n".join(lines), size

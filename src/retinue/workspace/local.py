@@ -51,38 +51,36 @@ class LocalFilesystem:
 
     _kept_back: KeptBack | None = None
     _anchor: str
-    """The folder that whoever configured it meant."""
+    """The configured folder. It may be reached through links."""
     _base: tuple[str, ...]
-    """The folders from there to the root, which are entered like any other: through no link."""
+    """The folders from there to the root. They are entered without following links."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.root!r})"
 
     def below(self, path: str) -> Self:
-        names = split_path(path)
-        made = copy(self)
-        made._base = (*self._base, *names)
-        made.root = os.path.join(self.root, *names)
+        names, made = split_path(path), copy(self)
+        made._base, made.root = (*self._base, *names), os.path.join(self.root, *names)
         return made
 
     def at(self, root: str) -> Self:
-        """Another folder of this machine, under the same rules."""
+        """Return another folder of this machine, under the same rules."""
         made = copy(self)
         made.root = made._anchor = os.path.abspath(root)
         made._base = ()
         return made
 
     def without(self, kept_back: KeptBack) -> Self:
-        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        """Return the same files without the folders that `kept_back` names."""
         made = copy(self)
         made._kept_back = kept_back
         return made
 
     def check_commands(self) -> None:
-        """A shell is there on every system that has one."""
+        """Do nothing: the shell of the system needs no check."""
 
     def command(self, line: str) -> Command:
-        """A shell on this machine, in the root folder. It is not confined to that folder."""
+        """Return a shell on this machine, in the root folder. It is not confined to that folder."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         return Command(("/bin/sh", "-c", line), self.root, environment)
 
@@ -91,17 +89,16 @@ class LocalFilesystem:
             return
 
     def read(self, path: str) -> bytes:
-        """The whole file; one over `read_limit` bytes is refused, `open` reads it in parts."""
+        """Return the whole file. One over `read_limit` bytes is refused; `open` reads it in parts."""
         with self.open(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             # Read past the limit by one: a file may grow, or be of a kind that does not tell its size.
             data = stream.read(self.read_limit + 1) if size <= self.read_limit else b""
         if max(size, len(data)) > self.read_limit:
-            raise PathError(
-                path,
-                f"it has {max(size, len(data)):,} bytes, over the limit of {self.read_limit:,} for reading it whole; "
-                "read it in parts, with an offset and a limit",
+            excess = (
+                f"it has {max(size, len(data)):,} bytes, over the limit of {self.read_limit:,} for reading it whole"
             )
+            raise PathError(path, f"{excess}; read it in parts, with an offset and a limit")
         return data
 
     def open(self, path: str) -> BinaryIO:
@@ -133,7 +130,7 @@ class LocalFilesystem:
     def list(self, path: str = "") -> list[FileEntry]:
         names = split_path(path)
         with self._folder(names) as folder:
-            found = _asking(folder.scan, path)
+            found = _call(folder.scan, path)
         entries = [entry for name, status in found if (entry := _entry((*names, name), status)) is not None]
         return sort_entries(entries, lambda entry: entry.path)
 
@@ -157,7 +154,7 @@ class LocalFilesystem:
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
         try:
             with self._folder(split_path(path)) as folder:
-                found = _asking(lambda: folder.scan(suffix), path)
+                found = _call(lambda: folder.scan(suffix), path)
         except FileMissing:
             return {}
         return {name: _stamp(status) for name, status in found if not stat.S_ISDIR(status.st_mode)}
@@ -165,7 +162,7 @@ class LocalFilesystem:
     def folder_stamp(self, path: str = "") -> Stamp | None:
         try:
             with self._folder(split_path(path)) as folder:
-                status = _asking(folder.own_stat, path)
+                status = _call(folder.own_stat, path)
         except FileMissing:
             return None
         return status.st_mtime_ns, status.st_ino
@@ -189,11 +186,11 @@ class LocalFilesystem:
         """Remove a file, or a folder with nothing in it."""
         parents, name = _leaf(path)
         with self._folder(parents) as folder:
-            status = _asking(lambda: folder.stat(name), path)
+            status = _call(lambda: folder.stat(name), path)
             if is_link(status):
                 raise PathDenied(path, LINK)
             remove = folder.rmdir if stat.S_ISDIR(status.st_mode) else folder.unlink
-            _asking(lambda: remove(name), path)
+            _call(lambda: remove(name), path)
 
     @contextmanager
     def _folder(self, names: tuple[str, ...], *, create: bool = False) -> Generator[Folder, None, None]:
@@ -253,7 +250,7 @@ class LocalFilesystem:
 
 
 def _leaf(path: str) -> tuple[tuple[str, ...], str]:
-    """The folders above and the name; the root has none."""
+    """Return the parent folders and the name; refuse the root, which has none."""
     names = split_path(path)
     if not names:
         raise PathError(path, "it is the root folder of this workspace, not a file")
@@ -266,7 +263,8 @@ def _enter(folder: Folder, name: str, path: str, *, create: bool) -> Folder:
     except FileNotFoundError as error:
         if not create:
             raise refusal_of(error, path) from error
-        _asking(lambda: _make(folder, name), path)
+        with _refusing(path), suppress(FileExistsError):
+            folder.mkdir(name)
     except OSError as error:
         raise refusal_of(error, path) from error
     else:
@@ -275,18 +273,13 @@ def _enter(folder: Folder, name: str, path: str, *, create: bool) -> Folder:
             raise PathDenied(path, LINK)
         if not stat.S_ISDIR(status.st_mode):
             raise PathError(path, "it is a file, not a folder")
-    return _asking(lambda: folder.enter(name), path)
-
-
-def _make(folder: Folder, name: str) -> None:
-    with suppress(FileExistsError):
-        folder.mkdir(name)
+    return _call(lambda: folder.enter(name), path)
 
 
 def _open_file(folder: Folder, name: str, path: str, flags: int) -> tuple[int, os.stat_result]:
-    """A descriptor of an ordinary file. Looked at before, as opening a device can do things, and after, to be sure."""
-    _refuse_unless_file(_asking(lambda: folder.stat(name), path), path)
-    fd = _asking(lambda: folder.open(name, flags), path)
+    """Open an ordinary file. It is checked before, because opening a device has effects, and after, to be sure."""
+    _refuse_unless_file(_call(lambda: folder.stat(name), path), path)
+    fd = _call(lambda: folder.open(name, flags), path)
     try:
         status = os.fstat(fd)
         _refuse_unless_file(status, path)
@@ -339,8 +332,9 @@ def _refusing(path: str) -> Generator[None]:
         raise refusal_of(error, path) from error
 
 
-def _asking(question: Callable[[], T], path: str) -> T:
+def _call(function: Callable[[], T], path: str) -> T:
+    """As `_refusing`, for the calls of every path, which a context manager would slow down."""
     try:
-        return question()
+        return function()
     except OSError as error:
         raise refusal_of(error, path) from error

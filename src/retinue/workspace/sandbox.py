@@ -90,7 +90,7 @@ class SandboxFilesystem(LocalFilesystem):
         raise PathDenied(root, "it is outside of the sandbox: move it in")
 
     def for_run(self, run: RunIdentity) -> Self:
-        """The folder a run works in, made if need be. It is not divided any more."""
+        """Return the folder of a run, created if needed. It is not divided further."""
         if self.isolation == "shared":
             return self
         made = copy(self)
@@ -135,7 +135,7 @@ class SandboxFilesystem(LocalFilesystem):
             )
 
     def command(self, line: str) -> Command:
-        """A shell in a sandbox of its own, with these files as its working folder."""
+        """Return a shell in a sandbox of its own, with these files as its working folder."""
         if self.is_divided:
             raise ConfigurationError(f"which {self.isolation} is it? for_run gives the folder to run commands in")
         self.check_commands()
@@ -147,18 +147,8 @@ class SandboxFilesystem(LocalFilesystem):
             *self._walls(),
             *("--bind", self.root, WORKSPACE),
             *self._kept_records(),
-            *(
-                "--remount-ro",
-                "/",
-                "--chdir",
-                WORKSPACE,
-                "--",
-                "/bin/sh",
-                "-c",
-                _ENTER,
-                f"{status.st_dev}:{status.st_ino}",
-                line,
-            ),
+            *("--remount-ro", "/", "--chdir", WORKSPACE, "--"),
+            *("/bin/sh", "-c", _ENTER, f"{status.st_dev}:{status.st_ino}", line),
         )
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         return Command(argv, "/", {"PATH": _SEARCHED, "HOME": WORKSPACE} | passed_on | self.environment, True)
@@ -182,7 +172,7 @@ class SandboxFilesystem(LocalFilesystem):
         return self.is_divided and not other.is_divided and os.path.dirname(other._anchor) == parts
 
     def _walls(self) -> Iterator[str]:
-        """All of a sandbox but its working folder."""
+        """Yield the options of a sandbox, except for its working folder."""
         yield from ("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
         if not self.network:
             yield "--unshare-net"
@@ -220,7 +210,7 @@ class SandboxFilesystem(LocalFilesystem):
 
 
 def _folder_name(key: str) -> str:
-    """A folder for each key: by its name where that can be one, else by its hash, which no such name can look like."""
+    """Return the folder of a key: the key itself if it can be a name, otherwise its hash."""
     return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 

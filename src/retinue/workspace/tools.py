@@ -33,27 +33,19 @@ from .tree import GlobPattern, shown, walk_files
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""
 NOT_SEARCHED = frozenset({".git", ".hg", ".svn", ".venv", "node_modules", "__pycache__"})
-"""Folders that searches pass over: they are large, and seldom what is meant."""
+"""Folders that searches skip: they are large, and seldom what is meant."""
 
 MOST_ENTRIES = 1000
 """The number of files that a listing shows."""
 
 
 def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
-    """The tools with which a model reads and changes the files of a filesystem."""
+    """Return the tools with which a model reads and changes the files of a filesystem."""
     files = _FileTools(filesystem)
-    functions = (
-        files.read_file,
-        files.write_file,
-        files.edit_file,
-        files.list_files,
-        files.glob_files,
-        files.grep_files,
-    )
+    reading = (files.list_files, files.glob_files, files.grep_files)
+    functions = (files.read_file, files.write_file, files.edit_file, *reading)
     kind = _DividedTool if is_divided(filesystem) else FunctionTool
-    return tuple(
-        kind(function, category="files", idempotent=function.__name__ in READ_ONLY_TOOLS) for function in functions
-    )
+    return tuple([kind(one, category="files", idempotent=one.__name__ in READ_ONLY_TOOLS) for one in functions])
 
 
 class _DividedTool(FunctionTool):
@@ -141,7 +133,7 @@ class _FileTools:
         return f"replaced {_count(len(edit.lines), 'occurrence')} in {normal_path(path)}, at {_lines(edit.lines)}"
 
     def _change(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        """Write back what is made of a file. A near one is changed by this process, a far one by others too."""
+        """Change a file. A local one needs the lock of this process, a shared one the atomic update of its store."""
         if self._filesystem.is_local:
             with self._filesystem.changing:
                 return self._filesystem.write(path, change(self._filesystem.read(path)))
@@ -213,7 +205,7 @@ class _FileTools:
         return "\n".join([*lines, *found.notes()])
 
     def _files(self, path: str, cancellation: CancellationToken) -> Iterator[FileEntry]:
-        """The file itself, or those below the folder."""
+        """Return the file itself, or the files below the folder."""
         try:
             return walk_files(self._listing(cancellation), normal_path(path), True, lambda above, _: above)
         except FilesystemDown:
@@ -223,7 +215,7 @@ class _FileTools:
             return iter([FileEntry(normal_path(path), False)])
 
     def _listing(self, cancellation: CancellationToken) -> Callable[[str], list[FileEntry]]:
-        """Lists folders as long as the call is wanted, without those that only tools write to."""
+        """Return a function that lists folders until the call is cancelled, without `NOT_SEARCHED`."""
 
         def listing(path: str) -> list[FileEntry]:
             cancellation.raise_if_set()
@@ -234,7 +226,7 @@ class _FileTools:
 
     @contextmanager
     def _refusing(self, path: str) -> Generator[None, None, None]:
-        """Turns what a filesystem refuses into the error of a call."""
+        """Turn the errors of a filesystem into those of a tool call."""
         try:
             yield
         except FileMissing as error:
@@ -253,7 +245,7 @@ def _cancellation(ctx: ToolContext | None) -> CancellationToken:
 
 
 def _similar(filesystem: Filesystem, path: str) -> list[str]:
-    """Paths like the first part of this one that is not there."""
+    """Return paths like the first part of this one that does not exist."""
     parents: tuple[str, ...] = ()
     try:
         for name in split_path(path):
@@ -287,7 +279,7 @@ def _render(window: Window, path: str, offset: int) -> str:
 
 
 def _check_edit(edit: Edit, path: str, data: bytes, old: bytes, replace_all: bool) -> None:
-    """Raises where an edit is not what was wanted."""
+    """Refuse an edit that matches nothing, matches too much or changes nothing."""
     if not edit.lines:
         raise ExecutionFailed(_not_found(path, data, old))
     if len(edit.lines) > 1 and not replace_all:
