@@ -11,12 +11,10 @@ from typing import Any, cast
 from .declarations import Problem
 
 MOST_BYTES = 256_000
-"""A declaration is read whole and goes to a model: past this it is a mistake."""
+"""The size of a declaration: more is a mistake, as all of it goes to a model."""
 MOST_YAML = 16_000
 DEEPEST = 3
-"""No field goes deeper. What does is passed over, without a limit to how deep it may go."""
-
-
+"""The levels of fields that are read; deeper ones are skipped, however deep."""
 _PLAIN_FIELD = re.compile(r"""^([A-Za-z]\w*:[ \t]+)([^\s"'\[{|>&*!#].*?)[ \t]*$""", re.MULTILINE)
 
 
@@ -39,14 +37,11 @@ class FrontMatter:
         self.problems: list[Problem] = []
         yaml, self.body = _split(_text(data))
         try:
-            reader = _Reader(yaml)
-            fields = reader.fields()
+            self.fields, self.lines = _read(yaml)
         except BadFile:
             if not lenient:
                 raise
-            reader = _Reader(_quoted(yaml))
-            fields = reader.fields()
-        self.fields, self.lines = fields, reader.lines
+            self.fields, self.lines = _read(_quoted(yaml))
 
     def fault(self, field: str, message: str, *, warning: bool = False) -> None:
         """Note what is wrong with a field, or with one inside it, such as `workspace.mode`."""
@@ -57,7 +52,7 @@ class FrontMatter:
         self.fault(field, message, warning=True)
 
     def text(self, name: str, *, warning: bool = False) -> str | None:
-        """A text, None where there is none."""
+        """Return a text; None if it is absent or empty."""
         value = self.fields.get(name)
         if value is None or isinstance(value, str):
             return (value or "").strip() or None
@@ -65,7 +60,7 @@ class FrontMatter:
         return None
 
     def whole_number(self, name: str) -> int | None:
-        """A whole number above 0; anything else is passed over with a warning."""
+        """Return a whole number above 0; anything else is ignored with a warning."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -75,17 +70,14 @@ class FrontMatter:
         return None
 
     def number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        number = as_number(value)
-        if number is None or number <= 0:
-            self.fault(name, f"must be a number above 0, not {shown(value)}")
-            return None
-        return number
+        value, number = self.fields.get(name), as_number(self.fields.get(name))
+        if value is None or (number is not None and number > 0):
+            return number
+        self.fault(name, f"must be a number above 0, not {shown(value)}")
+        return None
 
     def names(self, name: str) -> list[str] | None:
-        """A list of names, as YAML or with commas; None where the field is absent or says nothing. `[]` is no names."""
+        """Return a list of names, written as YAML or with commas; None if the field is absent or empty. `[]` is no names."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -105,7 +97,7 @@ class FrontMatter:
 
 
 def as_number(value: Any) -> float | None:
-    """A number that can be counted to, or None."""
+    """Return a finite number, or None."""
     try:
         number = float(value) if isinstance(value, str) else None
     except ValueError:
@@ -124,7 +116,7 @@ def _text(data: bytes) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The YAML and the body. Only a line of its own that says `---` ends the front matter."""
+    """Return the YAML and the body. A line `---` of its own ends the front matter."""
     lines = text.split("\n")
     if not text.strip():
         raise BadFile("it is empty: begin with a line ---, then fields, then a line ---")
@@ -137,35 +129,40 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _quoted(yaml: str) -> str:
-    """Quote the plain values of fields. Claude Code writes them as they are, also with `: ` in them."""
+    """Quote the plain values of fields. Claude Code does not quote values with `: ` in them."""
     return _PLAIN_FIELD.sub(lambda found: f"{found[1]}'{found[2].replace(chr(39), chr(39) * 2)}'", yaml)
 
 
+def _read(yaml: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the fields, and the line of each; those inside another as `workspace.mode`."""
+    if len(yaml) > MOST_YAML:
+        raise BadFile(f"its front matter has {len(yaml):,} characters, over the limit of {MOST_YAML:,}", 1)
+    events = _events(yaml)
+    next(events)
+    if isinstance(next(events), _yaml().StreamEndEvent):
+        raise BadFile("its front matter is empty: it needs at least a description", 1)
+    reader, first = _Reader(events), next(events)
+    value = reader.read_value(first, "", 0)
+    if not isinstance(value, dict):
+        problem = f"its front matter must hold fields such as `description: …`, not {_kind(value)}"
+        raise BadFile(problem, _line(first))
+    for _ in events:  # to the end: what follows may not be YAML
+        pass
+    return cast("dict[str, Any]", value), reader.lines
+
+
 class _Reader:
-    """Makes values of the events of a YAML parser. Not by its composer, which recurses as deep as the text says: the
-    file may be written by a model, and must not be able to exhaust the stack. For the same reason there are no aliases."""
+    """Makes values from the events of a YAML parser.
 
-    def __init__(self, yaml: str) -> None:
-        if len(yaml) > MOST_YAML:
-            raise BadFile(f"its front matter has {len(yaml):,} characters, over the limit of {MOST_YAML:,}", 1)
-        self._events = _events(yaml)
+    PyYAML's composer recurses as deep as the text, so a file that a model wrote could exhaust the stack. Aliases are
+    refused for the same reason.
+    """
+
+    def __init__(self, events: Iterator[Any]) -> None:
+        self._events = events
         self.lines: dict[str, int] = {}
-        """On which line of the file each field is; those inside another as `workspace.mode`."""
 
-    def fields(self) -> dict[str, Any]:
-        next(self._events)
-        if next(self._events).__class__.__name__ == "StreamEndEvent":
-            raise BadFile("its front matter is empty: it needs at least a description", 1)
-        first = next(self._events)
-        value = self._value(first, "", 0)
-        if not isinstance(value, dict):
-            problem = f"its front matter must hold fields such as `description: …`, not {_kind(value)}"
-            raise BadFile(problem, _line(first))
-        for _ in self._events:  # to its end: what follows may not be YAML
-            pass
-        return cast("dict[str, Any]", value)
-
-    def _value(self, event: Any, within: str, depth: int) -> Any:
+    def read_value(self, event: Any, within: str, depth: int) -> Any:
         """Return the value that begins with an event: text, a list or a dict."""
         kind = event.__class__.__name__
         if kind == "ScalarEvent":
@@ -180,7 +177,7 @@ class _Reader:
     def _list(self, depth: int) -> list[Any]:
         items: list[Any] = []
         while (event := next(self._events)).__class__.__name__ != "SequenceEndEvent":
-            items.append(self._value(event, "-.", depth + 1))
+            items.append(self.read_value(event, "-.", depth + 1))
         return items
 
     def _mapping(self, within: str, depth: int) -> dict[str, Any]:
@@ -195,7 +192,7 @@ class _Reader:
                 raise BadFile(f"{within}{name} is given twice{first}", line)
             if not within.startswith("-"):
                 self.lines[within + name] = line
-            found[name] = self._value(next(self._events), f"{within}{name}.", depth + 1)
+            found[name] = self.read_value(next(self._events), f"{within}{name}.", depth + 1)
         return found
 
     def _pass_over(self) -> None:
@@ -222,7 +219,7 @@ def _line(event: Any) -> int:
 
 @cache
 def _yaml() -> Any:
-    import yaml  # takes longer to load than most programs have declarations to read
+    import yaml  # only here: it is slow to load
 
     return yaml
 

@@ -48,7 +48,7 @@ class Loaded(Struct, frozen=True):
 
 
 def read_markdown(name: str, data: bytes, where: str) -> Loaded:
-    """A file of `subagents/`. Its name is the id; `name` is the file's name without `.md`."""
+    """Read a file of `subagents/`. Its `name`, without `.md`, is the id."""
     try:
         front = FrontMatter(data, where)
     except BadFile as exc:
@@ -86,7 +86,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
 
 
 def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
-    """A file of `.claude/agents/`; one without a name in its front matter is a document, not an agent."""
+    """Read a file of `.claude/agents/`; one without a name in its front matter is a document, not an agent."""
     try:
         front = FrontMatter(data, where, lenient=True)
     except BadFile as exc:
@@ -115,7 +115,7 @@ def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
 
 
 def _id_for(file_name: str, front: FrontMatter) -> str:
-    """The id of a file whose name cannot be one: its `name`, otherwise the file name without accents."""
+    """Return the id of a file whose name cannot be one: its `name`, otherwise the file name without accents."""
     plain = normalize("NFKD", file_name).encode("ascii", "ignore").decode()
     return front.text("name") or (plain if len(plain) >= len(normalize("NFC", file_name)) else "")
 
@@ -172,7 +172,7 @@ def _steps(front: FrontMatter) -> int:
 
 
 def _limits(front: FrontMatter) -> Limits | None:
-    """Limits that cannot be read are a fault, not a warning: without them the sub-agent might spend anything."""
+    """Read the limits. Bad ones are a fault, not a warning: without limits the sub-agent could spend anything."""
     given = front.mapping("limits", "{steps: 20} (any of " + ", ".join(Limits.__struct_fields__) + ")")
     if given is None:
         return None
@@ -193,7 +193,7 @@ def _limits(front: FrontMatter) -> Limits | None:
 
 
 def _claude_tools(front: FrontMatter, field: str) -> tuple[list[str] | None, list[str] | None]:
-    """Names of tools there as names of inherited and of built-in tools here."""
+    """Return the inherited and the built-in tools here that tools of Claude Code stand for."""
     names = front.names(field)
     if names is None:
         return None, None
@@ -226,19 +226,13 @@ def _claude_model(front: FrontMatter) -> str | None:
 
 
 MANY, PATIENCE = 200, 1.0
-"""More files than `MANY` are looked at one by one only every `PATIENCE` seconds, because it takes milliseconds. A file
-that is added, removed or replaced is noticed at once."""
+"""More files than `MANY` are checked one by one only every `PATIENCE` seconds. Added or removed ones are noticed at once."""
 SMALL = 16
-"""The number of files that are looked at on the event loop."""
+"""The number of files that are checked on the event loop."""
 DEEPEST = 4
-"""The levels of folders that are looked at."""
+"""The levels of folders that are searched."""
 
 Reader = Callable[[str, bytes, str], Loaded]
-
-
-class _Kept(Struct, frozen=True, gc=False):
-    stamp: Stamp
-    loaded: Loaded
 
 
 class DeclarationFolder:
@@ -248,64 +242,57 @@ class DeclarationFolder:
         self._filesystem, self._folder, self._reader, self._nested = filesystem, folder, read, nested
         self._stamps: dict[str, Stamp] | None = None
         self._folder_stamp: Stamp | None = None
-        self._looked_at = 0.0
-        self._files: dict[str, _Kept] = {}
+        self._checked_at = 0.0
+        self._files: dict[str, Loaded] = {}
         self.problems: tuple[Problem, ...] = ()
 
     @property
     def is_small(self) -> bool:
-        """True if looking at it again takes microseconds."""
+        """True if checking it again takes microseconds."""
         return self._stamps is not None and len(self._stamps) <= SMALL
 
     @property
-    def _was_seen_lately(self) -> bool:
-        many = self._stamps is not None and len(self._stamps) > MANY
-        return many and time.monotonic() - self._looked_at < PATIENCE
-
-    @property
     def declarations(self) -> list[SubagentDeclaration]:
-        """Those that could be read, in the order of their files' names."""
-        found = [kept.loaded.declaration for _, kept in sorted(self._files.items())]
-        return [declaration for declaration in found if declaration is not None]
+        """The usable declarations, in the order of their files' names."""
+        return [loaded.declaration for loaded in self._files.values() if loaded.declaration is not None]
 
     def refresh(self) -> bool:
-        """Read what has changed since the last time; whether anything had."""
+        """Read the files that have changed; return whether any had."""
         try:
             folder_stamp = self._filesystem.folder_stamp(self._folder)
-            if folder_stamp == self._folder_stamp and self._was_seen_lately:
+            has_many = self._stamps is not None and len(self._stamps) > MANY
+            is_recent = has_many and time.monotonic() - self._checked_at < PATIENCE
+            if folder_stamp == self._folder_stamp and is_recent:
                 return False
-            stamps = self._look("", DEEPEST if self._nested else 0)
+            stamps = self._find_stamps("", DEEPEST if self._nested else 0)
         except FilesystemError as exc:
             changed = self._stamps is not None or not self.problems
             self._files, self._stamps, self.problems = {}, None, (Problem(self._folder, _why(exc)),)
             return changed
-        self._folder_stamp, self._looked_at = folder_stamp, time.monotonic()
+        self._folder_stamp, self._checked_at = folder_stamp, time.monotonic()
         if stamps == self._stamps:
             return False
-        self._files = {
-            name: kept
-            if (kept := self._files.get(name)) is not None and kept.stamp == stamp
-            else _Kept(stamp, self._read(name))
-            for name, stamp in stamps.items()
-        }
+        before = self._stamps or {}
+        is_kept = {name: name in self._files and before.get(name) == stamp for name, stamp in stamps.items()}
+        self._files = {name: self._files[name] if is_kept[name] else self._read(name) for name in sorted(stamps)}
         self._stamps = stamps
-        self.problems = tuple([problem for _, kept in sorted(self._files.items()) for problem in kept.loaded.problems])
+        self.problems = tuple([problem for loaded in self._files.values() for problem in loaded.problems])
         return True
 
-    def _look(self, below: str, depth: int) -> dict[str, Stamp]:
-        """The stamps of the files, by their paths in this folder."""
+    def _find_stamps(self, below: str, depth: int) -> dict[str, Stamp]:
+        """Return the stamps of the files, by their paths in this folder."""
         folder = f"{self._folder}/{below}".rstrip("/")
         stamps = {below + name: stamp for name, stamp in self._filesystem.stamps(folder, ".md").items()}
         if depth > 0:
             with suppress(FileMissing):
                 for entry in self._filesystem.list(folder):
                     if entry.is_dir:
-                        stamps |= self._look(f"{below}{entry.path.rpartition('/')[2]}/", depth - 1)
+                        stamps |= self._find_stamps(f"{below}{entry.path.rpartition('/')[2]}/", depth - 1)
         return stamps
 
     def _read(self, name: str) -> Loaded:
         path = f"{self._folder}/{name}"
-        where = path.encode(errors="backslashreplace").decode()  # what is told of it must be text, whatever its name is
+        where = path.encode(errors="backslashreplace").decode()  # any name must be printable
         try:
             data = self._filesystem.read(path)
         except FilesystemError as exc:

@@ -1,4 +1,4 @@
-"""Spawned sub-agents: which ones a session has, under which keys and labels."""
+"""Spawned sub-agents: the keys, labels and turns of those that a session has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spawned(Struct, frozen=True, gc=False, omit_defaults=True):
     depth: int = 1
     user_id: str | None = None
     closed: bool = False
-    """As an update: it is let go."""
+    """As an update: remove it."""
 
 
 def _note(known: dict[str, Spawned], change: Spawned) -> dict[str, Spawned]:
@@ -54,24 +54,23 @@ def spawned_of(ctx: ToolContext) -> dict[str, Spawned]:
 
 
 def label_problem(label: str) -> str | None:
-    if _LABEL.fullmatch(label):
-        return None
-    return "a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
+    problem = "a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
+    return None if _LABEL.fullmatch(label) else problem
 
 
 class Labels:
-    """Labels given out since the step began, which its snapshot cannot show: two calls of a step may ask for one."""
+    """The labels claimed in a run. Calls of one step cannot see each other's in their snapshot."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str | None, str, str], tuple[str, str]] = {}
 
     def claim(self, label: str, ctx: ToolContext) -> bool:
-        """Take a label; False if another call of this run has it. A call that runs again keeps its own."""
+        """Claim a label; False if another call of this run has it. A call that runs again keeps its own."""
         place, holder = _place(label, ctx), (ctx.run.run_id, ctx.call_id)
         before = self._given.get(place, holder)
         if before != holder and before[0] == ctx.run.run_id:
             return False
-        self._given[place] = holder  # what an earlier run of the session left is in its snapshot, or was never kept
+        self._given[place] = holder  # claims of earlier runs are in the snapshot, or were never stored
         return True
 
     def release(self, label: str, ctx: ToolContext) -> None:
@@ -86,7 +85,7 @@ def _place(label: str, ctx: ToolContext) -> tuple[str | None, str, str]:
 
 
 class Turns:
-    """One message at a time for each sub-agent; the others wait. One that waits for a human takes no other message."""
+    """Gives each sub-agent one message at a time. One that waits for a human gets no other message."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -95,10 +94,7 @@ class Turns:
         self._closed: dict[str, str] = {}
 
     def of(self, session_id: str) -> asyncio.Lock:
-        lock = self._locks.get(session_id)
-        if lock is None:
-            lock = self._locks[session_id] = asyncio.Lock()
-        return lock
+        return self._locks.setdefault(session_id, asyncio.Lock())
 
     def hold(self, session_id: str, ctx: ToolContext, *, beyond_run: bool) -> None:
         """Note that a sub-agent waits in the middle of this call's message; a background task waits beyond the run."""
@@ -116,20 +112,18 @@ class Turns:
 
     @contextmanager
     def expected(self, session_id: str) -> Generator[None]:
-        """While a message is on its way to a sub-agent, which need not have begun with it."""
+        """Mark a sub-agent as busy while a message is on its way to it."""
         self._expected[session_id] += 1
         try:
             yield
         finally:
-            self._expected[session_id] -= 1
-            if not self._expected[session_id]:
-                del self._expected[session_id]
+            self._expected -= Counter((session_id,))  # drops a count of 0
 
     def is_busy(self, session_id: str) -> bool:
         return session_id in self._expected or self.of(session_id).locked()
 
     def close(self, session_id: str, ctx: ToolContext) -> None:
-        """Take no more messages, also from calls of the same step, whose snapshot cannot show it."""
+        """Refuse further messages, also from calls of the same step, whose snapshot cannot show it."""
         self._closed[session_id] = ctx.run.run_id
 
     def is_closed(self, session_id: str) -> bool:

@@ -26,9 +26,6 @@ from .work import ChildJob, Workers, stable_id
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
 
-Introduction = Callable[[Spawned], str]
-"""The lines with which an answer begins."""
-
 
 class AgentTools:
     """`agent_spawn`, `agent_send`, `agent_list` and `agent_close` over one catalog."""
@@ -74,13 +71,11 @@ class AgentTools:
         if label is not None and (problem := self._label_refusal(label, ctx)):
             return _error(problem)
         unique = str(stable_id(ctx, "agent"))  # the same when the call is made again after its process ended
-        spawned = Spawned(
-            f"agent:{entry.id}:{unique}", entry.id, f"sub-{unique}", label, ctx.run.depth + 1, ctx.run.user_id
-        )
-        text = (task or "").strip()
-        if not text:
-            return ToolOutput(f"{_introduction(spawned)}\nstatus: accepted", {SPAWNED: spawned})
-        answer = await self._ask(entry, spawned, task or "", seconds_of(timeout_seconds), ctx, _introduction)
+        key, session_id = f"agent:{entry.id}:{unique}", f"sub-{unique}"
+        spawned = Spawned(key, entry.id, session_id, label, ctx.run.depth + 1, ctx.run.user_id)
+        if task is None or not task.strip():
+            return ToolOutput(f"{_head(spawned, True)}\nstatus: accepted", {SPAWNED: spawned})
+        answer = await self._ask(entry, spawned, task, seconds_of(timeout_seconds), ctx, is_new=True)
         if label is not None and isinstance(answer, ToolResult) and answer.is_error():
             self.labels.release(label, ctx)
         return answer
@@ -111,7 +106,7 @@ class AgentTools:
             entry = (await self._catalog.load_entries()).get(found.agent_id)
             if entry is None:
                 return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
-            return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx, _key_line)
+            return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx)
 
     async def agent_list(self, ctx: ToolContext) -> str:
         """List the sub-agents you have spawned in this conversation and not closed."""
@@ -156,7 +151,7 @@ class AgentTools:
     def _find(
         self, agent_key: str | None, label: str | None, ctx: ToolContext, message: str | None = None
     ) -> Spawned | str:
-        """The sub-agent that is meant, or what is wrong with how it is named."""
+        """Return the named sub-agent, or the error text."""
         key, label = (agent_key or "").strip(), (label or "").strip()
         if key and label:
             return "Provide either agent_key or label, not both."
@@ -172,61 +167,48 @@ class AgentTools:
         return known.get(key) or f"Unknown agent_key: {key}"
 
     async def _ask(
-        self, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext, introduction: Introduction
+        self, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext, *, is_new: bool = False
     ) -> ToolOutput | ToolResult:
-        """Have a sub-agent work on a message in its own conversation, and return the answer."""
+        """Run a sub-agent on a message in its own conversation, and return the answer."""
         try:
-            agent = await entry.agent(ctx)
-            job = ChildJob.of(entry, agent, spawned, text, ctx)
+            job = ChildJob.of(entry, await entry.agent(ctx), spawned, text, ctx)
             if seconds == 0:
                 record = await self._workers.start(job)
-                return ToolOutput(f"{introduction(spawned)}\n{_accepted(record)}", {SPAWNED: spawned})
+                return ToolOutput(f"{_head(spawned, is_new)}\n{_accepted(record)}", {SPAWNED: spawned})
             outcome = await self._workers.wait_for(job, seconds)
         except LimitReached as exc:
             return _error(exc.reason)
         except (ExecutionBackendError, TaskStoreError, FilesystemError) as exc:
             return _error(str(exc))
         if isinstance(outcome, TaskRecord):
-            return await self._describe_task(outcome, spawned, seconds, introduction)
+            updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
+            if outcome.status.is_terminal:
+                updates[ANNOUNCED] = {outcome.task_id: outcome.status.lower()}
+                answer = _ended(outcome, await self._workers.repository.read_result(outcome))
+            else:
+                answer = _still_running(outcome, seconds)
+            return ToolOutput(f"{_head(spawned, is_new)}\n{answer}", updates)
         if outcome.status is RunStatus.SUSPENDED:
             ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
             return ToolResult.suspended(ticket.message, ticket=ticket)
-        # A call that went on after a wait has the sub-agent it began with.
+        # A call that continued after a wait has the sub-agent it began with.
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
-        told = ToolResult(
-            data=f"{introduction(spawned)}\n{describe_outcome(outcome, _shorter(seconds, entry))}", metadata=metadata
-        )
-        return ToolOutput(told, {SPAWNED: spawned})
-
-    async def _describe_task(
-        self, record: TaskRecord, spawned: Spawned, seconds: int, introduction: Introduction
-    ) -> ToolOutput:
-        """Return the answer about work that is a task."""
-        updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
-        if record.status.is_terminal:
-            updates[ANNOUNCED] = {record.task_id: record.status.lower()}
-            text = _ended(record, await self._workers.repository.read_result(record))
-        else:
-            text = _late(record, seconds) if record.is_remote else _promoted(record, seconds)
-        return ToolOutput(f"{introduction(spawned)}\n{text}", updates)
+        own = None if entry.declaration is None else entry.declaration.timeout
+        answer = describe_outcome(outcome, seconds if own is None else min(seconds, own))
+        result = ToolResult(data=f"{_head(spawned, is_new)}\n{answer}", metadata=metadata)
+        return ToolOutput(result, {SPAWNED: spawned})
 
 
 def seconds_of(given: int | None) -> int:
-    """Return the seconds to wait; 0 is not at all."""
+    """Return the seconds to wait; 0 runs in the background."""
     if given is None:
         return DEFAULT_SECONDS
     return 0 if given <= 0 else min(given, MOST_SECONDS)
 
 
-def _shorter(seconds: float, entry: Entry) -> float:
-    """Return the seconds that a sub-agent had: those its caller waits, or fewer if its declaration says so."""
-    own = None if entry.declaration is None else entry.declaration.timeout
-    return seconds if own is None else min(seconds, own)
-
-
 def known_as(spawned: Spawned, session_id: str) -> Spawned:
-    """The same under the session it really has."""
+    """Return the same sub-agent under the session it really has."""
     if spawned.session_id == session_id:
         return spawned
     key = f"agent:{spawned.agent_id}:{session_id.removeprefix('sub-')}"
@@ -254,22 +236,16 @@ def _accepted(record: TaskRecord) -> str:
     )
 
 
-def _promoted(record: TaskRecord, seconds: int) -> str:
+def _still_running(record: TaskRecord, seconds: int) -> str:
+    status, promise = ("timeout", "") if record.is_remote else ("timeout_promoted", "nothing is lost, and ")
     return (
-        f"status: timeout_promoted\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in "
-        "the background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
-    )
-
-
-def _late(record: TaskRecord, seconds: int) -> str:
-    return (
-        f"status: timeout\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the background; "
-        "you are told when it has ended. Do NOT start the same task again."
+        f"status: {status}\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the "
+        f"background; {promise}you are told when it has ended. Do NOT start the same task again."
     )
 
 
 def _ended(record: TaskRecord, result: str | None) -> str:
-    """The end of a task that was waited for."""
+    """Return the lines that describe the end of an awaited task."""
     if record.status is TaskStatus.COMPLETED:
         return f"status: ok\nreply:\n{result or ''}"
     if record.status is TaskStatus.CANCELLED:
@@ -277,12 +253,10 @@ def _ended(record: TaskRecord, result: str | None) -> str:
     return f"status: error\nerror: {record.error_message or 'unknown'}"
 
 
-def _introduction(spawned: Spawned) -> str:
-    return f"agent_key: {spawned.agent_key}\nagent_id: {spawned.agent_id}\nsession_id: {spawned.session_id}"
-
-
-def _key_line(spawned: Spawned) -> str:
-    return f"agent_key: {spawned.agent_key}"
+def _head(spawned: Spawned, is_new: bool) -> str:
+    """Return the first lines of an answer."""
+    more = f"\nagent_id: {spawned.agent_id}\nsession_id: {spawned.session_id}" if is_new else ""
+    return f"agent_key: {spawned.agent_key}{more}"
 
 
 def _limit_text(limit: str, value: int) -> str:

@@ -1,6 +1,6 @@
 """The life of a task: one table, and the only functions that move a record through it.
 
-Each takes a record and gives the next one, or None where nothing is to be written. A terminal record never changes.
+Each returns the next record, or None if nothing is to be written. A terminal record never changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 
 
 def begin(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
-    """The work begins; not where the task was cancelled before it could."""
+    """Begin the work, unless the task was cancelled before."""
     if record.cancel_requested or TaskStatus.RUNNING not in TASK_MOVES[record.status]:
         return None
     return _next(record, now, status=TaskStatus.RUNNING, node=node)
@@ -39,14 +39,14 @@ def finish(
     result_file: str | None = None,
     error: str | None = None,
 ) -> TaskRecord | None:
-    """The work has ended. What comes later than another end is not written."""
+    """End the work. Only the first end is written."""
     if status not in TASK_MOVES[record.status]:
         return None
     return _next(record, now, status=status, result=result, result_file=result_file, error_message=error, awaiting=None)
 
 
 def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:
-    """Somebody wants it to stop. One that nobody has begun is stopped by that."""
+    """Request that a task stops. One that nobody has begun ends at once."""
     if record.status.is_terminal or record.cancel_requested:
         return None
     if record.status is TaskStatus.PENDING and record.node is None:
@@ -56,21 +56,17 @@ def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:
 
 
 def beat(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
-    """The executor is alive. Another node's beat counts for nothing."""
-    if record.status.is_terminal or record.node != node:
-        return None
-    return _next(record, now)
+    """Record that the executor is alive. A beat of another node is ignored."""
+    return None if record.status.is_terminal or record.node != node else _next(record, now)
 
 
 def take_over(record: TaskRecord, now: float, node: str) -> TaskRecord | None:
-    """Another node goes on with it, as its executor is known to be gone."""
-    if record.status is not TaskStatus.RUNNING:
-        return None
-    return _next(record, now, node=node)
+    """Let another node continue a task whose executor is gone."""
+    return _next(record, now, node=node) if record.status is TaskStatus.RUNNING else None
 
 
 def await_human(record: TaskRecord, now: float, question: str | None) -> TaskRecord | None:
-    """It waits for a decision, or (None) goes on after one."""
+    """Record the question that a task waits for, or (None) that it continues."""
     if record.status.is_terminal or record.awaiting == question:
         return None
     return _next(record, now, awaiting=question)

@@ -24,8 +24,7 @@ LOOP_FILES = 16
 class WorkspaceContext(Plugin):
     """Gives the model the content of `files` with every request.
 
-    The files are looked at when a run begins, and read if they have changed. Text over `max_tokens` (estimated) is
-    cut where it shows.
+    The files are checked when a run begins, and read if they have changed. Text over `max_tokens` (estimated) is cut.
     """
 
     name = "workspace_context"
@@ -95,7 +94,7 @@ class WorkspaceContext(Plugin):
         try:
             return self._filesystem.stamp(path)
         except FilesystemError:
-            # Reading it will say what is wrong. A CLAUDE.md that is a link needs no words.
+            # Reading it reports the error. A CLAUDE.md that is a link is ignored.
             return None if path in AGENTS_FILES and path != AGENTS_FILE else ()
 
     def _read(self, path: str, problems: list[str]) -> str:
@@ -109,7 +108,7 @@ class WorkspaceContext(Plugin):
 
 
 def _plain(path: str) -> str:
-    """Return the one way to write a path, so that no file is shown twice. A bad path is reported when it is read."""
+    """Return the normal form of a path, so that no file is shown twice. A bad path is reported when it is read."""
     try:
         return normal_path(path)
     except FilesystemError:

@@ -1,7 +1,7 @@
-"""Paths below a root: what they may say, and what they mean. No file is looked at here.
+"""Paths below a root: their rules and their meaning. Nothing here reads the disk.
 
 The rules are the same on every system, so that a workspace can move between them: `/` separates names, a backslash,
-a drive letter or a control character is refused, and a listing leaves out what could not be asked for by its name.
+a drive letter or a control character is refused, and a listing leaves out names that are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)(\..*)?
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The names a path goes through, with `.` and `..` worked out; none for the root itself.
+    """Return the names of a path, with `.` and `..` resolved; none for the root itself.
 
     No link is ever followed, so `a/../b` is `b` whatever `a` is.
     """
@@ -49,12 +49,12 @@ def join_path(names: tuple[str, ...]) -> str:
 
 
 def normal_path(path: str) -> str:
-    """The one way to write a path."""
+    """Return the normal form of a path."""
     return join_path(split_path(path))
 
 
 def name_problem(name: str, *, windows: bool = _WINDOWS) -> str | None:
-    """Why a name cannot be used, or None."""
+    """Return the reason why a name cannot be used, or None."""
     if "\\" in name:
         return "it has a backslash; put '/' between folders"
     if _CONTROL.search(name):

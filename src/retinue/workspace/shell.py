@@ -1,4 +1,4 @@
-"""The shell tool: a command on the files an agent works on. Their filesystem says how it is run, and how confined."""
+"""The shell tool: runs a command on the files of an agent, as confined as their filesystem says."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..core.tools import Tool
 LONGEST = 600
 """Seconds a command may be given."""
 PATIENCE = 1.0
-"""Seconds that what is asked to end is given for it."""
+"""Seconds to wait for processes to end after a signal."""
 MOST_OUTPUT = 1_000_000
 """Characters of output that are kept; the rest is counted."""
 LONGEST_SETUP = 30.0
-"""Seconds that a command which waits for its beginning may take to be ready."""
+"""Seconds that a sandboxed command may take to be ready."""
 
 
 def shell_tool(filesystem: Filesystem) -> Tool:
-    """The tool `shell(command)` for a filesystem that runs commands; others are refused."""
+    """Return the tool `shell(command)` for a filesystem that runs commands; refuse others."""
     if not isinstance(filesystem, RunsCommands):
         raise ConfigurationError(
             f"no command can be run on the files of {filesystem!r}: leave disable_shell on, or use a LocalFilesystem or a "
@@ -67,7 +67,7 @@ class _Shell:
         return f"exit code: {transport.get_returncode()}\n{output.text}"
 
     async def _started(self, line: str, run: RunIdentity, output: _Output) -> asyncio.SubprocessTransport:
-        """The running command. Cancelled half-way, it is let begin, to be ended with all that it has started."""
+        """Start a command. If cancelled meanwhile, wait for its start, then end it with all its processes."""
         starting = asyncio.create_task(self._start(line, run, output))
         try:
             return await asyncio.shield(starting)
@@ -85,7 +85,7 @@ class _Shell:
                 ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
                 transport = await _begin(command, output, theirs.fileno())
                 theirs.close()
-                await _let_go(ours)
+                await _release(ours)
                 return transport
         except (OSError, ValueError, FilesystemError) as exc:
             raise ExecutionFailed(f"the shell could not be started: {exc}") from exc
@@ -111,8 +111,8 @@ async def _begin(command: Command, output: _Output, stdin: int) -> asyncio.Subpr
     return transport
 
 
-async def _let_go(end: socket.socket) -> None:
-    """Wait until a command is ready, and have it begin. One that could not get ready has said why in its output."""
+async def _release(end: socket.socket) -> None:
+    """Wait until a command is ready, then let it begin. One that fails before has an error in its output."""
     end.setblocking(False)
     loop = asyncio.get_running_loop()
     with suppress(TimeoutError, ConnectionError):
@@ -122,8 +122,7 @@ async def _let_go(end: socket.socket) -> None:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """The output of a command, streamed as it comes. The command has ended when its shell has, even if a process that
-    it started still holds the output."""
+    """The output of a command, streamed. The command ends with its shell, even if a process still holds the output."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._ctx, self._kept, self._length, self._dropped = ctx, list[str](), 0, 0
@@ -155,7 +154,7 @@ class _Output(asyncio.SubprocessProtocol):
 
 
 async def _stop(transport: asyncio.SubprocessTransport, output: _Output) -> None:
-    """End a command and what it has started, politely, then not, and take in the last of what it wrote."""
+    """End a command and its processes, first with SIGTERM, then with SIGKILL, and read its last output."""
     group, now = transport.get_pid(), asyncio.get_running_loop().time
     for how in (signal.SIGTERM, signal.SIGKILL):
         end = now() + PATIENCE
@@ -170,7 +169,7 @@ async def _stop(transport: asyncio.SubprocessTransport, output: _Output) -> None
 
 
 def _reaches(group: int, number: int) -> bool:
-    """Send a signal to a group of processes; whether there was anybody."""
+    """Send a signal to a process group; return whether it exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -18,14 +18,17 @@ _CHUNK = 1 << 20
 
 
 class Line(NamedTuple):
-    """One line without its end, and how many bytes of it were left out."""
+    """A line without its end, and the number of bytes that were cut from it."""
 
     data: bytes
     cut: int
 
-    def text(self, *, lossy: bool = True) -> str:
-        """Decoded; bytes that are not UTF-8 become U+FFFD where that is allowed."""
-        return codecs.utf_8_decode(self.data, "replace" if lossy else "strict", not self.cut)[0]
+    def decode(self) -> tuple[str, bool]:
+        """Return the text, and whether bytes that are not UTF-8 became U+FFFD in it."""
+        try:
+            return codecs.utf_8_decode(self.data, "strict", not self.cut)[0], False
+        except UnicodeDecodeError:
+            return codecs.utf_8_decode(self.data, "replace", not self.cut)[0], True
 
 
 class Window(NamedTuple):
@@ -72,7 +75,7 @@ def read_lines(
 
 
 def _skip_line(stream: BinaryIO, most: int, check: Callable[[], None]) -> tuple[int, bool]:
-    """Read to the end of a line: the number of bytes, and whether there was an end."""
+    """Read to the end of a line; return the number of bytes, and whether there was an end."""
     skipped = 0
     while skipped < most and (rest := stream.readline(min(_CHUNK, most - skipped))):
         check()
@@ -92,7 +95,7 @@ def read_window(stream: BinaryIO, offset: int, limit: int, check: Callable[[], N
     chars, lossy = 0, False
     for _, line in zip(range(limit), lines, strict=False):
         position += 1
-        text, broken = _decode(line)
+        text, broken = line.decode()
         note = f" … [{line.cut:,} more bytes in this line]" if line.cut else ""
         shown.append(f"{position:>6}\t{text}{note}")
         chars, lossy = chars + len(shown[-1]) + 1, lossy or broken
@@ -102,13 +105,6 @@ def read_window(stream: BinaryIO, offset: int, limit: int, check: Callable[[], N
         return Window(shown, position, position, False, lossy)
     rest, counted = _count_lines(stream, check)
     return Window(shown, position, position + rest, counted, lossy)
-
-
-def _decode(line: Line) -> tuple[str, bool]:
-    try:
-        return line.text(lossy=False), False
-    except UnicodeDecodeError:
-        return line.text(), True
 
 
 def _count_lines(stream: BinaryIO, check: Callable[[], None]) -> tuple[int, bool]:
@@ -138,7 +134,7 @@ def replace_text(data: bytes, old: bytes, new: bytes) -> Edit:
 
 
 def nearly_at(data: bytes, old: bytes) -> int | None:
-    """The line that would match the first one of `old` if white space did not count."""
+    """Return the line that matches the first one of `old`, white space apart."""
     wanted = next((line.split() for line in _lines(old) if line.strip()), None)
     if wanted is None:
         return None

@@ -23,7 +23,7 @@ _SORTED_AT_ONCE = 20_000
 def walk_files(
     listing: Callable[[str], list[FileEntry]], path: str, state: S, step: Callable[[S, FileEntry], S | None]
 ) -> Iterator[FileEntry]:
-    """The files below a folder, found as they are asked for.
+    """Return the files below a folder, lazily.
 
     `step` gives each file and folder a state, made from that of the folder it is in; None leaves it out. A folder
     that vanishes or cannot be read on the way is passed over; the first one is read at once and must be there.
@@ -94,13 +94,11 @@ class GlobPattern:
             elif matches(name):
                 after.add((alternative, index + 1))
         reached = self._with_skips(after)
-        return reached if reached and (entry.is_dir or self._is_match(reached)) else None
-
-    def _is_match(self, places: Places) -> bool:
-        return any(index == len(self._alternatives[alternative]) for alternative, index in places)
+        is_match = any(index == len(self._alternatives[alternative]) for alternative, index in reached)
+        return reached if reached and (entry.is_dir or is_match) else None
 
     def _with_skips(self, places: set[tuple[int, int]]) -> Places:
-        """`**` also stands for no folder at all."""
+        """Add the places after each `**`, which also stands for no folder."""
         reached = set(places)
         for alternative, start in places:
             segments, index = self._alternatives[alternative], start
@@ -120,7 +118,7 @@ def _segments(names: tuple[str, ...]) -> list[Callable[[str], object] | None]:
 
 
 def _spelled_out(pattern: str) -> list[str]:
-    """Every alternative of a pattern with braces. Braces without a comma are ordinary characters."""
+    """Return every alternative of a pattern with braces. Braces without a comma are ordinary characters."""
     if len(pattern) > LONGEST_PATH:
         raise InvalidArguments(f"the pattern has {len(pattern):,} characters; the limit is {LONGEST_PATH:,}")
     done: list[str] = []
@@ -138,5 +136,5 @@ def _spelled_out(pattern: str) -> list[str]:
 
 
 def shown(pattern: str) -> str:
-    """A pattern as an error shows it: the beginning of a long one."""
+    """Return a pattern for an error message: the beginning of a long one."""
     return repr(pattern if len(pattern) <= 100 else f"{pattern[:100]}…")
