@@ -43,7 +43,8 @@ class Hooks(Plugin):
         if self._register:
             self._register(r)
         for phase, function, *options in self._hooks:
-            r.hook(phase, function, **(options[0] if options else {}))
+            given: dict[str, Any] = options[0] if options else {}
+            r.hook(phase, function, **given)
 
 
 def keys(r: Registrar) -> None:

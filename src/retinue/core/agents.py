@@ -1,4 +1,4 @@
-"""Agents: what a run is made from."""
+"""Agents: the specs of runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
-from .output import OutputFormat
 from .plugins import Plugin
 from .runs import DEFAULT_LIMITS, Limits, Out
-from .schema import ArgumentCheck
+from .schema import ArgumentCheck, OutputFormat
 from .tools import Tool, ToolDescriptor
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Agent(Generic[Out]):
     tools: Iterable[Tool | Callable[..., Any]] = ()
     plugins: Iterable[Plugin] = ()
     subagents: Iterable[Agent | str] = field(default=(), kw_only=True)
-    """The agents that the model may give tasks to, with the tool `task(subagent_type, description)`."""
+    """The agents that the model may delegate to, with the tool `task(subagent_type, description)`."""
     handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
     """The agents that may continue a run of this one; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
@@ -69,7 +68,7 @@ class Agent(Generic[Out]):
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
     """Characters of one tool result the model reads; the rest is cut where it shows."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    """Given to the model with every request: temperature and the like."""
+    """Settings for every request to the model, such as temperature."""
     backend: str | None = field(default=None, kw_only=True)
     """The name of the backend in `Runtime(backends=…)` that executes it as a child; None is this process."""
     toolbox: Toolbox = field(init=False, repr=False)
@@ -77,7 +76,7 @@ class Agent(Generic[Out]):
     system: Message | None = field(init=False, repr=False)
     """The instructions as the model reads them, with the shape of the answer where there is one."""
 
-    if TYPE_CHECKING:  # at run time the dataclass makes it; here it says what `result.output` will be
+    if TYPE_CHECKING:  # the dataclass makes it at run time; these overloads give `result.output` its type
 
         @overload
         def __init__(
@@ -150,18 +149,18 @@ class Agent(Generic[Out]):
         return Message.system(text) if text else None
 
     def as_tool(self) -> Tool:
-        """A tool `agent_run_<name>` with which another agent delegates to this one."""
+        """Return a tool `agent_run_<name>` with which another agent delegates to this one."""
         return AgentTool(self)
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
-        """The tools with which the model reaches this agent's sub-agents."""
+        """Return the tools with which the model delegates to this agent's sub-agents."""
         if not self.subagents:
             return ()
         children = [resolver.resolve(child).agent for child in self.subagents]
         return (TaskTool({child.name: child for child in children}),)
 
     def check(self) -> None:
-        """Raise ConfigurationError for what is wrong beyond one argument. A runtime calls it when it takes the agent."""
+        """Raise ConfigurationError if arguments do not fit together. A runtime calls it when the agent is added."""
 
     def check_thread(self, thread_id: str) -> None:
         """Raise ConfigurationError if the agent cannot run on that thread."""
@@ -170,7 +169,7 @@ class Agent(Generic[Out]):
         """Continue the background tasks that a run of this agent had when its process ended."""
 
     def linked(self) -> Iterable[Agent]:
-        """The agents this one names as objects."""
+        """Return the agents that this one refers to as objects."""
         tools = [bound.tool.agent for bound in self.toolbox.values() if isinstance(bound.tool, AgentTool)]
         return [agent for agent in (*self.subagents, *self.handoffs, *tools) if isinstance(agent, Agent)]
 
@@ -186,7 +185,7 @@ def _check_model(model: Any, owner: str) -> None:
 
 
 def _check_options(agent: Agent, owner: str) -> None:
-    """Refuse arguments of the wrong type, in words that say what to write."""
+    """Raise ConfigurationError for an argument of the wrong type, with what to write instead."""
     text, steps, limits, output = map(
         cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output")
     )
@@ -231,7 +230,7 @@ class Toolbox(dict[str, "BoundTool"]):
         return self._descriptors
 
     def extended(self, tools: Iterable[Tool]) -> Toolbox:
-        """This and more; itself where there are none."""
+        """Return this toolbox with more tools; itself if there are none."""
         more = list(tools)
         if not more:
             return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import UnionType
 from typing import Annotated, Any, Protocol, get_args, get_origin
 
@@ -28,39 +28,29 @@ class Codec(Protocol):
         ...
 
 
-class ScalarCodec:
-    """str, int, float, bool, bare list and dict: JSON already."""
+class JsonCodec:
+    """A kind that is JSON already: str, int, float, bool, bare list and dict; `object` is any value with a JSON form."""
 
     def __init__(self, kind: type, schema: dict[str, Any]) -> None:
         self._kind, self._schema = kind, schema
 
     def encode(self, value: Any) -> Any:
         kind = self._kind
+        if kind is object:
+            return to_json_value(value)
         if type(value) is kind or (kind is float and type(value) is int):
             return value if kind not in (list, dict) else to_json_value(value)
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
-    decode = encode
+    def decode(self, value: Any) -> Any:
+        return value if self._kind is object else self.encode(value)
 
     def schema(self) -> dict[str, Any]:
         return self._schema
 
 
-class AnyCodec:
-    """No promise but that it is JSON."""
-
-    def encode(self, value: Any) -> Any:
-        return to_json_value(value)
-
-    def decode(self, value: Any) -> Any:
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {}
-
-
 class PlainCodec:
-    """Dataclasses, TypedDicts, enums, dates, generics: what msgspec understands, also with models inside."""
+    """Types that msgspec understands: dataclasses, TypedDicts, enums, dates and generics, also with models inside."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -68,7 +58,7 @@ class PlainCodec:
 
     def encode(self, value: Any) -> Any:
         encoded = to_json_value(value)
-        self.decode(encoded)  # what cannot be read back must not be written
+        self.decode(encoded)  # a value that cannot be read back must not be written
         return encoded
 
     def decode(self, value: Any) -> Any:
@@ -79,7 +69,7 @@ class PlainCodec:
 
 
 class ModelCodec:
-    """Pydantic models, and whatever else only pydantic understands."""
+    """Types that only pydantic understands."""
 
     def __init__(self, kind: Any) -> None:
         from pydantic import TypeAdapter
@@ -105,53 +95,39 @@ class LazyCodec:
 
     def __init__(self, kind: Any) -> None:
         self._kind: Any = kind
-        self._codec: Codec | None = None
 
-    def _get(self) -> Codec:
-        if self._codec is None:
-            self._codec = _build(self._kind)
-        return self._codec
+    @cached_property
+    def _codec(self) -> Codec:
+        if _is_pydantic(self._kind):
+            return ModelCodec(self._kind)
+        try:
+            return PlainCodec(self._kind)
+        except (TypeError, NameError):
+            return ModelCodec(self._kind)
 
     def encode(self, value: Any) -> Any:
-        return self._get().encode(value)
+        return self._codec.encode(value)
 
     def decode(self, value: Any) -> Any:
-        return self._get().decode(value)
+        return self._codec.decode(value)
 
     def schema(self) -> dict[str, Any]:
-        return self._get().schema()
+        return self._codec.schema()
 
 
-_SCALARS: dict[Any, ScalarCodec] = {
-    kind: ScalarCodec(kind, {"type": name})
-    for kind, name in {
-        str: "string",
-        int: "integer",
-        float: "number",
-        bool: "boolean",
-        list: "array",
-        dict: "object",
-    }.items()
-}
+_NAMES: dict[Any, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
+}  # fmt: skip
+_JSON_CODECS: dict[Any, JsonCodec] = {kind: JsonCodec(kind, {"type": name}) for kind, name in _NAMES.items()}
+_JSON_CODECS[Any] = _JSON_CODECS[object] = JsonCodec(object, {})
 
 
 def codec_for(kind: Any) -> Codec:
-    """The codec of a Python type."""
+    """Return the codec of a Python type."""
     try:
-        if kind in _SCALARS:
-            return _SCALARS[kind]
+        return _JSON_CODECS.get(kind) or LazyCodec(kind)
     except TypeError:  # an unhashable annotation
         return LazyCodec(kind)
-    return AnyCodec() if kind is Any or kind is object else LazyCodec(kind)
-
-
-def _build(kind: Any) -> Codec:
-    if _is_pydantic(kind):
-        return ModelCodec(kind)
-    try:
-        return PlainCodec(kind)
-    except (TypeError, NameError):
-        return ModelCodec(kind)
 
 
 def _is_pydantic(kind: Any) -> bool:
@@ -166,18 +142,13 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def to_json_value(value: Any) -> Any:
-    """Any value as plain JSON values (a fresh copy); TypeError names the type that has no JSON form."""
-    return _read(_write(value))
-
-
-def to_json_bytes(value: Any) -> bytes:
-    """Compact JSON text in UTF-8; TypeError as above."""
-    return _write(value)
+    """Return a fresh copy of a value as plain JSON values; TypeError names the type that has no JSON form."""
+    return _read(to_json_bytes(value))
 
 
 def to_json_text(value: Any) -> str:
-    """Compact JSON text; TypeError as above."""
-    return _write(value).decode()
+    """Return compact JSON text; TypeError as above."""
+    return to_json_bytes(value).decode()
 
 
 def _encode_foreign(value: Any) -> Any:
@@ -202,12 +173,13 @@ def _foreign_schema(kind: type) -> dict[str, Any]:
     return schema
 
 
-_write = msgspec.json.Encoder(enc_hook=_encode_foreign).encode
+to_json_bytes: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_encode_foreign).encode
+"""Return compact JSON text in UTF-8; TypeError names the type that has no JSON form."""
 _read = msgspec.json.decode
 
 
 def default_of(kind: Any) -> Any:
-    """A fresh default of a type, or raises TypeError where it has none."""
+    """Return a fresh default of a type; TypeError if it has none."""
     origin = get_origin(kind) or kind
     if kind is None or kind is type(None):
         return None
@@ -217,15 +189,13 @@ def default_of(kind: Any) -> Any:
 
 
 def _with_defaults(value: Any) -> Any:
-    """The same, with the defaults of dataclasses written into them: msgspec leaves them to the class, and would
-    then leave them out when it writes the value."""
+    """Return the value with the defaults of its dataclasses written into them.
+
+    msgspec leaves defaults to the class, and would then leave them out when it writes the value.
+    """
     kind = value.__class__
-    if kind in (list, tuple, set, frozenset):
-        for item in value:
-            if not _has_no_defaults(item.__class__):
-                _with_defaults(item)
-    elif kind is dict:
-        for item in value.values():
+    if kind in (list, tuple, set, frozenset, dict):
+        for item in value.values() if kind is dict else value:
             if not _has_no_defaults(item.__class__):
                 _with_defaults(item)
     elif is_dataclass(kind) and hasattr(value, "__dict__"):
@@ -245,7 +215,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
 
 
 def isolate(value: Any) -> Any:
-    """A copy that shares nothing mutable with the original, so a snapshot cannot be changed behind its back."""
+    """Return a copy that shares nothing mutable with the original, so that changing one never changes the other."""
     kind = value.__class__
     if kind in _ATOMS:
         return value

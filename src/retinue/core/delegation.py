@@ -1,4 +1,4 @@
-"""Tools that give work to other agents: handoff, delegation, and the `task` tool."""
+"""Tools that delegate to other agents: handoff, `agent_run_<name>`, and `task`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TransferTool(Tool):
-    """Gives the run to another agent, after this step."""
+    """Hands the run over to another agent, after this step."""
 
     idempotent = True
 
@@ -35,9 +35,9 @@ class TransferTool(Tool):
 
 
 class AgentTool(Tool):
-    """Delegation: the model gives one agent a prompt and reads its answer."""
+    """Delegates to one agent: the model writes a prompt and reads the answer."""
 
-    idempotent = True  # the child is found again, and goes on where it was
+    idempotent = True  # a second run finds the child and continues it
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -51,7 +51,7 @@ class AgentTool(Tool):
 
 
 class TaskTool(Tool):
-    """The model picks one of an agent's sub-agents and describes the task; the description is all the child reads."""
+    """Delegates to one of an agent's sub-agents; the child reads only the description of the task."""
 
     idempotent = True
 
@@ -78,7 +78,7 @@ class TaskTool(Tool):
 
 
 def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
-    """A child's end as a tool result: its answer, what went wrong with what it had, or the wait for a human."""
+    """Return a child's outcome as a tool result: its answer, its error with the text it had, or a wait for a human."""
     metadata = {"child_run_id": outcome.run_id, "child_status": str(outcome.status), "steps": outcome.steps}
     if outcome.status is RunStatus.COMPLETED:
         data = outcome.response or "" if outcome.output is None else outcome.output

@@ -27,11 +27,11 @@ class FileEntry(Struct, frozen=True):
 
 class Filesystem(Protocol):
     """Contract: no path leaves the root, whatever it says and whatever is linked; a refusal is a FilesystemError
-    whose message names the path. Blocking: callers run it beside the event loop."""
+    whose message names the path. Blocking: callers run it in a thread."""
 
     @property
     def is_local(self) -> bool:
-        """Whether looking at a few files takes microseconds, so that it may be done on the event loop."""
+        """True if reading a few files takes microseconds, so that it may be done on the event loop."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Filesystem(Protocol):
         ...
 
     def below(self, path: str) -> Filesystem:
-        """A folder as a filesystem of its own, that leads no further than this one. It need not exist."""
+        """Return a folder as a filesystem of its own. It need not exist."""
         ...
 
     def read(self, path: str) -> bytes: ...
@@ -54,9 +54,9 @@ class Filesystem(Protocol):
         ...
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
-        """Read a file (None where there is none), write what `change` makes of it (None leaves it), with no other
-        `update` in between, of this process or another; the stamp of what is there then. `change` may be called
-        more than once."""
+        """Write the result of `change(old bytes or None)` and return the new stamp; None as the result changes nothing.
+
+        No other `update`, of any process, comes in between. `change` may be called more than once."""
         ...
 
     def make_folder(self, path: str) -> None:
@@ -72,18 +72,18 @@ class Filesystem(Protocol):
         ...
 
     def stamp(self, path: str) -> Stamp | None:
-        """Another one than before means that a file has changed; None where there is no such file, a refusal where
-        there is something that cannot be read."""
+        """Return a value that changes when the file changes; None if there is no file, an error if it is unreadable."""
         ...
 
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
-        """The stamp of each file in a folder by its name, without those deeper; none where there is no such folder.
-        What is there and cannot be read has one too: reading it says why."""
+        """Return the stamp of each file directly in a folder, by name; empty if there is no such folder.
+
+        An unreadable file has a stamp too: reading it raises the reason."""
         ...
 
     def folder_stamp(self, path: str = "") -> Stamp | None:
-        """Another one than before means that a file in a folder was added, removed or replaced, though not that one was
-        written to; None where there is nothing."""
+        """Return a value that changes when a file in the folder is added, removed or replaced; None if there is no
+        folder. Writing into a file does not change it."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -96,7 +96,7 @@ class GuardedFilesystem(Filesystem, Protocol):
     """A filesystem that can hide folders."""
 
     def without(self, kept_back: KeptBack) -> Filesystem:
-        """The same files but for the folders that `kept_back` names, which can then not be entered."""
+        """Return the same files without the folders that `kept_back` names."""
         ...
 
 
@@ -107,8 +107,8 @@ class Command(Struct, frozen=True):
     folder: str
     environment: Mapping[str, str]
     waits: bool = False
-    """Its input is a socket: it writes a line when it is ready, and begins when it reads one. What is ended before it
-    is ready may leave something behind; one that is never answered ends by itself."""
+    """True if its input is a socket: it writes a line when it is ready, and begins when it reads one. Without an answer
+    it ends by itself; killed before it is ready, it may leave something behind."""
 
 
 @runtime_checkable

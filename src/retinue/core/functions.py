@@ -1,4 +1,4 @@
-"""The @tool decorator: a function is a tool, its name, docstring and type hints are the descriptor."""
+"""The @tool decorator: makes a tool of a function, its name, docstring and type hints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FunctionTool(Tool, Generic[P, R]):
         parameters, context, open_ended = _parameters(function, hints, notes, owner)
         schema, self._decode = describe(parameters, open_ended, owner)
         self.plain_schema = schema if self._decode is None else None
-        """The schema, where it is of plain types only and so needs no proof that it is one."""
+        """The schema, if it has plain types only and so is known to be valid."""
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
         self.function, self._context, self._is_async = function, context, is_async(inner)
         self.descriptor = ToolDescriptor(
@@ -68,19 +68,19 @@ class FunctionTool(Tool, Generic[P, R]):
         return f"<tool {self.name}>"
 
     def execute(self, args: dict[str, Any], ctx: ToolContext) -> CoroutineType[Any, Any, Any]:
-        """The function's own coroutine, where it has one: a wrapper around it would cost as much as a short tool."""
+        """Return the function's own coroutine if it has one: a wrapper would cost as much as a short tool."""
         if self._decode is not None:
             args = self._decode(args)
         for name in self._integers:
-            if type(value := args.get(name)) is float:  # JSON Schema takes 1.0 for an integer
+            if type(value := args.get(name)) is float:  # JSON Schema accepts 1.0 as an integer
                 args[name] = int(value)
         if self._context is not None:
             args = {**args, self._context: ctx}
         function: Callable[..., Any] = self.function
-        return function(**args) if self._is_async else self._beside(args)
+        return function(**args) if self._is_async else self._run_in_thread(args)
 
-    async def _beside(self, args: dict[str, Any]) -> Any:
-        """Call a function that blocks, beside the event loop."""
+    async def _run_in_thread(self, args: dict[str, Any]) -> Any:
+        """Call a blocking function in a thread."""
         returned = await in_thread(self.function, args)
         return await returned if inspect.isawaitable(returned) else returned
 
@@ -112,10 +112,9 @@ def _unbound(function: Any) -> Callable[..., Any]:
 
 
 async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Run a blocking function beside the event loop.
+    """Run a blocking function in a daemon thread of its own.
 
-    Each call has a daemon thread of its own: one that ignores its cancellation can then neither
-    starve a pool nor keep the process from ending.
+    A function that ignores its cancellation can then neither starve a pool nor keep the process alive.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -135,12 +134,12 @@ async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any
             result = context.run(function, **kwargs)
         except StopIteration as exc:
             error = RuntimeError(f"the tool raised StopIteration: {exc}")
-        except BaseException as exc:  # handed to the waiting task, whatever it is
+        except BaseException as exc:  # raised in the waiting task
             error = exc
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the event loop is closed: nobody waits any more
+            return  # the event loop is closed
 
     threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', 'call')}", daemon=True).start()
     return await done
@@ -173,7 +172,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def as_tool(candidate: Tool | Callable[..., Any]) -> Tool:
-    """A tool as it is; a plain function as the tool it makes."""
+    """Return a tool as it is, and a plain function as a tool."""
     if isinstance(candidate, Tool):
         return candidate
     if inspect.isclass(candidate) and issubclass(candidate, Tool):
@@ -196,13 +195,13 @@ _QUICK: dict[str, Any] = {
     "list[str]": list[str],
     "list[int]": list[int],
 }
-"""Hints written as text whose meaning is plain, where nobody has redefined their names."""
+"""Hints written as text, valid if the module does not redefine these names."""
 
 _QUICK_NAMES = frozenset({"str", "int", "float", "bool", "dict", "list"})
 
 
 def _quick_hints(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """The hints of the parameters where they are plain to see, or None: `typing` takes ten times longer."""
+    """Return the hints of the parameters if all are simple, or None: `typing` takes ten times longer."""
     known: dict[str, Any] = getattr(function, "__globals__", {})
     if not known.keys().isdisjoint(_QUICK_NAMES):
         return None
@@ -233,7 +232,7 @@ def _hints(function: Callable[..., Any], local_names: dict[str, Any] | None, own
 def _parameters(
     function: Callable[..., Any], hints: dict[str, Any], notes: dict[str, str], owner: str
 ) -> tuple[list[Parameter], str | None, bool]:
-    """The parameters the model gives, the one that takes the context, and whether more may come."""
+    """Return the parameters for the model, the name of the context parameter, and True if there is `**kwargs`."""
     found: list[Parameter] = []
     context: str | None = None
     open_ended = False
@@ -258,7 +257,7 @@ _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
 def _signature(function: Callable[..., Any]) -> Iterable[tuple[str, Any, Any]]:
-    """Name, default and kind of each parameter. Ordinary functions are read directly: `inspect` takes ten times longer."""
+    """Return name, default and kind of each parameter. Ordinary functions are read directly: `inspect` is ten times slower."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_posonlyargcount or code.co_flags & _VARIADIC or hasattr(function, "__wrapped__"):
         parameters = inspect.signature(function).parameters.values()
@@ -272,7 +271,7 @@ def _signature(function: Callable[..., Any]) -> Iterable[tuple[str, Any, Any]]:
         by_name: dict[str, Any] = getattr(function, "__kwdefaults__", None) or {}
         names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         found += tuple([by_name.get(name, _EMPTY) for name in names])
-    return zip(code.co_varnames, found, repeat(_ORDINARY), strict=False)  # the names go on with local variables
+    return zip(code.co_varnames, found, repeat(_ORDINARY), strict=False)  # local variables follow the parameters
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -281,7 +280,7 @@ _ARGUMENT = re.compile(r"^(\*{0,2}\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """The description for the model, and what an `Args:` section says of each parameter."""
+    """Return the description for the model, and the text of each parameter in an `Args:` section."""
     if "\n" not in doc:
         return doc.strip(), {}
     summary: list[str] = []
@@ -294,13 +293,9 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
             summary.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():
             text = line.strip()
-            if match := _ARGUMENT.match(text) if _indent(line) <= 4 else None:
+            if match := _ARGUMENT.match(text) if len(line) - len(line.lstrip()) <= 4 else None:
                 current = match[1].lstrip("*")
                 notes[current] = match[2]
             elif current:
                 notes[current] = f"{notes[current]} {text}".strip()
     return "\n".join(summary).strip(), notes
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())

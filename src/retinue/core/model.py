@@ -1,4 +1,4 @@
-"""Port: a language model, and what it streams."""
+"""Port: a language model, and the chunks it streams."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class TextChunk(Struct, frozen=True, gc=False):
 
 
 class ReasoningChunk(Struct, frozen=True, gc=False):
-    """A piece of what the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
     signature: str | None = None
-    """The provider's proof, with the name of its wire in front; it ends the piece of thought it is on."""
+    """The provider's signature, after the name of its wire; it ends this piece of reasoning."""
 
 
 class PartChunk(Struct, frozen=True, gc=False):
-    """A file, an image or data that the model produced; it is in the message before the text."""
+    """A file, an image or data that the model produced; it comes before the text in the message."""
 
     part: FilePart | ImagePart | DataPart
 
@@ -57,7 +57,7 @@ class CallChunk(Struct, frozen=True, gc=False):
 
 
 class TurnEnd(Struct, frozen=True, gc=False):
-    """The last chunk. A stream that ends without one is taken as stopped with nothing to report."""
+    """The last chunk. A stream without one counts as stopped, with no usage."""
 
     stop_reason: str = "stop"
     """stop, tool_calls, length (the answer was cut at its limit) or refusal."""
@@ -69,7 +69,7 @@ class TurnEnd(Struct, frozen=True, gc=False):
 
 
 class Retrying(Struct, frozen=True, gc=False, kw_only=True):
-    """An attempt failed and another follows. With `restarts`, what was streamed before counts no more."""
+    """An attempt failed and another follows. With `restarts`, the chunks so far are void."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""Plugins, and what their hooks can ask for: intercepts of a tool call, and actions."""
+"""Plugins, and what their hooks return: intercepts of a tool call, and actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Block(Struct, frozen=True):
-    """The call is not made: it fails with the reason, and the run goes on or, where asked, ends."""
+    """The call is not made and fails with the reason. With `end_run` the run ends too."""
 
     reason: str
     end_run: bool = False
@@ -47,10 +47,9 @@ Intercept = Block | Suspend | SetResult
 
 
 class Action(Struct, frozen=True):
-    """The base of what a command can schedule, and of effects: a record with a JSON form.
+    """The base of actions and effects: a record with a JSON form.
 
-    Subclass it for an action of your own (`frozen=True`), and register who carries it out with `r.action(Kind, handler)`
-    or `r.effect(Kind, handler)`."""
+    Subclass it (`frozen=True`) and register a handler with `r.action(Kind, handler)` or `r.effect(Kind, handler)`."""
 
 
 class AddContextMessage(Action, frozen=True, tag="add_context_message"):
@@ -60,7 +59,7 @@ class AddContextMessage(Action, frozen=True, tag="add_context_message"):
 
 
 class AddSystemText(Action, frozen=True, tag="add_system_text"):
-    """Action: the system message of the next request goes on with this text."""
+    """Action: add this text to the system message of the next request."""
 
     text: str
 
@@ -87,7 +86,7 @@ StepAction = AddContextMessage | AddSystemText | ExcludeTools | IncludeTools | O
 
 
 class TransferTo(Action, frozen=True, tag="hand_off"):
-    """Action: after this step another agent goes on with the run."""
+    """Action: after this step another agent continues the run."""
 
     to: str
     reason: str = ""
@@ -102,7 +101,7 @@ class StopRun(Action, frozen=True, tag="stop_run"):
 
 
 class UseSummary(Action, frozen=True, tag="compact"):
-    """Action: from now on the model reads `summary` in place of the first `count` messages of the conversation.
+    """Action: the model reads `summary` instead of the first `count` messages from now on.
 
     The conversation itself stays whole."""
 
@@ -111,7 +110,7 @@ class UseSummary(Action, frozen=True, tag="compact"):
 
 
 class AddMessage(Action, frozen=True, tag="add_message"):
-    """Action: the conversation goes on with this message, for good. The model reads it as the user's; users need not."""
+    """Action: add this message to the conversation for good, as the user's. Only the model reads it."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""JSON Schema from Python signatures, and the check of arguments against it.
+"""JSON Schema of tool arguments and of structured answers, and the checks against it.
 
 Plain JSON types are described here, which is quick and needs no conversion. Anything richer (dataclasses, models,
 enums, dates, `Annotated` constraints) is described and converted by its codec.
@@ -7,15 +7,17 @@ enums, dates, `Annotated` constraints) is described and converted by its codec.
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 import jsonschema_rs
+import msgspec
 from msgspec import Struct
 
-from .codec import Codec, codec_for
+from .codec import Codec, codec_for, to_json_text
 from .errors import ConfigurationError, InvalidArguments
 
 Decoder = Callable[[dict[str, Any]], dict[str, Any]]
@@ -44,7 +46,7 @@ class Parameter(Struct, frozen=True):
 
 
 def check_schema(schema: Mapping[str, Any], what: str) -> Any:
-    """A validator for a JSON Schema; ConfigurationError says what is not one."""
+    """Return a validator for a JSON Schema; ConfigurationError names an invalid one."""
     try:
         return jsonschema_rs.validator_for(dict(schema))
     except (ValueError, jsonschema_rs.ReferencingError) as exc:
@@ -54,8 +56,7 @@ def check_schema(schema: Mapping[str, Any], what: str) -> Any:
 class ArgumentCheck:
     """A compiled JSON Schema. Valid arguments cost a fraction of a microsecond; wrong ones are all listed.
 
-    A schema that is known to be one (`proven`) is compiled when the first arguments come: most tools of most agents
-    are never called.
+    A schema that is known to be valid (`proven`) is compiled at the first call: most tools are never called.
     """
 
     __slots__ = ("_owner", "_schema", "_validator")
@@ -77,7 +78,7 @@ class ArgumentCheck:
     __call__ = require
 
     def problems(self, args: Any) -> list[str]:
-        """Every way in which the arguments break the schema, each with the place where."""
+        """Return every error of the arguments, each with its place."""
         errors = (self._validator or self._compiled()).iter_errors(args)
         return [f"{_where(error.instance_path)}{error.message}" for error in errors]
 
@@ -88,7 +89,7 @@ def _where(path: Any) -> str:
 
 
 def describe(parameters: list[Parameter], open_ended: bool, owner: str) -> tuple[dict[str, Any], Decoder | None]:
-    """The JSON Schema of the parameters and, where values must become Python objects, what makes them so."""
+    """Return the JSON Schema of the parameters and, if values must become Python objects, their decoder."""
     properties: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
     codecs: dict[str, Codec] = {}
@@ -105,7 +106,7 @@ def describe(parameters: list[Parameter], open_ended: bool, owner: str) -> tuple
 
 
 def _rich_schema(codec: Codec, definitions: dict[str, Any], where: str) -> dict[str, Any]:
-    """The schema of one parameter; what it refers to joins the definitions of the whole."""
+    """Return the schema of one parameter; its definitions move to those of the whole."""
     try:
         schema = _without_titles(codec.schema())
     except (TypeError, ValueError, NameError) as exc:
@@ -150,7 +151,7 @@ def _annotated(schema: dict[str, Any], parameter: Parameter) -> dict[str, Any]:
 
 
 def _plain_schema(kind: Any) -> dict[str, Any] | None:
-    """The schema of a type whose JSON form is its Python form, or None."""
+    """Return the schema of a type whose JSON form is its Python form, or None."""
     try:
         if (known := _SCALARS.get(kind)) is not None:
             return known
@@ -171,7 +172,7 @@ def _plain_schema(kind: Any) -> dict[str, Any] | None:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Generated schemas give everything a title, which only costs the model tokens."""
+    """Return a schema without the generated titles, which only cost tokens."""
     if isinstance(schema, dict):
         kept: dict[str, Any] = {}
         for key, value in typing.cast("dict[str, Any]", schema).items():
@@ -184,3 +185,47 @@ def _without_titles(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_without_titles(item) for item in typing.cast("list[Any]", schema)]
     return schema
+
+
+OUTPUT_TRIES = 3
+"""The number of times that the model reads what is wrong with its answer before the run fails."""
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.S)
+
+
+class OutputFormat:
+    """A type as the shape of an answer."""
+
+    def __init__(self, kind: Any, owner: str) -> None:
+        self.kind = kind
+        self._codec = codec_for(kind)
+        try:
+            self.schema = self._codec.schema()
+        except (TypeError, ValueError, NameError) as exc:
+            raise ConfigurationError(f"{owner}: output type {kind!r} has no JSON Schema: {exc}") from exc
+
+    @property
+    def instructions(self) -> str:
+        """The instructions for the model."""
+        return f"Give your final answer as JSON only, fitting this JSON Schema:\n{to_json_text(self.schema)}"
+
+    def read(self, text: str) -> Any:
+        """Return the typed answer in a text; ValueError says what is wrong with it."""
+        if self.kind is str:
+            return text
+        fenced = _FENCED.search(text)
+        try:
+            value = msgspec.json.decode((fenced[1] if fenced else text).strip())
+        except ValueError as exc:
+            raise ValueError(f"it is not JSON: {exc}") from None
+        try:
+            return self._codec.decode(value)
+        except (TypeError, ValueError) as exc:
+            raise ValueError(str(exc)) from None
+
+    def encode(self, value: Any) -> Any:
+        return None if value is None else self._codec.encode(value)
+
+    def decode(self, value: Any) -> Any:
+        """Return the value that `encode` was given; ValueError or TypeError says why it does not fit."""
+        return None if value is None else self._codec.decode(value)

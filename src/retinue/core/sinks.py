@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def deliver(event: Event, sinks: list[Sink]) -> None:
-    """Give an event to sinks. One that fails is taken off the list, and the others do not notice."""
+    """Send an event to sinks. A sink that fails is removed from the list; the others still get the event."""
     for sink in tuple(sinks):
         try:
             sink(event)
@@ -70,8 +70,8 @@ class Subscription:
 class FanOut:
     """One sink to many: plain sinks at once, subscribers through bounded queues.
 
-    A subscriber that falls behind by more than its queue gets what was queued and then ConsumerTooSlow,
-    which says where to read on in the log. Nobody else notices.
+    A subscriber whose queue overflows gets the queued events and then ConsumerTooSlow, with the last `seq` it got.
+    Other subscribers are not affected.
     """
 
     def __init__(self, *sinks: Sink) -> None:
@@ -93,7 +93,7 @@ class FanOut:
         subscription.close()
 
     def close(self) -> None:
-        """End every subscription after what is queued."""
+        """End every subscription after its queued events."""
         for subscription in self._subscriptions:
             subscription.close()
         self._subscriptions.clear()

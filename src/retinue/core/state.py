@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypedDict, Unpack, cast, get_origin, i
 from msgspec import Struct, field
 from typing_extensions import TypeVar
 
-from .codec import AnyCodec, ScalarCodec, codec_for, default_of, isolate
+from .codec import JsonCodec, codec_for, default_of, isolate
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
 
 V = TypeVar("V")
@@ -32,7 +32,7 @@ class UnknownKeyPolicy(StrEnum):
 
 
 def class_of(kind: Any) -> type | None:
-    """The class whose instances the values of a type are, where there is one: `list` for `list[int]`."""
+    """Return the class of the values of a type, such as `list` for `list[int]`, or None."""
     plain = get_origin(kind) or kind
     if not isinstance(plain, type) or plain in (object, UnionType) or is_typeddict(plain):
         return None
@@ -51,26 +51,10 @@ class KeyOptions(TypedDict, total=False):
 class StateKey(Generic[V, U]):
     """A named, typed slot of state. Without `reduce`, an update replaces the value.
 
-    `scope` says how long it lives, `merge` whether parallel calls may both write it, `persistent` whether it
-    leaves the run (export, result, client). `default` is a value or a function of nothing; without it the type
-    is called. `sure` says that every value has a JSON form, so that commits need not try it.
+    `scope`: how long the value lives. `merge`: may parallel calls both write it? `persistent`: is it exported, in the
+    result and sent to clients? `default`: a value, or a function that makes one; otherwise the type is called. `sure`:
+    every value has a JSON form, so commits need not check it.
     """
-
-    __slots__ = (
-        "_class",
-        "_codec",
-        "_default",
-        "merge",
-        "name",
-        "persistent",
-        "plain",
-        "reduce",
-        "sure",
-        "scope",
-        "type",
-        "update_codec",
-        "update_type",
-    )
 
     @overload
     def __init__(
@@ -139,7 +123,7 @@ class StateKey(Generic[V, U]):
         return f"StateKey({self.name!r})"
 
     def default(self) -> V:
-        """A fresh default value."""
+        """Return a fresh default value."""
         given = self._default
         if given is not _UNSET:
             return cast("V", given() if callable(given) else isolate(given))
@@ -161,9 +145,9 @@ class StateKey(Generic[V, U]):
             raise KeyEncodeError(self.name, str(exc)) from exc
 
     def encode_exactly(self, value: V) -> Any:
-        """As `encode`, of a value that is read back as it is."""
+        """Return the value as JSON; KeyEncodeError if it would not be read back as it is."""
         encoded = self.encode(value)
-        if isinstance(self._codec, ScalarCodec | AnyCodec) and encoded != value:
+        if isinstance(self._codec, JsonCodec) and encoded != value:
             raise KeyEncodeError(self.name, f"{value!r:.80} would be read back as {encoded!r:.80}")
         return encoded
 
@@ -193,7 +177,7 @@ class MutationBatch(Struct, eq=False):
         return self
 
     def extend(self, other: MutationBatch) -> MutationBatch:
-        """Append another batch; two that name different base revisions do not go together."""
+        """Append another batch; StateError if both name a base revision and they differ."""
         if other.base_revision is not None:
             if self.base_revision not in (None, other.base_revision):
                 raise StateError(
@@ -285,7 +269,7 @@ class Snapshot(Struct, frozen=True, eq=False):
 
 
 class PersistedState(Struct, gc=False):
-    """State as JSON, by key name: what leaves a run, and what may be put into one."""
+    """State as JSON, by key name: exported from a run, or given to one."""
 
     revision: int = 0
     extensions: dict[str, Any] = {}
@@ -320,7 +304,7 @@ Seed = PersistedState | Mapping[StateKey[Any, Any], Any]
 
 
 def as_persisted(seed: Seed | None) -> PersistedState:
-    """Return the state that a caller gave in the form that a store takes."""
+    """Return the state that a caller gave as PersistedState."""
     if seed is None:
         return PersistedState()
     given: Any = seed

@@ -61,14 +61,14 @@ class StateStore:
             self.install(plugin)
 
     def empty_copy(self) -> StateStore:
-        """A store with the same plugins and nothing written; costs next to nothing."""
+        """Return a store with the same plugins and no values; this is cheap."""
         made = StateStore.__new__(StateStore)
         made._plugins, made._keys, made._owners = self._plugins, self._keys, self._owners
         made._values, made._hooks, made._lock, made.revision = {}, [], self._lock, 0
         return made
 
     def install(self, plugin: Plugin) -> Registrar:
-        """Register a plugin's keys, all or none; returns what else it registered."""
+        """Register a plugin's keys, all or none; return all that it registered."""
         registrar = Registrar(plugin)
         plugin.register(registrar)
         with self._lock:
@@ -84,7 +84,7 @@ class StateStore:
         return registrar
 
     def install_once(self, plugin: Plugin) -> Registrar:
-        """As `install`; a plugin that is there already is only asked what it registers."""
+        """Install a plugin that may be there already; return what it registers."""
         if plugin.name not in self._plugins:
             return self.install(plugin)
         registrar = Registrar(plugin)
@@ -119,11 +119,11 @@ class StateStore:
         return self.apply(batch).revision
 
     def apply(self, batch: MutationBatch | StateCommand, *, as_json: bool = False) -> Commit:
-        """As `commit`, and says what changed. An empty batch changes nothing and calls no hook.
+        """Commit a batch and return the changes. An empty batch changes nothing and calls no hook.
 
         With `as_json`, every value must have a JSON form that is read back as it is.
         """
-        patch = batch.patch if isinstance(batch, StateCommand) else batch
+        patch = _patch(batch)
         with self._lock:
             previous = self.revision
             if patch.base_revision is not None and patch.base_revision != previous:
@@ -148,39 +148,34 @@ class StateStore:
         }
 
     def preview(self, batch: MutationBatch | StateCommand) -> Snapshot:
-        """The snapshot there would be after a commit."""
-        patch = batch.patch if isinstance(batch, StateCommand) else batch
+        """Return the snapshot there would be after a commit; raise what the commit would raise."""
         with self._lock:
-            return Snapshot(self._keys, self._reduced(patch)[0], self.revision)
+            return Snapshot(self._keys, self._reduced(_patch(batch))[0], self.revision)
+
+    check = preview
 
     def values(self, *, as_json: bool) -> dict[str, Any]:
-        """Every value that is there, by key name."""
+        """Return every written value, by key name."""
         return self._as_json(self._values, {}) if as_json else self._values
 
     def restore(self, values: Mapping[str, Any], revision: int, *, as_json: bool) -> None:
-        """Replace everything with what `values` once returned; UnknownKey names a key that is not registered."""
+        """Replace everything with earlier `values`; UnknownKey names a key that is not registered."""
         snapshot = self.snapshot_of(values, revision, as_json=as_json)
         with self._lock:
             self._values, self.revision = dict(snapshot.values()), revision
 
     def snapshot_of(self, values: Mapping[str, Any], revision: int, *, as_json: bool) -> Snapshot:
-        """The snapshot of values as `values` returns them."""
+        """Return a snapshot of earlier `values`."""
         for name in values:
             if name not in self._keys:
                 raise UnknownKey(name)
         read = {name: self._keys[name].decode(value) for name, value in values.items()} if as_json else dict(values)
         return Snapshot(self._keys, read, revision)
 
-    def check(self, batch: MutationBatch | StateCommand) -> None:
-        """Raise what `commit` would raise, without changing anything."""
-        patch = batch.patch if isinstance(batch, StateCommand) else batch
-        with self._lock:
-            self._reduced(patch)
-
     def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
         keys, values = self._keys, self._values.copy()
         changes: dict[str, Any] = {}
-        # Most updates are plain values, and need nothing but to be put in their places.
+        # Most updates are plain values, which need no copy, check or reducer.
         for key, update in patch.updates:
             name = key.name
             known = keys.get(name)
@@ -203,7 +198,7 @@ class StateStore:
             name = key.name
             key = keys[name]
             values[name] = value = _reduce(key, values, update)
-            # What must leave the run or stay with the thread has to have a JSON form.
+            # A value that leaves the run or stays with the thread needs a JSON form.
             tried = key.persistent or (key.scope == "thread" and not key.sure)
             encoded = key.encode(value) if tried else None
             if key.persistent:
@@ -218,11 +213,11 @@ class StateStore:
         self._hooks.append(hook)
 
     def export_persisted(self) -> PersistedState:
-        """The persistent keys that were written, as JSON."""
+        """Return the persistent keys that were written, as JSON."""
         return self._export([name for name in self._values if self._keys[name].persistent] if self._values else ())
 
     def export_scope(self, scope: Scope) -> PersistedState:
-        """Every written key of one scope, persistent or not: what a thread keeps between runs."""
+        """Return every written key of one scope as JSON, persistent or not. A thread keeps these between runs."""
         return self._export([name for name in self._values if self._keys[name].scope == scope] if self._values else ())
 
     def _export(self, names: Iterable[str]) -> PersistedState:
@@ -236,7 +231,7 @@ class StateStore:
     def restore_persisted(
         self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR
     ) -> None:
-        """Replace everything with what was exported, revision included."""
+        """Replace everything with an exported state, revision included."""
         with self._lock:
             self._values = self._decoded(persisted, policy)
             self.revision = persisted.revision
@@ -265,8 +260,12 @@ class StateStore:
                 _log.exception("a commit hook failed at revision %d; the commit stands", commit.revision)
 
 
+def _patch(batch: MutationBatch | StateCommand) -> MutationBatch:
+    return batch.patch if isinstance(batch, StateCommand) else batch
+
+
 def _reduce(key: StateKey[Any, Any], values: dict[str, Any], update: Any) -> Any:
-    """The value of a key after an update, sharing nothing with what was given."""
+    """Return the value of a key after an update, sharing nothing with the update."""
     try:
         update = isolate(update)
     except Exception as exc:

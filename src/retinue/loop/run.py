@@ -26,10 +26,10 @@ from ..core.events import (
 )
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
-from ..core.output import OUTPUT_TRIES
 from ..core.results import ToolResult
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult
+from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
 from ..core.together import run_together
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up

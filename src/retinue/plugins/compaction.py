@@ -18,7 +18,7 @@ Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
 class Compaction(Plugin):
     """Replaces all but the last `keep` messages by a summary when the request passes `max_tokens` (estimated).
 
-    The stored conversation is never touched; a `custom` event says what was dropped from view and what was kept.
+    The stored conversation is never touched; a `custom` event lists the messages that were dropped and kept.
     `summarise` may be any function of the messages; without it, each is quoted by its first words.
     """
 
@@ -40,14 +40,14 @@ class Compaction(Plugin):
             return None
         made = self._summarise(ctx.messages[:end])
         summary = await made if inspect.isawaitable(made) else made
-        told = {
+        report = {
             "type": "compaction",
             "tokens_before": tokens,
             "dropped": [message.id for message in ctx.messages[:end]],
             "kept": [message.id for message in ctx.messages[end:]],
             "summary": summary,
         }
-        return StateCommand().schedule(UseSummary(end, summary)).event(told)
+        return StateCommand().schedule(UseSummary(end, summary)).event(report)
 
     def _boundary(self, messages: Sequence[Message]) -> int:
         """Return the start of the kept part: never between a call and its result."""
@@ -58,13 +58,13 @@ class Compaction(Plugin):
 
 
 def estimate_tokens(message: Message) -> int:
-    """About how many tokens a message takes."""
+    """Estimate the tokens of a message."""
     calls = sum(len(call.name) + len(str(call.args)) for call in message.tool_calls)
     return (len(message.text) + calls) // CHARACTERS_PER_TOKEN + 4
 
 
 def quote_beginnings(messages: Sequence[Message]) -> str:
-    """A summary without a model: who said what, by its first words."""
+    """Return a summary made without a model: each message by its first words."""
     lines: list[str] = []
     for message in messages:
         words = " ".join(message.text.split())
