@@ -36,9 +36,14 @@ class Maker:
         return Scene(plan, self._limits(plan))
 
     def _limits(self, plan: Plan) -> Limits | None:
-        """Limits, where nothing runs side by side: else who meets one first is a matter of chance."""
+        """Limits, where who meets one first is no matter of chance, nor of where the cut is.
+
+        So nothing runs side by side, and no call may be given up or tried again with children that spend the budget.
+        """
         for one in plans_of(plan):
             if any(len(step) > 1 for step in one.steps) or any(call.together for call in calls_of(one)):
+                return None
+            if any(call.children and (call.does == "tries" or not call.runs_again) for call in calls_of(one)):
                 return None
         if self.has_tasks or not self.one_in(2):
             return None
