@@ -12,9 +12,11 @@ import pytest
 
 from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, RunStatus, Runtime, tool
 from retinue.core.events import TaskUpdated
+from retinue.loop.fold import fold_all
 from retinue.models import ModelChunk, TextChunk
 from retinue.runtime.owner import Owner
-from retinue.tasks import TaskScope, TaskStatus
+from retinue.tasks import TaskScope, TaskStatus, service
+from retinue.tasks.lifecycle import give_up
 from retinue.testing import ScriptedModel, call, say
 
 from ..waiting import let_others_run, until
@@ -95,6 +97,23 @@ async def test_a_task_that_ends_while_it_is_left_ends_elsewhere(
     repository: Any = agents(tmp_path)[0].task_repository  # type: ignore[attr-defined]
     (record,) = await repository.list(TaskScope("boss", "t", None))
     assert (record.status, record.result) == (TaskStatus.COMPLETED, "end: there it is")
+
+
+async def test_a_task_that_is_given_up_on_while_it_is_taken_over_ends_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweeper may end its record after the next owner has read it as open."""
+    desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    async with desk.open(on_close="leave") as first:
+        run_id = (await first.run("boss", "wait", thread_id="t")).run_id
+    monkeypatch.setattr(service, "take_over", lambda record, now, node: give_up(record, now, "it is silent"))
+    async with desk.open() as second:
+        assert await asyncio.wait_for(desk.task_ended(second, run_id), 90) == TaskStatus.FAILED
+        store: Any = second.store
+        await until(lambda: is_free(store, run_id))
+        stored = await store.read_log(run_id)
+    assert stored.ended
+    assert all(run.is_over for run in fold_all(stored.rows).runs.values())
 
 
 async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -> None:

@@ -176,8 +176,9 @@ class Workers:
     async def resume(self, record: TaskRecord, ctx: ToolContext) -> None:
         """Continue a task whose process ended."""
         background, service = _background(ctx), self.service(ctx)
+        given_up = "its task was given up on when its process had ended"
         if record.status.is_terminal:
-            background.close_task(ctx, record, "its task was given up on when its process had ended")
+            background.close_task(ctx, record, given_up)
             return
         entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         key, session_id, run_id = record.agent_key or "", record.sub_session_id or "", record.run_id or ""
@@ -192,7 +193,11 @@ class Workers:
             self._queue_up(job)
             return await self._follow(job, await self._run(job), waits)
 
-        await service.resume(record, work, background.reporter(ctx, record, service), token)
+        reporter = background.reporter(ctx, record, service)
+        ended = await service.resume(record, work, reporter, token)
+        if ended is not None:  # meanwhile
+            background.close_task(ctx, ended, given_up)
+            reporter.close()
 
     async def _promote(self, job: ChildJob, running: asyncio.Task[RunResult]) -> TaskRecord:
         job.in_background = True

@@ -115,15 +115,23 @@ class TaskService:
         self._execute_here(task, work)
         return record
 
-    async def resume(self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken) -> None:
-        """Continue a task whose process is gone; do nothing if it has ended or is executed here."""
+    async def resume(
+        self, record: TaskRecord, work: Work, reporter: TaskReporter, token: CancellationToken
+    ) -> TaskRecord | None:
+        """Continue a task whose process is gone, unless it is executed here.
+
+        If it has ended, return its record; the caller then closes the reporter.
+        """
         if record.task_id not in self._local:
             scope, task_id = record.scope, record.task_id
             now = await self.repository.update(scope, task_id, lambda old: take_over(old, self._clock(), self.node))
-            if now is not None and not now.status.is_terminal:
+            if now is not None and now.status.is_terminal:
+                return now
+            if now is not None:
                 self._execute_here(LocalTask(now, token, reporter), work)
-                return
+                return None
         reporter.close()
+        return None
 
     def attach(self, record: TaskRecord, work: Work) -> None:
         """Watch a task that is executed elsewhere, unless this process does so already."""
