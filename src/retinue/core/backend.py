@@ -72,7 +72,7 @@ class RunRequest(Struct, kw_only=True):
     """The new input."""
     seed: PersistedState = field(default_factory=PersistedState)
     limits: Limits | None = None
-    """None where nobody set any."""
+    """None if not set."""
     cancellation: CancellationToken
     context: Mapping[str, Any] = {}
     model: str | Model | None = None

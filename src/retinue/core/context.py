@@ -77,7 +77,7 @@ class CancellationToken(Struct, eq=False):
         callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Do not call back any more."""
+        """Remove a callback."""
         with _TOKENS:
             self._callbacks.pop(callback, None)
 

@@ -7,14 +7,14 @@ import sys
 
 _BYTES = 10
 _ready: list[str] = []
-"""Asked for in bulk, because one question to the system costs as much as a short tool call."""
+"""Made in bulk, because one call of the system costs as much as a short tool call."""
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_ready.clear)  # or two processes would hand out the same ones
+    os.register_at_fork(after_in_child=_ready.clear)  # or two processes would use the same ids
 
 
 def unique() -> str:
-    """Twenty hexadecimal digits that nobody else has and nobody can guess."""
+    """Return twenty hexadecimal digits that are unique and cannot be guessed."""
     while True:
         try:
             return _ready.pop()

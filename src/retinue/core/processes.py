@@ -1,4 +1,4 @@
-"""The identity of a process, and whether a process of this machine has ended."""
+"""The identity of a process, and a check that a process of this machine has ended."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _start_time(pid: int) -> str:
             return "" if fields[0] in b"ZX" else fields[19].decode()  # a zombie has ended
     except (OSError, IndexError):
         pass
-    try:  # a system without /proc tells only whether the id is in use
+    try:  # without /proc, only the use of the id is known
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
     except OSError:
-        return "0"
+        pass
     return "0"

@@ -26,7 +26,7 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """The part of a run's request that is needed to continue it."""
 
     limits: Limits | None = None
-    """None where nobody set any: the run then narrows nothing that the run above it may do."""
+    """None if not set: the run then has the limits of its parent."""
     context: dict[str, Any] = {}
     model: str | None = None
     timeout: float | None = None
@@ -94,7 +94,7 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The hook phase that this commit completes."""
     call_id: str = ""
     hooked: bool = False
-    """Hooks come before the tool of a call that is ready: a row `entered` says when the tool itself starts."""
+    """True if hooks run before the tool of a ready call: a row `entered` marks the start of the tool."""
     offered: tuple[str, ...] | None = None
     """The tools that the model was offered, where not all."""
     blocked: str | None = None
@@ -110,9 +110,9 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     messages: tuple[Message, ...] = ()
     """Messages that join the conversation as the run ends."""
     usage: Usage | None = None
-    """The usage of a run elsewhere, with its end: no other event of it says so."""
+    """The usage of a run elsewhere, with its end: no other event of the run has it."""
     refused_handoff: bool = False
-    """The agent that was to take the run over cannot."""
+    """The target of a handoff cannot continue the run."""
     output_tried: bool = False
     """The answer did not fit the output type."""
     ending: Ending | None = None

@@ -235,7 +235,7 @@ class StateCommand(Struct, eq=False):
 
 
 class Snapshot(Struct, frozen=True, eq=False):
-    """State at one revision. Later commits do not show in it, and changing what it returns changes nothing."""
+    """State at one revision. Later commits, and changes to the values it returns, do not change it."""
 
     _keys: Mapping[str, StateKey[Any, Any]]
     _values: Mapping[str, Any]

@@ -33,7 +33,7 @@ class ThreadRecord(Struct, kw_only=True, gc=False):
 
 
 class RunRecord(Struct, kw_only=True, gc=False):
-    """One run, while it goes on (no result) and after."""
+    """One run; it has no result while it runs."""
 
     identity: RunIdentity
     started_at: float
@@ -41,7 +41,7 @@ class RunRecord(Struct, kw_only=True, gc=False):
     queued: bool = False
     """True if it waits for its thread."""
     log_id: str = ""
-    """The log it is in: its own id where it is a root."""
+    """The log it is in: its own id if it is a root."""
 
     @property
     def has_ended(self) -> bool:
@@ -55,7 +55,7 @@ class RunRecord(Struct, kw_only=True, gc=False):
 
 
 class ThreadUpdate(Struct, frozen=True):
-    """A thread as a run leaves it."""
+    """A thread at the end of a run."""
 
     record: ThreadRecord
     keep: int = 0
@@ -74,20 +74,20 @@ class LogBatch(Struct, kw_only=True):
 
     log_id: str
     epoch: int
-    """Fences the write: it fails as a whole where the log has had another owner since, or has none."""
+    """Fences the write: it fails as a whole if the log has another owner now, or none."""
     rows: Sequence[LogRow] = ()
     runs: Sequence[RunRecord] = ()
     """Runs of the log whose status has changed: its root, and background children."""
     threads: Sequence[ThreadUpdate] = ()
     replies: Sequence[Reply] = ()
     released: bool = False
-    """The owner gives the log up: it waits for a human, or is left to another process."""
+    """The owner releases the log: it waits for a human, or is left to another process."""
     ended: bool = False
-    """Nothing more will come: the root has ended and no task is open. Implies `released`; nobody can claim it again."""
+    """The root has ended and no task is open. Implies `released`; the log cannot be claimed again."""
 
 
 class StoredLog(Struct, kw_only=True):
-    """A log as it is read to continue it: every row but those of deltas, which are for watching only."""
+    """A log that is read to continue it: every row except deltas."""
 
     rows: Sequence[LogRow] = ()
     seq: int = 0
@@ -95,16 +95,16 @@ class StoredLog(Struct, kw_only=True):
     """The last row of the log, deltas included."""
     ended: bool = False
     thinned: bool = False
-    """Retention has dropped private parts, so that the log can be read but not folded."""
+    """True if retention has dropped private parts: the log can be read but not folded."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """For how long what is left of runs is kept once they have ended. None is for ever."""
+    """The time that ended runs are kept. None is for ever."""
 
     days: float | None = None
-    """After so long everything goes: the run, its log and its tasks; its conversation stays."""
+    """Days until the run, its log and its tasks are deleted; its conversation stays."""
     deltas_days: float | None = None
-    """After so long the deltas go, which are most of a log, and all private parts: texts and calls stay as wholes."""
+    """Days until deltas, most of a log, and private parts are deleted; whole texts and calls stay."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -114,7 +114,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 class OpenLog(Struct, frozen=True):
-    """A log that is owned, or that nobody owns though its run neither waits nor has ended."""
+    """A log with an owner, or without one although its run neither waits nor has ended."""
 
     log_id: str
     owner: str | None
@@ -125,7 +125,7 @@ class OpenLog(Struct, frozen=True):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """A request to the owner of a log. Anyone may put one in its inbox; only the owner makes facts of them."""
+    """A request to the owner of a log. Any process may put one into its inbox; only the owner acts on it."""
 
     log_id: str
     wish_id: str
@@ -136,7 +136,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class Store(Protocol):
-    """Contract: what was saved is read back equal, by any reader, after `save` has returned."""
+    """Contract: after `save` has returned, every reader reads an equal record."""
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None: ...
 
@@ -154,31 +154,31 @@ class Store(Protocol):
         status: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Root runs, newest first."""
+        """Return root runs, newest first."""
         ...
 
 
 class Watch(Protocol):
-    """Tells when something may have changed since it was last asked, or since it was made."""
+    """Waits for changes since the last `wait`, or since it was made."""
 
     async def wait(self, seconds: float) -> None:
-        """Return when there was a change, or may have been, or after so long."""
+        """Return after a change, or a possible one, or after `seconds`."""
         ...
 
 
 WISHES = "wishes"
-"""The topic of what is put into inboxes."""
+"""The topic of all inboxes."""
 
 
 class EventStore(Protocol):
     """Contract: events of a log are read in order, each once, by any process, after `write` has returned."""
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
-        """Return the next events of a log, and whether the log has ended with them; None where there is no such log."""
+        """Return the next events of a log, and True if the log ends with them; None if there is no such log."""
         ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch a log, by its id, or what is put into inboxes (`WISHES`). A reply counts as a change of its log."""
+        """Watch a log, by its id, or all inboxes (`WISHES`). A reply counts as a change of its log."""
         ...
 
 
@@ -186,15 +186,15 @@ class DurableStore(Store, EventStore, Protocol):
     """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
 
     Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time.
-    A StoreError that is `transient` may be tried again: nothing is done twice, even where a connection broke so that
-    nobody knows whether the first try succeeded. A terminal run is never changed.
+    After a `transient` StoreError the call may be repeated: nothing is done twice, even if a broken connection hid the
+    success of the first call. A terminal run is never changed.
     """
 
     place: str
     """The address, for people."""
 
     async def open(self) -> None:
-        """Make sure that it can be used; raises StoreError where not."""
+        """Make the store ready; raise StoreError if it cannot be used."""
         ...
 
     async def close(self) -> None: ...
@@ -202,28 +202,26 @@ class DurableStore(Store, EventStore, Protocol):
     async def begin_run(
         self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
     ) -> str | None:
-        """Store a new run and what was asked of it, own its log at epoch 1 and take its thread, in one transaction.
+        """Store a new run and its request, own its log at epoch 1 and claim its thread, in one transaction.
 
-        Return the run that has the thread, or stands before this one, where it cannot be taken. Then with "reject"
-        nothing is stored; otherwise the run is queued, and with "interrupt" a cancel is put into the inbox of the
-        run that has the thread and of every run that waits for it.
+        If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
+        Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.
         """
         ...
 
     async def take_thread(self, run_id: str) -> str | None:
-        """Take the thread of a queued run, which then runs, if it is its turn; else return the run that comes before
-        it. A run that has its thread already keeps it."""
+        """Claim the thread of a queued run if it is its turn; else return the run before it. A run keeps its thread."""
         ...
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        """Write a batch, whole or not at all; OwnershipLost where its epoch is over. Written in the order of the calls.
+        """Write a batch, whole or not at all, in the order of the calls; OwnershipLost if its epoch is over.
 
-        Begins when it is called, whether or not the future is awaited.
+        The write begins at the call, even if the future is not awaited.
         """
         ...
 
     async def read_log(self, log_id: str) -> StoredLog | None:
-        """Read a log with its private parts, to fold it; None where there is none. LogUnreadable names what is wrong."""
+        """Read a log with its private parts, to fold it; None if there is none. LogUnreadable names the damage."""
         ...
 
     async def read_request(self, run_id: str) -> bytes | None:
@@ -233,18 +231,20 @@ class DurableStore(Store, EventStore, Protocol):
     async def claim(
         self, log_id: str, owner: str, lease: float, *, gone: str | None = None, seen: float | None = None
     ) -> int | None:
-        """Become the owner of a log that has not ended and has no owner, whose lease is over, or whose owner is `gone`
-        (and, with `seen`, whose lease still ends then). Return the new epoch; None where it cannot be had."""
+        """Become the owner of a log and return the new epoch; None if that is not possible.
+
+        The log must not have ended. It must have no owner, an expired lease, or `gone` as its owner (and, with `seen`, a
+        lease that still ends then)."""
         ...
 
     async def owner_of(self, log_id: str) -> str | None: ...
 
     async def log_of(self, run_id: str) -> str | None:
-        """The log that a run is in, of a root or a background child."""
+        """Return the log of a root run or background child."""
         ...
 
     async def renew(self, owner: str, lease: float) -> set[str]:
-        """Renew every lease of an owner; return the logs it still has."""
+        """Renew every lease of an owner; return the logs it still owns."""
         ...
 
     async def open_logs(self) -> list[OpenLog]: ...
@@ -254,11 +254,11 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     async def wishes(self, owner: str) -> list[Wish]:
-        """The wishes without a reply for all logs of an owner, oldest first."""
+        """Return the wishes without a reply for all logs of an owner, oldest first."""
         ...
 
     async def wishes_for(self, log_id: str) -> list[Wish]:
-        """The wishes without a reply for one log, oldest first."""
+        """Return the wishes without a reply for one log, oldest first."""
         ...
 
     async def reply_to(self, log_id: str, wish_id: str) -> bytes | None: ...

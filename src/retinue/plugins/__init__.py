@@ -1,6 +1,6 @@
 """Plugins extend an agent with hooks, state keys and tools; some come with Retinue.
 
-A plugin is a subclass of `Plugin` that registers what it brings:
+A plugin is a subclass of `Plugin` that registers hooks, keys and tools:
 
     class Guard(Plugin):
         def register(self, r: Registrar) -> None:
