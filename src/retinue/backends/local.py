@@ -67,8 +67,9 @@ class LocalBackend:
         if state is not None:
             return blueprint.continued_run(request, state, log)
         x = blueprint.new_run(request, log)
-        if request.override is None:
+        if request.override is None and not blueprint.is_checked:
             self._resolver.check_subagents(request.agent)
+            blueprint.is_checked = True
         return x
 
     def enter(self, x: Execution) -> None:

@@ -29,7 +29,7 @@ from ..loop.state import RunState
 class Blueprint:
     """The state keys, hooks and tools of an agent, collected from its plugins once for all its runs."""
 
-    __slots__ = ("_resolver", "descriptors", "hooks", "model", "state", "toolbox")
+    __slots__ = ("_resolver", "descriptors", "hooks", "is_checked", "model", "state", "toolbox")
 
     def __init__(self, agent: Agent, resolver: Resolver) -> None:
         self._resolver = resolver
@@ -38,6 +38,8 @@ class Blueprint:
         self.hooks = HookTable(registrars)
         self.toolbox = _toolbox(agent, registrars, resolver)
         self.descriptors = self.toolbox.descriptors
+        self.is_checked = False
+        """True if the agents below this one are known to have models that can be used."""
         self.model: Model | None = None
         """The agent's own model, once it was asked for."""
 

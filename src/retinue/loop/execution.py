@@ -145,6 +145,7 @@ class Execution:
         resolver: Resolver,
     ) -> None:
         self.request, self.state, self.store, self.log, self.slots = request, state, store, log, slots
+        self.run_id = state.identity.run_id
         self.emit = partial(log.append, state)
         """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
         self.resolver, self.equip = resolver, equip
@@ -181,10 +182,6 @@ class Execution:
     @property
     def identity(self) -> RunIdentity:
         return self.state.identity
-
-    @property
-    def run_id(self) -> str:
-        return self.state.identity.run_id
 
     @property
     def is_stored(self) -> bool:
@@ -250,7 +247,7 @@ class Execution:
     def answer_id(self) -> str:
         """The id of the answer of this step: a new one each time the answer starts again."""
         state = self.state
-        made = f"{state.identity.run_id}-m{state.message_count + 1}"
+        made = f"{self.run_id}-m{state.message_count + 1}"
         return f"{made}r{state.dropped}" if state.dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:

@@ -260,9 +260,6 @@ class Elsewhere:
 
     # --- reading
 
-    def events(self, log_id: str, after: int = 0) -> AsyncIterator[Event]:
-        return stored_events(self._store, log_id, after)
-
     async def result(self, run_id: str) -> RunResult:
         """Wait until a run has ended or waits, and return its result."""
         with self._store.watch((await self._runs.record(run_id)).log_id or run_id) as watch:

@@ -92,8 +92,8 @@ async def fork_run(
 async def _store_copy(runs: LocalRuns, copy: Copy, tree: LogState, state: RunState, request: RunRequest) -> LiveRun:
     identity, now, owner = state.identity, runs.clock(), runs.owner
     record = RunRecord(identity=identity, started_at=now, log_id=identity.run_id)
-    for thread_id, run in _threads_of(tree).items():
-        history = tuple(run.messages[: run.own_from])
+    before = {run.identity.thread_id: tuple(run.messages[: run.own_from]) for run in tree.runs.values() if run.own_from}
+    for thread_id, history in before.items():
         await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))
     writer = None
     if owner is not None:
@@ -155,10 +155,6 @@ class Copy:
                 number, before = number + (row.event is not None), row.seq
             self.rows.append(self._renamed(row, number))
 
-    @property
-    def thread_id(self) -> str:
-        return f"thread_{self.run_id.removeprefix('run_')}"
-
     def _new_id(self, run_id: str) -> str:
         if run_id not in self._ids:
             self._ids[run_id] = f"run_{unique()}"
@@ -166,7 +162,8 @@ class Copy:
 
     def _new_thread(self, thread_id: str) -> str:
         if thread_id not in self._threads:
-            self._threads[thread_id] = f"thread_{unique()}" if self._threads else self.thread_id
+            made = unique() if self._threads else self.run_id.removeprefix("run_")
+            self._threads[thread_id] = f"thread_{made}"
         return self._threads[thread_id]
 
     def _renamed(self, row: LogRow, seq: int) -> LogRow:
@@ -204,8 +201,3 @@ class Copy:
             parent_run_id=None if above is None else self._new_id(above),
             parent_thread_id=None if above is None else self._threads.get(identity.parent_thread_id or ""),
         )
-
-
-def _threads_of(tree: LogState) -> Mapping[str, RunState]:
-    """Return the runs of a copied log that had a conversation before them, by the new thread."""
-    return {run.identity.thread_id: run for run in tree.runs.values() if run.own_from}

@@ -69,7 +69,7 @@ class LiveRun:
         self.before: list[LiveRun] = []
         """The runs that have its thread before it, where no store decides that."""
         self._task: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._jobs: set[asyncio.Task[object]] = set()
         self.replies: list[Reply] = []
         """Replies to wishes, for the next transaction."""
         self._is_settling = self._is_begun = self._keeps_thread = False
@@ -455,12 +455,12 @@ class LiveRun:
 
     # --- jobs and closing
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         job = asyncio.create_task(work)
         self._jobs.add(job)
         job.add_done_callback(self._forget_job)
 
-    def _forget_job(self, job: asyncio.Task[None]) -> None:
+    def _forget_job(self, job: asyncio.Task[object]) -> None:
         self._jobs.discard(job)
         if not job.cancelled() and (exc := job.exception()) is not None and not isinstance(exc, OwnershipLost):
             _log.error("run %s: %s", self.run_id, exc, exc_info=exc)

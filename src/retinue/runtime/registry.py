@@ -14,7 +14,7 @@ from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent
-from ..core.backend import Backend, ExecutionPlan, RunChildAgent
+from ..core.backend import Backend, ExecutionPlan
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 class AgentRegistry:
     """The agents of a runtime, with those they name as objects, their models, and how they are run as children."""
+
+    run_child_agent = staticmethod(run_child_agent)
 
     def __init__(self, price: Price | None, backends: Mapping[str, Backend] | None = None) -> None:
         self.agents: dict[str, Agent] = {}
@@ -101,13 +103,9 @@ class AgentRegistry:
         cost, problem = ask_price(self._price, model, usage)
         if cost is None and model not in self._unpriced:
             self._unpriced.add(model)
-            told = "the price of model %r is not known%s: its calls count as 0. Give Runtime(price=…) its price"
-            _log.warning(told, model, problem)
+            advice = "its calls count as 0. Give Runtime(price=…) its price"
+            _log.warning("the price of model %r is not known%s: %s", model, problem, advice)
         return cost
-
-    @property
-    def run_child_agent(self) -> RunChildAgent:
-        return run_child_agent
 
     def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None

@@ -26,9 +26,10 @@ class RunHandle(Generic[Out]):
     Iterate it for its events and those of everything below it. Leaving the iteration does not stop the run.
     """
 
+    _ns: Namespace = ()
+
     def __init__(self, run_id: str, agent: str, home: LocalRuns) -> None:
         self.run_id, self.agent, self._home = run_id, agent, home
-        self._ns: Namespace = ()
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
         log, first = await self._open()

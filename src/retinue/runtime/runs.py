@@ -94,7 +94,7 @@ class LocalRuns:
             self.join_line(run)
             if when_busy == "interrupt":
                 for earlier in run.before:
-                    earlier.spawn(_interrupt(earlier))
+                    earlier.spawn(earlier.cancel("a newer run was started"))
         run.start(when_busy)
         return self.handle(run)
 
@@ -255,7 +255,9 @@ class LocalRuns:
 
     def events(self, run_id: str, after: int) -> AsyncIterator[Event]:
         run = self.get(run_id)
-        return self._others(run_id).events(run_id, after) if run is None else run.log.follow(after, past_waits=True)
+        if run is not None:
+            return run.log.follow(after, past_waits=True)
+        return stored_events(self._others(run_id).owner.store, run_id, after)
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""
@@ -298,7 +300,3 @@ class LocalRuns:
             if left:
                 with contextlib.suppress(RetinueError):
                     await self.owner.store.renew(self.owner.id, 0.0)  # what still is ours can be claimed at once
-
-
-async def _interrupt(run: LiveRun) -> None:
-    await run.cancel("a newer run was started")
