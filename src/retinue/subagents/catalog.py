@@ -99,10 +99,8 @@ class Catalog:
             if not AGENT_NAME.fullmatch(name):
                 raise ConfigurationError(f"sub-agent {name!r}: a name is a letter, then letters, digits, '_' or '-'")
             if name in places:
-                raise ConfigurationError(
-                    f"agent {self._parent.name!r} has two sub-agents named {name!r}, one in {places[name]} and one "
-                    f"in {place}: rename one"
-                )
+                owner, both = f"agent {self._parent.name!r}", f"one in {places[name]} and one in {place}"
+                raise ConfigurationError(f"{owner} has two sub-agents named {name!r}, {both}: rename one")
             places[name] = place
 
     def set_named_agents(self, agents: Mapping[str, Agent]) -> None:
@@ -300,9 +298,8 @@ class ChildFactory:
                 if os.path.commonpath([root, wanted]) == root:
                     root_files = files if root == files.root else files.at(root)
                     return root_files.below(os.path.relpath(wanted, root).replace(os.sep, "/"))
-        raise ConfigurationError(
-            f"{given!r} is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
-        )
+        advice = "move it in, or allow a folder above it with workspace_roots"
+        raise ConfigurationError(f"{given!r} is outside the main workspace: {advice}")
 
 
 def _problem(declaration: SubagentDeclaration, field: str, message: str, *, warning: bool = True) -> Problem:
@@ -322,8 +319,7 @@ def same_place(one: Filesystem, other: Filesystem) -> bool:
 def _factory_entry(name: str, given: Any, check: Callable[[Agent, Resolver], None]) -> Entry:
     pair = cast("tuple[Any, ...]", given if isinstance(given, tuple) else ("", given))
     if len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
-        raise ConfigurationError(
-            f"sub-agent {name!r}: a factory is a function of a ToolContext, or (what it is for, function), not {given!r}"
-        )
+        shape = "a function of a ToolContext, or (what it is for, function)"
+        raise ConfigurationError(f"sub-agent {name!r}: a factory is {shape}, not {given!r}")
     description, factory = cast("tuple[str, Factory]", pair)
     return Entry(name, description or name, "factory", factory, check=check)

@@ -108,7 +108,7 @@ class SubagentDeclaration:
                 raise ConfigurationError(f"{owner}: there is no built-in tool {name!r}; there are {known}")
 
     def _check_source(self, owner: str) -> None:
-        """The three ways to say what it is exclude each other."""
+        """Refuse more than one of url, workspace and inline, and bad urls and headers."""
         has_inline = bool(self.inline and self.inline.strip())
         given = {"url": self.url is not None, "workspace": self.workspace is not None, "inline": has_inline}
         given_names = [name for name, is_given in given.items() if is_given]

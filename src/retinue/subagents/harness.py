@@ -347,7 +347,7 @@ def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
 def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
     for name in (*agent.subagents, *agent.handoffs):
         if isinstance(name, str) and resolver is not None:
-            with suppress(UnknownAgent):  # nobody to reach
+            with suppress(UnknownAgent):  # it cannot be reached
                 yield resolver.agent(name)
 
 

@@ -54,7 +54,7 @@ class ChildJob(Struct):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if another backend executes it. It counts as started when that backend has accepted it."""
+        """True if another backend executes it. It has started once that backend has accepted it."""
         return self.is_remote or self.agent.backend is not None
 
     @classmethod
@@ -63,7 +63,7 @@ class ChildJob(Struct):
 
     @property
     def task_id(self) -> str:
-        """The id of the task that it is, or would become."""
+        """The id of its task, also before it becomes one."""
         return f"task_{stable_id(self.ctx, 'task')}"
 
     def end_turn(self) -> None:

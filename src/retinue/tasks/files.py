@@ -167,9 +167,8 @@ class WorkspaceTaskRepository:
         try:
             records = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise TaskStoreError(
-                self._path(session_id), f"it is not a file of task records ({exc}): mend it, or move it away"
-            ) from None
+            problem = f"it is not a file of task records ({exc}): mend it, or move it away"
+            raise TaskStoreError(self._path(session_id), problem) from None
         return _Contents(data, records, {}, stamp)
 
     async def _write(self, session_id: str, change: _FileChange) -> Any:

@@ -75,7 +75,7 @@ def await_human(record: TaskRecord, now: float, question: str | None) -> TaskRec
 def sweep(record: TaskRecord, now: float, orphan_after: float, observed: float = 0.0) -> TaskRecord | None:
     """Give up on a task whose executor has been silent for too long, by the clock or as observed.
 
-    One that waits for a human may wait on, unless somebody wants it to stop.
+    One that waits for a human may wait on, unless it was cancelled.
     """
     if record.awaiting is not None and not record.cancel_requested:
         return None

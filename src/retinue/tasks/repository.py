@@ -37,15 +37,15 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 class TaskLiveness(Struct, frozen=True, kw_only=True):
     """The state of the executor of a task, if the repository knows it without heartbeats.
 
-    `alive`: somebody works on the task. `waiting`: nobody needs to, its run waits for a human. `orphaned`: nobody does,
-    but a process may take it over. `lost`: nobody ever will.
+    `alive`: a process executes the task. `waiting`: its run waits for a human. `orphaned`: no process executes it, but
+    one may take it over. `lost`: no process ever will.
     """
 
     status: Literal["alive", "waiting", "orphaned", "lost"]
     mark: str = ""
     """Differs after each sign of life."""
     owner: str | None = None
-    """The process that works on it, or did last, by the id that it has as the owner of a log."""
+    """The process that executes it, or did last: its id as the owner of a log."""
 
 
 class TaskRepository(Protocol):

@@ -48,7 +48,7 @@ class TaskReporter(Protocol):
 
 
 class NullReporter:
-    """Reports to nobody."""
+    """A reporter that does nothing."""
 
     is_lost = False
 
@@ -68,7 +68,7 @@ class LocalTask(Struct, eq=False):
     at_end: Callable[[], None] | None = None
     """Called once when the task is over here."""
     is_looked_on: bool = False
-    """It is executed elsewhere, and was not started here: it goes on when this process ends."""
+    """True if it is executed elsewhere and was not started here: it continues when this process ends."""
     ended: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     job: asyncio.Task[None] | None = None
     notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])

@@ -19,7 +19,7 @@ _Sign = tuple[object, float]
 
 
 class Sweeper:
-    """Any process may sweep, as often as it likes: a record is ended once, by whoever comes first.
+    """Ends tasks whose executor is gone. Any process may sweep at any time: a record is ended once, by the first.
 
     A task lives by its heartbeats or, where the repository knows more (`liveness`), by what that says.
     """
@@ -84,7 +84,7 @@ class Sweeper:
             return None
         if known.status == "lost":
             return lambda current: give_up(current, self._clock(), "its run has ended without it")
-        # It may wait for a human for as long as nobody wants it to stop.
+        # It may wait for a human until it is cancelled.
         if (known.status == "waiting" or record.awaiting is not None) and not record.cancel_requested:
             return None
         silent = self._silence(record.task_id, known.mark, seen)

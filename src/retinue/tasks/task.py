@@ -1,4 +1,4 @@
-"""A task: what is kept of a background child, so that any process can see, await and cancel it."""
+"""A task: the record of a background child, with which any process can see, await and cancel it."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 
 
 def at(seconds: float) -> datetime:
-    """A clock reading as a record keeps it."""
+    """Return a clock reading as the time in a record."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def encoded(record: TaskRecord) -> tuple[TaskRecord, bytes]:
-    """A record as it can be kept, and as JSON."""
+    """Return a record that can be stored, and its JSON."""
     try:
         return record, _encode(record)
-    except UnicodeEncodeError:  # half a character, from a model or a tool: the rest must not be lost with it
+    except UnicodeEncodeError:  # half a character, from a model or a tool: keep the rest
         fields = [(name, getattr(record, name)) for name in record.__struct_fields__]
         whole = {name: text.encode(errors="replace").decode() for name, text in fields if type(text) is str}
         record = msgspec.structs.replace(record, **whole)

@@ -37,9 +37,8 @@ class LinePattern:
         if not pattern:
             raise InvalidArguments("pattern must not be empty")
         if len(pattern) > LONGEST_PATTERN:
-            raise InvalidArguments(
-                f"invalid regular expression: it has {len(pattern):,} characters, the limit is {LONGEST_PATTERN:,}"
-            )
+            size = f"it has {len(pattern):,} characters, the limit is {LONGEST_PATTERN:,}"
+            raise InvalidArguments(f"invalid regular expression: {size}")
         self._regex = _compile(pattern)
         self._by_line = "\\A" in pattern or "\\z" in pattern  # they mean the ends of a line here
         self._end = time.monotonic() + SECONDS
@@ -66,7 +65,7 @@ class LinePattern:
         return found
 
     def _starts(self, block: bytes) -> Iterator[int]:
-        """The place of the first match in each line that has one."""
+        """Yield the position of the first match in each line."""
         begin = 0
         while begin <= len(block):
             if self._by_line:
@@ -87,7 +86,7 @@ def _line_end(block: bytes, position: int) -> int:
 
 
 def _compile(pattern: str) -> Any:
-    re2: Any = import_module("re2")  # untyped, and not needed before somebody searches
+    re2: Any = import_module("re2")  # untyped, and loaded by the first search only
     options = re2.Options()
     options.log_errors, options.never_nl = False, True
     try:
@@ -107,7 +106,7 @@ def _compile(pattern: str) -> Any:
 
 
 def _excerpt(line: bytes, position: int) -> str:
-    """The line, or the part of a long one around the match."""
+    """Return the line, or the part of a long one around the match."""
     text = line.decode()
     if len(text) <= SHOWN_CHARS:
         return text

@@ -34,7 +34,7 @@ class LocalFilesystem:
     A hard link is a file like any other to read; a write replaces the name and leaves the other file alone.
 
     Where the system cannot open files relative to a folder (Windows), paths are resolved and compared before use.
-    A link made by another process in between is then followed: give such a workspace to nobody else.
+    A link that another process makes in between is followed: do not share such a workspace.
     """
 
     is_local = True
@@ -95,10 +95,8 @@ class LocalFilesystem:
             # Read past the limit by one: a file may grow, or be of a kind that does not tell its size.
             data = stream.read(self.read_limit + 1) if size <= self.read_limit else b""
         if max(size, len(data)) > self.read_limit:
-            excess = (
-                f"it has {max(size, len(data)):,} bytes, over the limit of {self.read_limit:,} for reading it whole"
-            )
-            raise PathError(path, f"{excess}; read it in parts, with an offset and a limit")
+            excess = f"it has {max(size, len(data)):,} bytes, over the limit of {self.read_limit:,}"
+            raise PathError(path, f"{excess} for reading it whole; read it in parts, with an offset and a limit")
         return data
 
     def open(self, path: str) -> BinaryIO:
@@ -118,7 +116,7 @@ class LocalFilesystem:
         parents, name = _leaf(path)
         with self._folder(parents, create=True) as folder:
             with _refusing(path), locked(folder, name, path):
-                # Stamps are of what was read or written, not of what somebody without the lock made of it since.
+                # The stamp belongs to the data read or written, not to a later write without the lock.
                 try:
                     with _stream(folder, name, path) as stream:
                         stamp, before = _stamp(os.fstat(stream.fileno())), stream.read()
@@ -268,7 +266,7 @@ def _enter(folder: Folder, name: str, path: str, *, create: bool) -> Folder:
     except OSError as error:
         raise refusal_of(error, path) from error
     else:
-        # Only to say it well: what is entered is decided by `enter`, which follows no link.
+        # For the message only: `enter` follows no link in any case.
         if is_link(status):
             raise PathDenied(path, LINK)
         if not stat.S_ISDIR(status.st_mode):

@@ -33,11 +33,10 @@ _NETWORK_SETTINGS = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates",
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,99}")
 _PROBE_SECONDS = 20
 
-# Until the first process of the sandbox is tied to the bwrap outside, ending that one ends nothing. It is tied when it
-# sleeps, waiting for its children: then a command says that it is ready, and begins when it is told to.
+# Ending bwrap ends the sandbox only once its first process sleeps, waiting for its children. So the command waits for
+# that, reports that it is ready, and begins on a signal.
 #
-# A name may have been made a link since it was looked at: what was really bound is compared from the inside, where
-# it can no longer change, before anything else is done.
+# The folder may have been replaced by a link after the check. So the bound folder is compared from the inside first.
 _ENTER = (
     'until (read -r id name state rest && test "$state" = S) </proc/1/stat; do :; done; '
     "echo >&0; (read -r go) || exit 125; "

@@ -29,10 +29,8 @@ LONGEST_SETUP = 30.0
 def shell_tool(filesystem: Filesystem) -> Tool:
     """Return the tool `shell(command)` for a filesystem that runs commands; refuse others."""
     if not isinstance(filesystem, RunsCommands):
-        raise ConfigurationError(
-            f"no command can be run on the files of {filesystem!r}: leave disable_shell on, or use a LocalFilesystem or a "
-            "SandboxFilesystem"
-        )
+        advice = "leave disable_shell on, or use a LocalFilesystem or a SandboxFilesystem"
+        raise ConfigurationError(f"no command can be run on the files of {filesystem!r}: {advice}")
     return FunctionTool(_Shell(filesystem).shell, category="shell")
 
 

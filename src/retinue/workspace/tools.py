@@ -264,10 +264,8 @@ def _render(window: Window, path: str, offset: int) -> str:
         if offset == 0:
             return f"{path} is empty"
         if not window.counted:
-            raise InvalidArguments(
-                f"offset {offset} is more than {READ_BYTES:,} bytes into {path}, which is the limit: use grep_files, or "
-                "cut a part out with a command"
-            )
+            place = f"offset {offset} is more than {READ_BYTES:,} bytes into {path}, which is the limit"
+            raise InvalidArguments(f"{place}: use grep_files, or cut a part out with a command")
         raise InvalidArguments(f"offset {offset} is past the end: {path} has {_count(window.total, 'line')}")
     notes: list[str] = []
     if window.lossy:
