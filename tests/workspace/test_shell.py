@@ -82,7 +82,7 @@ async def test_cancelling_stops_the_whole_group(shell: Shell, tmp_path: Path) ->
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_cancelling_while_it_starts_stops_the_whole_group_too(shell: Shell, tmp_path: Path, turns: int) -> None:
-    work = asyncio.create_task(shell("sleep 60 & echo $! > one; wait"))
+    work = asyncio.create_task(shell("sleep 60 & echo $! > begun; mv begun one; wait"))
     for _ in range(turns):
         await asyncio.sleep(0)
     time.sleep(0.1)  # the command gets on while the event loop does not

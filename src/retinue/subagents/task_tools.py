@@ -51,7 +51,7 @@ class TaskTools:
         """
         task_id = task_id.strip()
         if not task_id:
-            return _error("task_id is required")
+            return error_answer("task_id is required")
         service, scope = self._workers.service(ctx), self._workers.scope(ctx)
         seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
         before = await self._repository.get(scope, task_id)
@@ -59,12 +59,11 @@ class TaskTools:
             await self._workers.watch_remote_task(before, ctx)
         record = before and await service.wait(scope, task_id, seconds)
         if record is None:
-            return _error(
-                f"No background task found with ID: {task_id}. Use task_list() to see all known tasks for this session."
-            )
+            advice = "Use task_list() to see all known tasks for this session."
+            return error_answer(f"No background task found with ID: {task_id}. {advice}")
         if not record.status.is_terminal and block:
             note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
-            return ToolOutput(f"task_id: {task_id}\nstatus: running\nnote: {_awaiting(record) or note}")
+            return _note(task_id, "running", _awaiting(record) or note)
         text = await self._detail(record)
         return ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}} if record.status.is_terminal else None)
 
@@ -76,22 +75,19 @@ class TaskTools:
         """
         task_id = task_id.strip()
         if not task_id:
-            return _error("task_id is required")
+            return error_answer("task_id is required")
         service, scope = self._workers.service(ctx), self._workers.scope(ctx)
         before = await self._repository.get(scope, task_id)
         if before is None:
-            return _error(f"No background task found with ID: {task_id}")
+            return error_answer(f"No background task found with ID: {task_id}")
         if before.status.is_terminal:
-            note = "note: Task already in terminal state, cannot cancel."
-            return ToolOutput(f"task_id: {task_id}\nstatus: {before.status.lower()}\n{note}")
+            return _note(task_id, before.status.lower(), "Task already in terminal state, cannot cancel.")
         await self._workers.watch_remote_task(before, ctx)
         after = await service.cancel(scope, task_id) or before
         if not after.status.is_terminal:
-            note = "note: Cancellation requested; the task has not stopped yet."
-            return ToolOutput(f"task_id: {task_id}\nstatus: cancelling\n{note}")
+            return _note(task_id, "cancelling", "Cancellation requested; the task has not stopped yet.")
         if after.status is not TaskStatus.CANCELLED:
-            note = "note: It ended before it could be cancelled; see task_output."
-            return ToolOutput(f"task_id: {task_id}\nstatus: {after.status.lower()}\n{note}")
+            return _note(task_id, after.status.lower(), "It ended before it could be cancelled; see task_output.")
         text = f"task_id: {task_id}\nstatus: cancelled\nCancellation requested successfully."
         return ToolOutput(text, {ANNOUNCED: {task_id: after.status.lower()}})
 
@@ -103,7 +99,7 @@ class TaskTools:
         """
         wanted = (status_filter or "all").strip().lower()
         if wanted not in FILTERS:
-            return _error(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
+            return error_answer(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
         known = await self._repository.list(self._workers.scope(ctx))
         for record in known:
             await self._workers.watch_remote_task(record, ctx)
@@ -143,7 +139,7 @@ def _answering(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         try:
             return await function(*args, **kwargs)
         except (TaskStoreError, FilesystemError) as exc:
-            return _error(str(exc))
+            return error_answer(str(exc))
 
     return answer
 
@@ -177,7 +173,12 @@ def _awaiting(record: TaskRecord) -> str | None:
     return f"It waits for a human: {record.awaiting}" if record.awaiting else None
 
 
-def _error(text: str) -> ToolResult:
+def _note(task_id: str, status: str, note: str) -> ToolOutput:
+    return ToolOutput(f"task_id: {task_id}\nstatus: {status}\nnote: {note}")
+
+
+def error_answer(text: str) -> ToolResult:
+    """Return the answer of a tool that was refused."""
     return ToolResult.error(f"Error: {text}")
 
 

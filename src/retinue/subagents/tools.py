@@ -20,7 +20,7 @@ from ..core.tools import Tool
 from ..tasks.task import TaskRecord, TaskStatus
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
-from .task_tools import ANNOUNCED
+from .task_tools import ANNOUNCED, error_answer
 from .work import ChildJob, Workers, stable_id
 
 DEFAULT_SECONDS = 30
@@ -62,14 +62,14 @@ class AgentTools:
                 background; what takes longer than you wait goes on there too.
         """
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
-            return _error(_limit_text(*refusal))
+            return error_answer(_limit_text(*refusal))
         entries = await self._catalog.load_entries()
         entry = entries.get(agent_id.strip())
         if entry is None:
-            return _error(f"Unknown agent_id: {agent_id}\nAvailable agent ids: {', '.join(entries) or 'none'}")
+            return error_answer(f"Unknown agent_id: {agent_id}\nAvailable agent ids: {', '.join(entries) or 'none'}")
         label = (label or "").strip() or None
         if label is not None and (problem := self._label_refusal(label, ctx)):
-            return _error(problem)
+            return error_answer(problem)
         unique = str(stable_id(ctx, "agent"))  # the same when the call is made again after its process ended
         key, session_id = f"agent:{entry.id}:{unique}", f"sub-{unique}"
         spawned = Spawned(key, entry.id, session_id, label, ctx.run.depth + 1, ctx.run.user_id)
@@ -99,13 +99,13 @@ class AgentTools:
         """
         found = self._find(agent_key, label, ctx, message)
         if isinstance(found, str):
-            return _error(found)
+            return error_answer(found)
         if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
-            return _error(_limit_text(*refusal))
+            return error_answer(_limit_text(*refusal))
         with self._workers.turns.expected(found.session_id):
             entry = (await self._catalog.load_entries()).get(found.agent_id)
             if entry is None:
-                return _error(f"The sub-agent {found.agent_id} of this key is not declared any more")
+                return error_answer(f"The sub-agent {found.agent_id} of this key is not declared any more")
             return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx)
 
     async def agent_list(self, ctx: ToolContext) -> str:
@@ -131,11 +131,11 @@ class AgentTools:
         """
         found = self._find(agent_key, label, ctx)
         if isinstance(found, str):
-            return _error(found)
+            return error_answer(found)
         if self._workers.turns.is_held(found.session_id, ctx):
-            return _error(f"{found.agent_key} waits for a decision: close it when it has gone on")
+            return error_answer(f"{found.agent_key} waits for a decision: close it when it has gone on")
         if self._workers.turns.is_busy(found.session_id):
-            return _error(f"{found.agent_key} is working on a message: wait for its answer first")
+            return error_answer(f"{found.agent_key} is working on a message: wait for its answer first")
         if found.label is not None:
             self.labels.release(found.label, ctx)
         self._workers.turns.close(found.session_id, ctx)
@@ -177,9 +177,9 @@ class AgentTools:
                 return ToolOutput(f"{_head(spawned, is_new)}\n{_accepted(record)}", {SPAWNED: spawned})
             outcome = await self._workers.wait_for(job, seconds)
         except LimitReached as exc:
-            return _error(exc.reason)
+            return error_answer(exc.reason)
         except (ExecutionBackendError, TaskStoreError, FilesystemError) as exc:
-            return _error(str(exc))
+            return error_answer(str(exc))
         if isinstance(outcome, TaskRecord):
             updates: dict[StateKey[Any, Any], Any] = {SPAWNED: spawned}
             if outcome.status.is_terminal:
@@ -263,7 +263,3 @@ def _limit_text(limit: str, value: int) -> str:
     if limit == "depth":
         return f"Maximum spawn depth exceeded (max={value})"
     return f"This conversation may start {value} sub-agents, and has: go on with what you have"
-
-
-def _error(text: str) -> ToolResult:
-    return ToolResult.error(f"Error: {text}")

@@ -89,15 +89,12 @@ class Workers:
         self.turns = Turns()
 
     async def wait_for(self, job: ChildJob, seconds: float) -> RunResult | TaskRecord:
-        """Return the result or, if it takes longer, the task that the work has become.
-
-        Work for another backend is a task from the beginning.
-        """
+        """Return the result or, if it takes longer or another backend executes it, the task of the work."""
         if (recovered := await self._recovered_task(job)) is not None:
             return recovered
         if job.is_elsewhere:
             return await self._wait_for_task(job, seconds)
-        self._queue_up(job)
+        self._enqueue(job)
         running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
@@ -117,19 +114,13 @@ class Workers:
         entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         if entry is None or entry.declaration is None or not entry.declaration.is_remote:
             return
-        seconds = entry.declaration.timeout
-        plan = ctx.resolver.resolve(await entry.agent(ctx))
+        plan, seconds = ctx.resolver.resolve(await entry.agent(ctx)), entry.declaration.timeout
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
-            identity = RunIdentity(record.run_id or "", record.sub_session_id or "", record.sub_agent_id)
+            run = RunIdentity(record.run_id or "", record.sub_session_id or "", record.sub_agent_id)
             said = as_messages(record.input)
             request = RunRequest(
-                agent=plan.agent,
-                identity=identity,
-                messages=said,
-                cancellation=token,
-                timeout=seconds,
-                is_dispatched=True,
+                agent=plan.agent, identity=run, messages=said, cancellation=token, timeout=seconds, is_dispatched=True
             )
             return await plan.backend.run(request)
 
@@ -157,7 +148,7 @@ class Workers:
         if (recovered := await self._recovered_task(job)) is not None:
             return recovered
         job.in_background = True
-        self._queue_up(job)
+        self._enqueue(job)
         if not job.is_elsewhere:  # it may begin when the run that starts it has ended
             session_id = job.spawned.session_id
             _background(job.ctx).announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
@@ -183,18 +174,17 @@ class Workers:
         entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         key, session_id, run_id = record.agent_key or "", record.sub_session_id or "", record.run_id or ""
         spawned = Spawned(key, record.sub_agent_id, session_id, None, ctx.run.depth + 1, ctx.run.user_id)
-        token = CancellationToken()
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             if entry is None:
                 raise ExecutionBackendError(record.sub_agent_id, "it is not declared any more")
             agent = await entry.agent(ctx)
             job = ChildJob(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
-            self._queue_up(job)
+            self._enqueue(job)
             return await self._follow(job, await self._run(job), waits)
 
         reporter = background.reporter(ctx, record, service)
-        ended = await service.resume(record, work, reporter, token)
+        ended = await service.resume(record, work, reporter, CancellationToken())
         if ended is not None:  # meanwhile
             background.close_task(ctx, ended, given_up)
             reporter.close()
@@ -215,14 +205,10 @@ class Workers:
     async def _begin(
         self, job: ChildJob, status: TaskStatus, work: Work, at_end: Callable[[], None] | None = None
     ) -> TaskRecord:
-        service = self.service(job.ctx)
-        record = self._record(job, status, service.node)
-        reporter = _background(job.ctx).reporter(job.ctx, record, service)
-        return await service.start(record, work, reporter, job.token, at_end)
-
-    def _record(self, job: ChildJob, status: TaskStatus, node: str) -> TaskRecord:
+        """Store the task of a job and execute it."""
+        background, service = _background(job.ctx), self.service(job.ctx)
         run, spawned, now = job.ctx.run, job.spawned, at(time.time())
-        return TaskRecord(
+        record = TaskRecord(
             task_id=job.task_id,
             sub_agent_id=spawned.agent_id,
             parent_agent_id=self._parent,
@@ -235,16 +221,18 @@ class Workers:
             parent_run_id=run.run_id,
             parent_tool_call_id=job.ctx.call_id,
             run_id=job.run_id,
-            log_id=_background(job.ctx).log_id(job.ctx),
+            log_id=background.log_id(job.ctx),
             transport_type=REMOTE if job.is_remote else None,
-            node=node if status is TaskStatus.RUNNING else None,
+            node=service.node if status is TaskStatus.RUNNING else None,
             created_at=now,
             last_updated_at=now,
         )
+        reporter = background.reporter(job.ctx, record, service)
+        return await service.start(record, work, reporter, job.token, at_end)
 
     async def _run(self, job: ChildJob) -> RunResult:
         ctx, session_id = job.ctx, job.spawned.session_id
-        if not await self._take_turn(job):
+        if not await self._wait_for_turn(job):
             return _never_began(job)
         try:
             if self.turns.is_held(session_id, ctx):
@@ -273,12 +261,12 @@ class Workers:
             run_id=job.run_id,
         )
 
-    def _queue_up(self, job: ChildJob) -> None:
+    def _enqueue(self, job: ChildJob) -> None:
         """Queue after the earlier messages: the order of the calls is the order of the conversation."""
         job.turn = self.turns.of(job.spawned.session_id)
         job.queued = asyncio.create_task(job.turn.acquire())
 
-    async def _take_turn(self, job: ChildJob) -> bool:
+    async def _wait_for_turn(self, job: ChildJob) -> bool:
         """Wait for the earlier messages; False if this one was cancelled meanwhile."""
         queued, token, loop = job.queued, job.token, asyncio.get_running_loop()
         if queued is None:
