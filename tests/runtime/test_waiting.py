@@ -20,6 +20,7 @@ from retinue import (
     tool,
 )
 from retinue.events import RunFinished, ToolCallFinished
+from retinue.storage.logs import stored_events
 from retinue.testing import ScriptedModel, call, say
 
 Open = Callable[..., Runtime]
@@ -142,3 +143,18 @@ async def test_a_handle_of_an_answer_in_another_process_knows_its_thread(tmp_pat
         assert (run.thread_id, run.agent) == ("t", "a")
         assert (events[0].kind, events[-1].kind) == ("run_started", "run_finished")
         assert (await run.result()).response == "done"
+
+
+async def test_following_a_stored_run_ends_where_it_waits(tmp_path: Path) -> None:
+    """A handle that reads through the store while another process settles the leg must not wait for the next answer."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [asking()]) as first, Runtime.open(url, [asking()], recover=False) as second:
+        waiting = await first.run("a", "go")
+        store: Any = second.store
+        rests = [event.kind async for event in stored_events(store, waiting.run_id, past_waits=False)]
+        assert (rests[0], rests[-1]) == ("run_started", "run_finished")
+        others: Any = second._runs.elsewhere
+        log, _ = await others.last_leg(waiting.run_id)
+        log.first, log.lost, log.ended = 0, True, False  # as it is opened while the leg is at work
+        last = [event.seq async for event in log.follow(until_end_of=waiting.run_id)][-1]
+        assert [event async for event in log.follow(last)] == []

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Earlier = Callable[[int, int | None], AsyncIterator[Event]]
-"""Reads stored events after one number, up to another or, with None, until the log has ended."""
+Earlier = Callable[[int, int | None, bool], AsyncIterator[Event]]
+"""Reads stored events after one number, up to another or, with None, until the log has ended; with False also until
+nobody works on it because its run waits."""
 
 
 class LiveLog:
@@ -203,7 +204,7 @@ class LiveLog:
         With `past_waits` it also waits while the root run waits for a human.
         """
         if after < self.first and self.earlier is not None:
-            async for event in self.earlier(after, self.first):
+            async for event in self.earlier(after, self.first, True):
                 yield event
         place, events = max(after - self.first, 0), self.events
         while True:
@@ -215,7 +216,7 @@ class LiveLog:
                     return
             waits = past_waits and self.waits
             if self.earlier is not None and (self.lost or (self.closed and waits)):  # any process may continue it
-                async for event in self.earlier(self.first + place, None):
+                async for event in self.earlier(self.first + place, None, past_waits or until_end_of is not None):
                     yield event
                     if event.__class__ is RunFinished and event.run_id == until_end_of:
                         return

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -278,7 +279,7 @@ class Elsewhere:
                 first, last = event.seq - 1, 0
             elif isinstance(event, RunFinished) and event.run_id == run_id:
                 last = event.seq
-        log.earlier = lambda after, until: stored_events(store, record.log_id, after, until)
+        log.earlier = partial(stored_events, store, record.log_id)
         if last and await store.owner_of(record.log_id) is None:
             log.first = last
             log.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 from msgspec.structs import replace
@@ -102,7 +103,7 @@ class LocalRuns:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
             store, log_id = self.owner.store, writer.log_id
-            log.earlier = lambda after, until: stored_events(store, log_id, after, until)
+            log.earlier = partial(stored_events, store, log_id)
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
 from ..core.events import Event
 from ..core.rows import LogRow
-from ..core.stores import DurableStore, EventStore, LogBatch, Reply, RunRecord, ThreadUpdate
+from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, ThreadUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -175,13 +175,14 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = Non
 
 
 async def stored_events(
-    store: EventStore, log_id: str, after: int = 0, until: int | None = None
+    store: DurableStore, log_id: str, after: int = 0, until: int | None = None, past_waits: bool = True
 ) -> AsyncIterator[Event]:
     """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned; with `until`,
-    up to that number."""
+    up to that number; without `past_waits`, also until nobody works on it because its run waits."""
     known = False
     with store.watch(log_id) as watch:
         while True:
+            rests = not past_waits and await _rests(store, log_id)  # asked first: what is read below is the last of it
             found = await store.read_events(log_id, after, BATCH)
             if found is None:
                 if known:
@@ -194,7 +195,13 @@ async def stored_events(
                     return
                 after = event.seq
                 yield event
-            if ended or (until is not None and after >= until):
+            if ended or (until is not None and after >= until) or (rests and not events):
                 return
             if not events:
                 await watch.wait(LOOK_AGAIN)
+
+
+async def _rests(store: DurableStore, log_id: str) -> bool:
+    """Return whether the root run of a log waits, and nobody works on anything under it."""
+    record = await store.load_run(log_id)
+    return record is not None and record.result is not None and await store.owner_of(log_id) is None
