@@ -47,7 +47,7 @@ async def main(answers: list[str]) -> None:
     while result.status is RunStatus.SUSPENDED:
         call_id, ticket = next(iter(result.suspended.items()))
         answer = answers[0] if answers else await asyncio.to_thread(ask, ticket.message)
-        decision = Decision.resume({"approved": answer.strip().lower().startswith("y")})
+        decision = Decision.approve() if answer.strip().lower().startswith("y") else Decision.reject()
         result = await runtime.resume(result.run_id, {call_id: decision})
     for message in result.messages:
         print(message)

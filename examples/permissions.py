@@ -33,9 +33,7 @@ async def main() -> None:
         print("offered:", ", ".join(descriptor.name for descriptor in model.requests[0].tools))
         for ticket in waiting.suspended.values():
             print("asks:", ticket.message, ticket.parameters)
-        result = await runtime.resume(
-            waiting.run_id, {call_id: Decision.resume({"approved": True}) for call_id in waiting.suspended}
-        )
+        result = await runtime.resume(waiting.run_id, {call_id: Decision.approve() for call_id in waiting.suspended})
         for message in result.messages:
             print(message)
 

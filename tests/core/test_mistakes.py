@@ -15,6 +15,7 @@ from retinue import (
     DecisionRefused,
     Limits,
     Message,
+    Permissions,
     Plugin,
     Registrar,
     Runtime,
@@ -27,12 +28,21 @@ from retinue.state import MutationBatch
 from retinue.testing import ScriptedModel, say
 
 
+def override(model: Any) -> None:
+    with Runtime().override(model=model):
+        pass
+
+
 def model() -> ScriptedModel:
     return ScriptedModel([say("hi")])
 
 
 class P(Plugin):
     """A plugin."""
+
+    def method(self, text: str) -> str:
+        """Do something."""
+        return text
 
 
 async def f(text: str) -> str:
@@ -112,6 +122,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "output by name": (lambda: ToolOutput("x", update={"k": 1}), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "command by name": (lambda: StateCommand().update("k", 1), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "batch by name": (lambda: MutationBatch().update("k", 1), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "tool on a method": (lambda: tool(P.method), "is a method: give the bound method instead"),
+    "rules as text": (lambda: Permissions(deny="pay"), "Permissions: deny is a list, even of one"),
+    "store first": (lambda: Runtime("sqlite:///x.db"), "for a store write Runtime.open"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "agents first": (lambda: Runtime.open([], "sqlite:///x.db"), "the URL of the store comes first"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "override by class": (lambda: override(ScriptedModel), "a Model object, not <class"),
+    "override by nothing": (lambda: override(None), "a Model object, not None"),
     "hook called": (lambda: Registrar(P()).hook("before_tool", Block("no")), "a hook is a function of a HookContext"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "hook of no phase": (lambda: Registrar(P()).hook("before", print), "there is no phase 'before'; phases are"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "key by name": (lambda: Registrar(P()).key("k"), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -132,3 +148,11 @@ async def test_decisions_without_a_call() -> None:
     decision: Any = Decision.approve()
     with pytest.raises(DecisionRefused, match="decisions are given as {call id: Decision}"):
         await runtime.resume(result.run_id, decision)
+
+
+def test_a_key_that_does_not_leave_its_run_says_so() -> None:
+    state = Runtime([Agent("a", ScriptedModel([say("x")]))]).run_sync("a", "go").state
+    with pytest.raises(KeyError, match="persistent=True"):
+        state[StateKey("k", int)]
+    with pytest.raises(KeyError, match="nothing wrote it"):
+        state[StateKey("k", int, persistent=True)]

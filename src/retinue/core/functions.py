@@ -238,6 +238,10 @@ def _parameters(
     open_ended = False
     for name, default, kind in _signature(function):
         hint = hints.get(name, Any)
+        if name == "self" and not found:
+            raise ConfigurationError(
+                f"{owner} is a method: give the bound method instead, tools=[thing.{function.__name__}]"
+            )
         if kind is _VAR_KEYWORD:
             open_ended = True
         elif kind is _VAR_POSITIONAL or kind is _POSITIONAL_ONLY:

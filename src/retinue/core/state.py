@@ -281,7 +281,15 @@ class PersistedState(Struct, gc=False):
 
     def __getitem__(self, key: StateKey[V, Any]) -> V:
         """The decoded value; KeyError where the key is absent."""
-        return key.decode(self.extensions[key.name])
+        try:
+            return key.decode(self.extensions[key.name])
+        except KeyError:
+            why = (
+                "nothing wrote it"
+                if key.persistent
+                else "write StateKey(…, persistent=True) for a key that leaves its run"
+            )
+            raise KeyError(f"{key.name}: not in this state; {why}") from None
 
     @overload
     def get(self, key: StateKey[V, Any]) -> V | None: ...

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ..core.codec import to_json_text
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, as_tuple
 from ..core.hooks import BeforeToolContext, InferenceContext, Registrar
 from ..core.messages import ToolCall
 from ..core.plugins import AddContextMessage, Block, ExcludeTools, Plugin, Suspend
@@ -78,6 +78,9 @@ class Permissions(Plugin):
     ) -> None:
         if default not in _STRICTNESS:
             raise ConfigurationError(f"permissions: default is 'allow', 'ask' or 'deny', not {default!r}")
+        allow, ask, deny = (
+            as_tuple(rules, "Permissions", name) for name, rules in (("allow", allow), ("ask", ask), ("deny", deny))
+        )
         rules: dict[Verdict, Iterable[str]] = {"deny": deny, "ask": ask, "allow": allow}
         self._rules: dict[Verdict, list[Rule]] = {
             verdict: [Rule.parse(text) for text in texts] for verdict, texts in rules.items()

@@ -124,6 +124,10 @@ class AgentRegistry:
     @contextmanager
     def override(self, model: str | Model) -> Generator[None]:
         """Let `model` replace the models of all runs that are started or answered meanwhile."""
+        if not isinstance(model, str) and (isinstance(model, type) or not callable(getattr(model, "stream", None))):
+            raise ConfigurationError(
+                f"override: model is a 'provider:model' string or a Model object, not {model!r:.80}"
+            )
         self.overrides.append(model)
         try:
             yield

@@ -79,6 +79,10 @@ class Runtime:
         "leave" and a store, runs at work stop where they are when the runtime is closed, and the next process
         continues them. `backends`: execute the agents that name one of them.
         """
+        if isinstance(agents, str):
+            raise ConfigurationError(
+                f"agents is a list of agents, not {agents!r}; for a store write Runtime.open({agents!r}, agents)"
+            )
         if isinstance(store, str):
             raise ConfigurationError(f"store is a Store object, not {store!r}: write Runtime.open({store!r})")
         sinks = as_tuple(sinks, "Runtime", "sinks")
@@ -124,6 +128,11 @@ class Runtime:
         The URL is `sqlite:///app.db`, `postgresql://…`, or `memory:` to store nothing. With `durability="full"` a
         commit also survives a power failure.
         """
+        given: Any = url
+        if not isinstance(given, str):
+            raise ConfigurationError(
+                f"the URL of the store comes first: Runtime.open('sqlite:///app.db', agents), not {url!r:.60}"
+            )
         return cls(
             agents,
             store=open_store(url, durability),
