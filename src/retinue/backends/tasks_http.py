@@ -15,6 +15,7 @@ from ..core.events import Custom
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunResult
+from ..core.secrets import redact, secrets_of
 from ..core.state import PersistedState
 from ..wire.task_protocol import TASKS_PATH, RemoteTask, TaskSubmission, decode_task, encode, task_path
 
@@ -43,6 +44,7 @@ ANSWER_SECONDS = 120.0
 MOST_BYTES = 20_000_000
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SHOWN = 300
+_ERROR_BODY = 64 * 1024
 
 
 class TaskHttpBackend:
@@ -204,10 +206,12 @@ async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: Cancel
 
 class HttpTaskClient:
     """Speaks to one server. `submit` may be repeated with the same id. A final refusal raises ExecutionBackendError,
-    a failure that may pass raises ConnectionError. The headers come from the declaration, go with every request, and appear nowhere else."""
+    a failure that may pass raises ConnectionError. The headers come from the declaration and go with every request to
+    that address: no redirect is followed, and their credentials are redacted in all that the server returns."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
         self._url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
+        self._secrets = secrets_of(self._headers)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def submit(self, task_id: str, agent_id: str, text: str, context: dict[str, str]) -> None:
@@ -242,11 +246,17 @@ class HttpTaskClient:
         if status >= 400:
             raise self._refused(status, data, "did not say how the task stands")
         try:
-            return decode_task(data)
+            return self._redacted(decode_task(data))
         except ValueError as exc:
             raise ExecutionBackendError(
-                self._name, f"{self._url} did not answer as a task server ({exc}): check the url"
+                self._name, f"{self._url} did not answer as a task server ({self._words(str(exc))}): check the url"
             ) from None
+
+    def _redacted(self, task: RemoteTask) -> RemoteTask:
+        status, result, error = [
+            text and redact(text, self._secrets) for text in (task.status, task.result, task.error)
+        ]
+        return RemoteTask(status or "", result, error, task.task_id)
 
     async def _ask(
         self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
@@ -258,7 +268,7 @@ class HttpTaskClient:
         headers = {"content-type": "application/json", **self._headers} if body else self._headers
         try:
             async with self._session().request(
-                method, self._url + path, data=body, headers=headers, timeout=timeout
+                method, self._url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 data = await response.content.read(MOST_BYTES + 1)
                 while len(data) <= MOST_BYTES and (more := await response.content.read(MOST_BYTES + 1 - len(data))):
@@ -267,17 +277,30 @@ class HttpTaskClient:
         except aiohttp.InvalidURL:
             raise ExecutionBackendError(self._name, f"{self._url} is not an address that can be asked") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = " ".join(str(exc).split())[:_SHOWN] or type(exc).__name__
+            reason = self._words(str(exc)) or type(exc).__name__
             raise ConnectionError(f"{self._url} cannot be reached ({reason})") from None
         if len(data) > MOST_BYTES:
             raise ExecutionBackendError(self._name, f"{self._url} sent more than {MOST_BYTES:,} bytes")
         if status in _TRANSIENT:
-            raise ConnectionError(f"{self._url} answered {status}: {_words(data)}")
+            raise ConnectionError(f"{self._url} answered {status}: {self._words(data)}")
+        if 300 <= status < 400:
+            raise ExecutionBackendError(
+                self._name, f"{self._url} answered {status}, a redirect, which is not followed: correct the url"
+            )
         return status, data
 
     def _refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
         advice = ": check the headers of the declaration" if status in (401, 403) else ""
-        return ExecutionBackendError(self._name, f"{self._url} {what}: {status} {_words(data)}{advice}")
+        return ExecutionBackendError(self._name, f"{self._url} {what}: {status} {self._words(data)}{advice}")
+
+    def _words(self, said: bytes | str) -> str:
+        """Return the beginning of a text for a message, without credentials, also without half of one."""
+        cut = len(said) > _ERROR_BODY
+        text = said[:_ERROR_BODY].decode(errors="replace") if isinstance(said, bytes) else said[:_ERROR_BODY]
+        text = redact(text, self._secrets)
+        if cut and self._secrets:
+            text = text[: -len(self._secrets[0])]
+        return " ".join(text.split())[:_SHOWN]
 
     def _session(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -290,7 +313,3 @@ class HttpTaskClient:
                 cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
             )
         return session
-
-
-def _words(data: bytes) -> str:
-    return " ".join(data[: 4 * _SHOWN].decode(errors="replace").split())[:_SHOWN]

@@ -28,8 +28,9 @@ from ..core.errors import (
 from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPart, Role, TextPart
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
+from ..core.secrets import sort_secrets
 from .content import chosen_tool, rename_settings
-from .endpoint import redact, sort_secrets
+from .endpoint import redact_message
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 
@@ -120,7 +121,7 @@ class BridgedModel:
             raise self._told(ModelUnavailable(f"the connection failed ({exc})")) from None
 
     def _told(self, error: ModelError) -> ModelError:
-        message = redact(error.message, _secrets_of(self._model))
+        message = redact_message(error.message, _secrets_of(self._model))
         return type(error)(message, self.name, error.status, error.retry_after)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from ..core.errors import ConfigurationError, ModelError
+from ..core.secrets import redact, secrets_of, sort_secrets
 
 SHOWN = 500
 """The longest error message in characters; the quoted words of the server come last."""
 
 _KEYLESS = "models of ollama, vllm and llamacpp need no key"
-_SECRET_HEADER = re.compile(r"auth|key|token|cookie|secret", re.I)
 
 
 class Endpoint:
@@ -39,40 +38,26 @@ class Endpoint:
                 raise ConfigurationError(
                     f"{name}: the value of the header {header!r} has characters that cannot be sent"
                 )
-        self._secrets = _secrets_of(self.headers)
+        self._secrets = secrets_of(self.headers)
 
     def __repr__(self) -> str:
         return f"<endpoint {self.base_url} of {self.name}>"
 
     def hide(self, *secrets: str) -> None:
         """Redact these in messages too, URL-quoted or not."""
-        self._secrets = sort_secrets([*self._secrets, *secrets, *map(unquote, secrets)])
+        self._secrets = sort_secrets([*self._secrets, *secrets])
 
     def redact_error(self, error: ModelError) -> ModelError:
         """Return the error with the name of this endpoint, without its secrets, and then cut."""
         if error.model == self.name:
             return error
-        return type(error)(redact(error.message, self._secrets), self.name, error.status, error.retry_after)
+        return type(error)(redact_message(error.message, self._secrets), self.name, error.status, error.retry_after)
 
 
-def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text for a message. Secrets are redacted before the text is cut, else half of one could stay."""
-    for secret in secrets:
-        text = text.replace(secret, "[redacted]")
+def redact_message(text: str, secrets: Iterable[str]) -> str:
+    """Return a text for a message: without secrets, then cut."""
+    text = redact(text, secrets)
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
-
-
-def sort_secrets(found: Iterable[str]) -> tuple[str, ...]:
-    """Return the secrets among these, the longest first, because one may contain another."""
-    return tuple(sorted({secret for secret in found if len(secret) > 3}, key=len, reverse=True))
-
-
-def _secrets_of(headers: Mapping[str, str]) -> tuple[str, ...]:
-    found: set[str] = set()
-    for header, value in headers.items():
-        if _SECRET_HEADER.search(header):
-            found |= {value, value.partition(" ")[2]}  # with and without its scheme, as in "Bearer …" or "Basic …"
-    return sort_secrets(found)
 
 
 def _without_secrets(url: str) -> str:

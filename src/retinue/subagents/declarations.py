@@ -132,6 +132,8 @@ def check_url(url: str, owner: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigurationError(f"{owner}: url must begin with http:// or https:// and name a host")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigurationError(f"{owner}: url has a password, '?' or '#' in it: pass credentials in headers")
 
 
 def _names(given: Any, owner: str) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 ENDED = frozenset({"success", "error", "cancelled"})
 TASKS_PATH = "/tasks"
+_STATUS = re.compile(r"[A-Za-z_-]{1,40}")
 _ALIASES = {"failed": "error", "canceled": "cancelled", "completed": "success"}
 
 
@@ -56,14 +58,17 @@ def decode_submission(data: bytes) -> TaskSubmission:
 
 def decode_task(data: bytes) -> RemoteTask:
     """Raise ValueError if it is not a task. A result that is not text becomes JSON."""
-    given: Any = msgspec.json.decode(data)
+    try:
+        given: Any = msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(given, Mapping):
         raise ValueError("it is not an object")
     fields: Mapping[str, Any] = msgspec.convert(given, dict[str, Any])
     status = fields.get("status")
     if not isinstance(status, str) or not status:
         raise ValueError("it has no status")
-    plain = status.lower()
+    plain = status.lower() if _STATUS.fullmatch(status) else "unknown"
     result, error = _text(fields.get("result")), _text(fields.get("error"))
     return RemoteTask(_ALIASES.get(plain, plain), result, error, str(fields.get("task_id") or ""))
 
