@@ -17,6 +17,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
+from .codec import to_json_value
 from .context import ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe
@@ -53,6 +54,7 @@ class FunctionTool(Tool, Generic[P, R]):
         schema, self._decode = describe(parameters, open_ended, owner)
         self.plain_schema = schema if self._decode is None else None
         """The schema, if it has plain types only and so is known to be valid."""
+        self._defaults = {each.name: each.default for each in parameters if each.default is not _EMPTY}
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
         self.function, self._context, self._is_async = function, context, is_async(inner)
         self.descriptor = ToolDescriptor(
@@ -66,6 +68,11 @@ class FunctionTool(Tool, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
+
+    def complete_args(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the values that the function gets, as JSON where they have such a form, else as text."""
+        given = args if self._decode is None else self._decode(args)
+        return {name: _as_json(value) for name, value in {**self._defaults, **given}.items()}
 
     def execute(self, args: dict[str, Any], ctx: ToolContext) -> CoroutineType[Any, Any, Any]:
         """Return the function's own coroutine if it has one: a wrapper would cost as much as a short tool."""
@@ -83,6 +90,13 @@ class FunctionTool(Tool, Generic[P, R]):
         """Call a blocking function in a thread."""
         returned = await in_thread(self.function, args)
         return await returned if inspect.isawaitable(returned) else returned
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return to_json_value(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
 
 
 def _check_function(function: Any, name: str | None) -> None:

@@ -35,6 +35,8 @@ class HookContext(Struct, frozen=True, kw_only=True):
     result: ToolResult | None
     decision: Decision | None
     """The decision of a human, if the call was suspended before."""
+    tool: Tool | None = None
+    """The tool of the call."""
     step: int = 0
     usage: Usage = Usage()
     compacted: int = 0

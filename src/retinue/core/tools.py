@@ -61,6 +61,12 @@ class Tool(ABC):
         """Check what the schema cannot say, after it; may raise a ToolError."""
         return None
 
+    def complete_args(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return valid arguments with the defaults of those that were omitted. Permission rules compare these."""
+        properties: dict[str, Any] = self.descriptor.parameters.get("properties", {})
+        defaults = {name: about["default"] for name, about in properties.items() if "default" in about}
+        return {**defaults, **args}
+
     @abstractmethod
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput | ToolResult | Any:
         """Do the work. Returns a ToolOutput, a ToolResult or any value that has a JSON form."""

@@ -222,6 +222,7 @@ class Execution:
         decision: Decision | None = None,
     ) -> HookContext:
         state = self.state
+        bound = None if call is None else self.toolbox.get(call.name)
         return CONTEXTS.get(phase, HookContext)(
             phase=phase,
             run=state.identity,
@@ -230,6 +231,7 @@ class Execution:
             messages=messages,
             request=request,
             call=call,
+            tool=None if bound is None else bound.tool,
             result=result,
             decision=decision,
             step=state.step,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Literal, cast
 
 from msgspec import Struct
 
 from ..core.codec import to_json_text
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, as_tuple
+from ..core.errors import ConfigurationError, ToolError, as_tuple
 from ..core.hooks import BeforeToolContext, InferenceContext, Registrar
 from ..core.messages import ToolCall
 from ..core.plugins import AddContextMessage, Block, ExcludeTools, Plugin, Suspend
 from ..core.results import SuspendTicket
 from ..core.state import StateCommand
+from ..core.tools import Tool
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -32,7 +36,7 @@ _APPROVAL = {
 
 
 class Rule(Struct, frozen=True):
-    """`tool` or `tool(argument=pattern)`, both with the wildcards * and ?."""
+    """`tool` or `tool(argument=pattern)`, both with the wildcards * and ?. Values are JSON or Python: true, True, 1e3."""
 
     tool: str
     argument: str | None = None
@@ -45,16 +49,15 @@ class Rule(Struct, frozen=True):
             raise ConfigurationError(f"not a permission rule: {text!r}; write tool or tool(argument=pattern)")
         return cls(match[1], match[2], match[3] if match[2] else "*")
 
-    def fits(self, call: ToolCall, *, every_spelling: bool = False) -> bool:
-        """Return whether the rule matches a call. One spelling of a path is enough, unless all must match."""
+    def fits(self, call: ToolCall, full: Mapping[str, Any], *, every_spelling: bool = False) -> bool:
+        """Return whether the rule matches a call as written or as the tool gets it (`full`), or both if all must match."""
         if not fnmatchcase(call.name, self.tool):
             return False
         if self.argument is None:
             return True
-        if self.argument not in call.args:
-            return False
-        fitting = [fnmatchcase(text, self.pattern) for text in _spellings(call.args[self.argument])]
-        return all(fitting) if every_spelling else any(fitting)
+        values = [args[self.argument] for args in (call.args, full) if self.argument in args]
+        fitting = [fits for value in values for fits in _fits(value, self.pattern)]
+        return bool(fitting) and (all(fitting) if every_spelling else any(fitting))
 
 
 class Permissions(Plugin):
@@ -94,17 +97,18 @@ class Permissions(Plugin):
         made._rules, made._outer = self._rules, outer if self._outer is None else self._outer.within(outer)
         return made
 
-    def verdict(self, call: ToolCall) -> Verdict:
-        """Return the verdict on a call."""
+    def verdict(self, call: ToolCall, tool: Tool | None = None) -> Verdict:
+        """Return the verdict on a call. The tool knows the defaults of the arguments that were omitted."""
+        full = _completed(call, tool)
         fitting: list[Verdict] = [
             verdict
             for verdict, rules in self._rules.items()
-            if any(rule.fits(call, every_spelling=verdict == "allow") for rule in rules)
+            if any(rule.fits(call, full, every_spelling=verdict == "allow") for rule in rules)
         ]
         own: Verdict = fitting[0] if fitting else self._default
         if self._outer is None:
             return own
-        outer = self._outer.verdict(call)
+        outer = self._outer.verdict(call, tool)
         return own if _STRICTNESS[own] > _STRICTNESS[outer] else outer
 
     def hides(self, tool_name: str) -> bool:
@@ -126,7 +130,7 @@ class Permissions(Plugin):
 
     def _judge(self, ctx: BeforeToolContext) -> StateCommand | Block | Suspend | None:
         call, answer = ctx.call, _answer(ctx.decision)
-        verdict = self.verdict(call)
+        verdict = self.verdict(call, ctx.tool)
         if verdict == "deny":
             return Block(f"{call.name} is not permitted with these arguments")
         if answer is not None:
@@ -154,7 +158,49 @@ def _judgement(call: ToolCall, answer: dict[str, Any]) -> StateCommand | Block |
     return StateCommand().schedule(AddContextMessage(" ".join(said))) if said else None
 
 
-def _spellings(value: Any) -> set[str]:
-    """An argument as it is written and, because `./a`, `b/../a` and `a` are one file, as the path it comes to."""
-    text = value if isinstance(value, str) else str(value)
-    return {text, posixpath.normpath(text.replace("\\", "/")).lstrip("/")}
+def _completed(call: ToolCall, tool: Tool | None) -> Mapping[str, Any]:
+    try:
+        return call.args if tool is None else tool.complete_args(call.args)
+    except ToolError:
+        return call.args  # the tool will refuse them too
+
+
+def _fits(value: Any, pattern: str) -> list[bool]:
+    """Return whether a pattern matches a value; for text also as the path it comes to: `./a` and `b/../a` are `a`."""
+    if isinstance(value, str):
+        path = posixpath.normpath(value.replace("\\", "/")).lstrip("/")
+        return [fnmatchcase(text, pattern) for text in (value, path)]
+    return [any(fnmatchcase(text, pattern) for text in _texts(value)) or _is_same(value, _parsed(pattern))]
+
+
+def _texts(value: Any) -> set[str]:
+    """Return the ways to write a value: as JSON, with and without spaces, and as Python."""
+    if isinstance(value, float) and value.is_integer():
+        return {str(value), str(int(value))}
+    return {to_json_text(value), json.dumps(value, ensure_ascii=False), str(value)}
+
+
+@cache
+def _parsed(pattern: str) -> Any:
+    """Return the value that a pattern writes, as JSON or Python; the pattern itself if it is neither."""
+    try:
+        return json.loads(pattern)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(pattern)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return pattern
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare as JSON does: 1 is 1.0, and True is no number."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        left, right = cast("dict[Any, Any]", one), cast("dict[Any, Any]", other)
+        return left.keys() == right.keys() and all(_is_same(left[key], right[key]) for key in left)
+    if isinstance(one, list) and isinstance(other, list):
+        first, second = cast("list[Any]", one), cast("list[Any]", other)
+        return len(first) == len(second) and all(map(_is_same, first, second))
+    return one == other
