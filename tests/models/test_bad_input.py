@@ -42,8 +42,8 @@ from retinue.errors import (
 from retinue.models import RetryPolicy, open_model, registry
 from retinue.models.providers import PROVIDERS
 from retinue.models.resilience import close_model
-from retinue.models.sse import EventDecoder, EventTooLong
 from retinue.testing import KnownTurn, hear
+from retinue.wire.sse import EventDecoder, EventTooLong
 from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
 from tests.models.streams import RENDER, chat, chat_chunk, event
 from tests.models.test_conformance import connect
@@ -290,7 +290,7 @@ async def test_an_event_that_is_no_json(wire: str) -> None:
 
 
 async def test_an_endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.models.sse.MAX_EVENT", 100_000)
+    monkeypatch.setattr("retinue.wire.sse.MAX_EVENT", 100_000)
     monkeypatch.setattr(EventDecoder.__init__, "__defaults__", (100_000,))
     sent = 0
 

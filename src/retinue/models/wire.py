@@ -9,8 +9,8 @@ import msgspec
 
 from ..core.errors import ModelError, ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.model import ModelChunk, ModelRequest, TurnEnd
+from ..wire.sse import EventDecoder, EventTooLong
 from .http import HttpClient
-from .sse import EventDecoder, EventTooLong
 
 encode_json = msgspec.json.Encoder().encode
 
