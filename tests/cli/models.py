@@ -107,8 +107,29 @@ class Shell:
         yield TurnEnd()
 
 
-MODELS = {model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn, Delegating, Shell)}
+class Writing:
+    """Writes two files: itself, or through a sub-agent, awaited or in the background."""
+
+    name = "test:writing"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        said = request.messages[-1]
+        if said.role == "tool":
+            yield TextChunk(f"Told: {said.text}")
+        elif "delegate" in said.text:
+            seconds = 0 if "background" in said.text else 60
+            args = {"agent_id": "general-purpose", "task": "write", "timeout_seconds": seconds}
+            yield CallChunk(0, None, "agent_spawn", json.dumps(args))
+        else:
+            yield CallChunk(0, None, "write_file", json.dumps({"path": "made/a.txt", "content": f"1\n{RUDE}\n3"}))
+            yield CallChunk(1, None, "write_file", json.dumps({"path": "b.txt", "content": "2"}))
+        yield TurnEnd()
 
 
-def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn | Delegating | Shell:
+MODELS = {
+    model.name.partition(":")[2]: model for model in (Echo, Rude, Broken, Slow, Stubborn, Delegating, Shell, Writing)
+}
+
+
+def make_model(name: str) -> Echo | Rude | Broken | Slow | Stubborn | Delegating | Shell | Writing:
     return MODELS[name]()

@@ -303,6 +303,6 @@ def test_the_shell_is_there_only_when_asked_for(cli: Cli, folder: Path) -> None:
         events = [json.loads(line) for line in out.splitlines()]
         return [event["message"]["parts"][0]["text"] for event in events if event["kind"] == "tool_call_finished"]
 
-    assert tried("--shell") == ["exit code: 0\nhello from here\n"]
+    assert tried("--shell", "--yes") == ["exit code: 0\nhello from here\n"]
     (refused,) = tried()
     assert refused.startswith("not_found: ")

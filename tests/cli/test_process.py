@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,14 @@ def test_a_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     assert process.returncode == 130
 
 
-def on_terminal(*args: str, keys: bytes = b"", after: bytes = b"", env: dict[str, str] | None = None) -> Outcome:
-    """The command line on a terminal of 100 by 30; keys are typed once `after` is shown."""
+def on_terminal(
+    *args: str,
+    keys: bytes = b"",
+    after: bytes = b"",
+    env: dict[str, str] | None = None,
+    typed: Iterable[bytes] = (),
+) -> Outcome:
+    """The command line on a terminal of 100 by 30; keys are typed once `after` is shown, each of `typed` at a question."""
     import fcntl
     import pty
     import struct
@@ -153,6 +160,7 @@ def on_terminal(*args: str, keys: bytes = b"", after: bytes = b"", env: dict[str
     )
     os.close(slave)
     seen = b""
+    answers = list(typed)
     while True:
         try:
             piece = os.read(master, 65536)
@@ -161,6 +169,8 @@ def on_terminal(*args: str, keys: bytes = b"", after: bytes = b"", env: dict[str
         if not piece:
             break
         seen += piece
+        if answers and seen.count(b"Allow it?") > len(tuple(typed)) - len(answers):
+            os.write(master, answers.pop(0))
         if keys and after in seen:
             os.write(master, keys)
             keys = b""

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from textwrap import fill
@@ -22,6 +23,7 @@ from ..core.model import Model
 from ..core.runs import Limits
 from ..core.stores import Store
 from ..models.registry import resolve_model
+from ..plugins.permissions import Permissions
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
@@ -58,6 +60,7 @@ def make_assistant(
     shell: bool = False,
     subagents: Iterable[SubagentDeclaration] = (),
     store: Store | None = None,
+    consent: Permissions | None = None,
 ) -> HarnessAgent:
     """Make the agent "assistant" of a folder. Its tasks are in the database of its runs, where there is one.
 
@@ -70,6 +73,7 @@ def make_assistant(
         NAME,
         model,
         f"{_INSTRUCTIONS}\n\n# {AGENTS_FILE} of the workspace\n\n{own}" if own else _INSTRUCTIONS,
+        plugins=() if consent is None else (consent,),
         max_steps=max_steps or MAX_STEPS,
         workspace=workspace,
         filesystem=filesystem,
@@ -155,20 +159,32 @@ class DeclaredAgent(NamedTuple):
     limits: Limits | None
 
 
-async def make_declared(harness: HarnessAgent, name: str, max_steps: int | None = None) -> DeclaredAgent:
-    """Make one of the sub-agents of a harness, as the harness would spawn it."""
+async def make_declared(
+    harness: HarnessAgent, name: str, max_steps: int | None = None, consent: Permissions | None = None
+) -> DeclaredAgent:
+    """Make one of the sub-agents of a harness, as the harness would spawn it. It has no parent to inherit consent from."""
     catalog = read_catalog(harness)
     entry = catalog.entries.get(name)
     if entry is None:
         known = ", ".join(sorted(catalog.entries))
         raise ConfigurationError(f"there is no sub-agent {name!r} here; there are: {known}")
     if entry.declaration is None:
-        return DeclaredAgent(harness.mirror(entry.id), None)
+        return DeclaredAgent(_with_plugin(harness.mirror(entry.id), consent), None)
     declaration = entry.declaration if max_steps is None else replace(entry.declaration, max_steps=max_steps)
     try:
-        return DeclaredAgent(await catalog.child(declaration), _limits(declaration))
+        return DeclaredAgent(_with_plugin(await catalog.child(declaration), consent), _limits(declaration))
     except FilesystemError as exc:
         raise ConfigurationError(f"the sub-agent {name!r} cannot work: {exc}") from exc
+
+
+def _with_plugin(agent: Agent, plugin: Permissions | None) -> Agent:
+    """Return an agent with a plugin in place of the one of that name."""
+    if plugin is None:
+        return agent
+    made = copy(agent)
+    others = [known for known in agent.plugins if known.name != plugin.name]
+    object.__setattr__(made, "plugins", (plugin, *others))
+    return made
 
 
 def _limits(declaration: SubagentDeclaration) -> Limits | None:
@@ -221,16 +237,18 @@ def load_runtime(target: str, url: str) -> Runtime:
     return Runtime.open(url, agents, recover=False)
 
 
-async def workspace_runtime(workspace: str, agent: str, model: str | None, url: str) -> Runtime:
+async def workspace_runtime(
+    workspace: str, agent: str, model: str | None, url: str, consent: Permissions | None = None
+) -> Runtime:
     """Return the runtime of a folder with the agent that `retinue run` made of it."""
     store = open_store(url)
-    harness = make_assistant(workspace, choose_model(model), store=store)
+    harness = make_assistant(workspace, choose_model(model), store=store, consent=consent)
     if agent != NAME and agent not in read_catalog(harness).entries:
         raise ConfigurationError(
             f"the agent {agent!r} is not declared in {workspace!r}: name it with --target MODULE:ATTR if it is in your "
             "code, or give --workspace DIR with the folder that declares it"
         )
-    chosen = harness if agent == NAME else (await make_declared(harness, agent)).agent
+    chosen = harness if agent == NAME else (await make_declared(harness, agent, None, consent)).agent
     return Runtime([chosen], store=store, recover=False)
 
 

@@ -16,6 +16,7 @@ from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
 from ..runtime import Run
 from ..tasks.task import TaskStatus
+from .consent import Consent
 from .outline import how_it_ended
 from .parsers import COMPLETED, FAILED, INTERRUPTED
 from .text import complain, count
@@ -90,12 +91,22 @@ def make_view(*, as_json: bool = False) -> View:
     return PlainView(stream)
 
 
-async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Event], float] | None = None) -> RunResult:
+async def watch(
+    run: Run,
+    view: View,
+    interrupt: Interrupt,
+    pace: Callable[[Event], float] | None = None,
+    consent: Consent | None = None,
+) -> RunResult:
     """Show a run and its background tasks until they end. An interrupt cancels them.
 
-    `pace` returns the seconds to wait before an event is shown; the run itself does not wait.
+    `pace` returns the seconds to wait before an event is shown; the run itself does not wait. Nothing is shown while
+    `consent` has a question on the terminal.
     """
     interrupt.clean_up = view.close
+    terminal = asyncio.Lock() if consent is None else consent.terminal
+    if consent is not None:
+        consent.view = view
     helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
     try:
         last, tasks = 0, set[str]()
@@ -105,12 +116,14 @@ async def watch(run: Run, view: View, interrupt: Interrupt, pace: Callable[[Even
                 (tasks.discard if event.status in _ENDED else tasks.add)(event.task_id)
             if pace is not None and (seconds := pace(event)):
                 await interrupt.sleep(seconds)
-            view.show(event)
+            async with terminal:
+                view.show(event)
         result = await run.result()
         if tasks and not interrupt.happened:
             view.note(f"waiting for {count(len(tasks), 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
-            view.show_task(event)
+            async with terminal:
+                view.show_task(event)
             if type(event) is TaskUpdated and event.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
                 interrupt.lost_tasks += 1
         return result
@@ -132,8 +145,17 @@ async def _tick(view: View) -> None:
         view.tick()
 
 
-def exit_code(result: RunResult, interrupt: Interrupt, where: str = "", *, is_stored: bool = True) -> int:
+def exit_code(
+    result: RunResult,
+    interrupt: Interrupt,
+    where: str = "",
+    *,
+    is_stored: bool = True,
+    consent: Consent | None = None,
+) -> int:
     """Return the exit code of a run that was shown, and say what is wrong; `where` is the --db of what to type next."""
+    if consent is not None and consent.report() and result.status is RunStatus.COMPLETED:
+        return FAILED
     if result.status is RunStatus.COMPLETED and not interrupt.lost_tasks:
         return COMPLETED
     if result.status is RunStatus.CANCELLED and interrupt.happened:

@@ -86,8 +86,16 @@ class LiveView(View):
                 pass
 
     def tick(self) -> None:
-        if self._live is not None:
+        if self._live is not None and self._live.is_started:
             self._live.refresh()
+
+    def pause(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def proceed(self) -> None:
+        if self._live is not None:
+            self._live.start()
 
     def close(self) -> None:
         if self._live is not None:

@@ -27,6 +27,9 @@ You watch the agents work on it.
 The sub-agents that the folder declares in subagents/*.md and .claude/agents/*.md can be given work;
 see them with retinue agents list.
 
+You are asked before an agent writes, edits or executes, unless --yes or --allow say otherwise. Without a
+terminal such calls are refused.
+
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds."""
 _DEMO = """\
@@ -187,6 +190,13 @@ def _add_model(parser: CommandParser) -> None:
     parser.add_argument("--model", metavar="M", help="provider:model (default: $RETINUE_MODEL, else offline:rules)")
 
 
+def _add_consent(parser: CommandParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask before agents write, edit or execute")
+    rule = "do not ask about these calls, as in write_file or 'write_file(path=docs/*)'; may be repeated"
+    parser.add_argument("--allow", metavar="RULE", action="append", default=[], help=rule)
+    parser.add_argument("--read-only", action="store_true", help="refuse whatever would write, edit or execute")
+
+
 def _add_single(parser: CommandParser, name: str) -> None:
     if name == "demo":
         parser.add_argument("--keep", action="store_true", help="keep the folder, and say where it is")
@@ -196,6 +206,7 @@ def _add_single(parser: CommandParser, name: str) -> None:
     parser.add_argument("--agent", metavar="NAME", help="run this sub-agent of the folder itself, without its parent")
     parser.add_argument("--subagents", metavar="DIR", help="use the sub-agents in DIR/subagents as well")
     parser.add_argument("--shell", action="store_true", help="let the agents run any command, as you could yourself")
+    _add_consent(parser)
     _add_model(parser)
     parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one)")
     _add_database(parser)
@@ -258,10 +269,17 @@ def _add_runs(parser: CommandParser, name: str) -> None:
         ):
             parser.add_argument(option, metavar=value, action="append", default=[], help=about)
     if name in (*_STEERED, "cancel"):
-        where = parser.add_mutually_exclusive_group()
-        where.add_argument("--target", metavar="MODULE:ATTR", help=_TARGET)
-        _add_workspace(where)
-        _add_model(parser)
+        _add_agent_source(parser, asks=name in _STEERED)
+
+
+def _add_agent_source(parser: CommandParser, *, asks: bool) -> None:
+    """Add the options that say where the agent of a run is, and what it may do."""
+    if asks:
+        _add_consent(parser)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--target", metavar="MODULE:ATTR", help=_TARGET)
+    _add_workspace(where)
+    _add_model(parser)
 
 
 def _add_db(parser: CommandParser, name: str) -> None:

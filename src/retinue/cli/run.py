@@ -23,6 +23,7 @@ from .agents import (
     read_catalog,
     read_declarations,
 )
+from .consent import Consent
 from .database import as_misuse, optional_url
 from .interrupt import Interrupt, exit_code, make_view, watch
 from .text import complain, count
@@ -36,7 +37,10 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
     store = None if url is None else open_store(url)
     workspace = args.workspace or "."
     others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, workspace)
-    harness = make_assistant(workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store)
+    consent = Consent(args)
+    harness = make_assistant(
+        workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store, consent=consent
+    )
     if is_default_model(args.model):
         complain(
             f"{DEFAULT_MODEL} answers: rules, not a language model; "
@@ -47,7 +51,7 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
     question = args.question.encode("utf-8", "replace").decode()
     chosen = DeclaredAgent(harness, None)
     if args.agent is not None:
-        chosen = await make_declared(harness, args.agent, args.max_steps)
+        chosen = await make_declared(harness, args.agent, args.max_steps, consent)
     # A stored run names its model, for the process that resumes it.
     named: str | Model = model if store is None else model_name(args.model)
     own_model = named if args.model is not None or chosen.agent.model is None else None
@@ -58,12 +62,12 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
             await runtime.__aenter__()
         try:
             run = runtime.stream(chosen.agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
-            result = await watch(run, view, interrupt)
+            result = await watch(run, view, interrupt, consent=consent)
         finally:
             await runtime.close()
     await close_model(chosen.agent.model)
     where = "" if args.db is None else f" --db {without_secrets(args.db)}"
-    return exit_code(result, interrupt, where, is_stored=store is not None)
+    return exit_code(result, interrupt, where, is_stored=store is not None, consent=consent)
 
 
 def _report_errors(harness: HarnessAgent, args: argparse.Namespace, others: list[Problem]) -> None:

@@ -25,6 +25,7 @@ from ..core.stores import RunRecord
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
 from .agents import load_runtime, workspace_runtime
+from .consent import Consent
 from .database import as_misuse, database_url, find_run, open_database, owned_logs, stored_events
 from .interrupt import Interrupt, exit_code, make_view, watch
 from .outline import how_it_ended, run_json, waiting_lines
@@ -193,13 +194,14 @@ class _Found(NamedTuple):
 
 async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt) -> int:
     """Continue a run and show it."""
+    args.consent = consent = Consent(args)
     found = await _find(args, decide)
     with make_view(as_json=args.json) as view:
         for event in found.past:
             view.recall(event)
         async with found.runtime as runtime:
             try:
-                result = await _continue(found, view, interrupt)
+                result = await _continue(found, view, interrupt, consent)
                 has_died = False
             except UnknownAgent:
                 if runtime.agents:
@@ -216,7 +218,7 @@ async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt
         shown = {"run_id": result.run_id, "status": result.status.value}
         shown |= {"response": result.response, "error": result.error}
         print(json.dumps(shown) if args.json else result.response or "")
-    return exit_code(result, interrupt)
+    return exit_code(result, interrupt, consent=consent)
 
 
 async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
@@ -243,17 +245,17 @@ async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
         return _Found(record, decisions, past, await _runtime_for(store, url, root, args))
 
 
-async def _continue(found: _Found, view: View, interrupt: Interrupt) -> RunResult | None:
+async def _continue(found: _Found, view: View, interrupt: Interrupt, consent: Consent) -> RunResult | None:
     """Continue a run until it ends or waits; None where an interrupt ended only the watching."""
     runtime, run_id = found.runtime, found.record.identity.run_id
     if not found.decisions:
         run = await runtime.load(run_id)
-        return await (runtime.result(run_id) if run is None else watch(run, view, interrupt))
+        return await (runtime.result(run_id) if run is None else watch(run, view, interrupt, consent=consent))
     if not found.is_root:
         return await _unless(interrupt, runtime.resume(run_id, found.decisions))
     run = runtime.stream_resume(run_id, found.decisions)
     if runtime.agents:
-        return await watch(run, view, interrupt)
+        return await watch(run, view, interrupt, consent=consent)
     return await _unless(interrupt, _show(run, view))
 
 
@@ -278,6 +280,7 @@ async def _unless(interrupt: Interrupt, work: Coroutine[Any, Any, T]) -> T | Non
 async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Start a new run that continues as another stood after an event, and show it."""
     url, decisions = database_url(args), _parse_decisions(args.approve, args.cancel)
+    args.consent = consent = Consent(args)
     if decisions and args.input is not None:
         raise ConfigurationError("a fork continues with --input or with decisions: leave one of them out")
     async with open_database(url) as store:
@@ -292,8 +295,8 @@ async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
             except DecisionRefused as exc:
                 raise ConfigurationError(str(exc)) from exc
             complain(f"run {run.run_id} continues as run {args.run_id} stood after event {args.at}")
-            result = await watch(run, view, interrupt)
-    return exit_code(result, interrupt)
+            result = await watch(run, view, interrupt, consent=consent)
+    return exit_code(result, interrupt, consent=consent)
 
 
 async def _runtime_for(store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace) -> Runtime:
@@ -310,7 +313,9 @@ async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace) -
         runtime = load_runtime(args.target, url)
     else:
         with as_misuse():
-            runtime = await workspace_runtime(args.workspace or ".", agent, args.model, url)
+            runtime = await workspace_runtime(
+                args.workspace or ".", agent, args.model, url, getattr(args, "consent", None)
+            )
     if agent not in runtime.agents:
         known = str(UnknownAgent(agent, tuple(runtime.agents)))
         raise ConfigurationError(f"{known}: name one that has it with --target")

@@ -61,6 +61,12 @@ class View:
     def tick(self) -> None:
         """Draw again; called several times a second."""
 
+    def pause(self) -> None:
+        """Leave the terminal to a question."""
+
+    def proceed(self) -> None:
+        """Draw again after a question."""
+
     def close(self) -> None:
         """Leave the terminal as it was; may be called at any time and twice."""
 
