@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from retinue import (
     Agent,
@@ -19,7 +20,9 @@ from retinue import (
     RunStatus,
     Runtime,
     SetResult,
+    Suspend,
     SuspendTicket,
+    ToolContext,
     ToolResult,
     tool,
 )
@@ -84,9 +87,97 @@ async def test_approve_with_other_arguments(bank: Bank) -> None:
     assert model.requests[0].messages[-1].text == said
 
 
-async def test_other_arguments_are_checked_against_the_schema(bank: Bank) -> None:
-    text, _ = await decide(bank, Decision.approve({"to": "bob"}))
-    assert (text, bank.paid) == ('invalid_arguments: "amount" is a required property', [])
+async def test_an_event_has_the_arguments_that_a_human_gave(bank: Bank) -> None:
+    waiting = await bank.ask()
+    runtime, _ = bank.runtime(say("done"))
+    async with runtime:
+        await runtime.resume(waiting.run_id, {"c1": Decision.approve({"to": "bob", "amount": 3})})
+        (resumed,) = [e async for e in runtime.events(waiting.run_id) if e.kind == "tool_call_resumed"]
+    assert (resumed.args, resumed.decision and resumed.decision.action) == ({"to": "bob", "amount": 3}, "resume")
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_arguments_that_do_not_fit_are_refused_and_the_call_waits(bank: Bank, is_elsewhere: bool) -> None:
+    runtime, _ = bank.runtime(call("pay", {"to": "ann", "amount": 5}, id="c1"), say("done"))
+    async with runtime:
+        waiting = await runtime.run("bank", "pay")
+        other, _ = bank.runtime(say("done"))
+        async with other if is_elsewhere else runtime as answering:
+            with pytest.raises(DecisionRefused, match='args: "amount" is a required property'):
+                await answering.resume(waiting.run_id, {"c1": Decision.approve({"to": "bob"})})
+            assert (await answering.result(waiting.run_id)).status is RunStatus.SUSPENDED
+            result = await answering.resume(waiting.run_id, {"c1": Decision.approve({"to": "bob", "amount": 1})})
+    assert (result.status, bank.paid) == (RunStatus.COMPLETED, [("bob", 1)])
+
+
+class Place(BaseModel):
+    """A place, with a rule that no schema can say."""
+
+    city: str
+
+    @field_validator("city")
+    @classmethod
+    def known(cls, city: str) -> str:
+        if city == "Atlantis":
+            raise ValueError("no such city")
+        return city
+
+
+async def test_arguments_that_only_python_can_refuse_make_the_call_wait_again() -> None:
+    went: list[str] = []
+
+    @tool
+    async def go(place: Place) -> str:
+        """Go."""
+        went.append(place.city)
+        return "there"
+
+    model = ScriptedModel([call("go", {"place": {"city": "Rome"}}, id="c1"), say("ok")])
+    runtime = Runtime([Agent("a", model, tools=[go], plugins=[Permissions(ask=["go"])])])
+    waiting = await runtime.run("a", "go")
+    with pytest.raises(DecisionRefused, match=r'args.place.city: 5 is not of type "string"'):
+        await runtime.resume(waiting.run_id, {"c1": Decision.approve({"place": {"city": 5}})})
+    for _ in range(2):
+        again = await runtime.resume(waiting.run_id, {"c1": Decision.approve({"place": {"city": "Atlantis"}})})
+        assert again.status is RunStatus.SUSPENDED
+        question, why = again.suspended["c1"].message.splitlines()[:2]
+        assert question == "May a call go?"
+        assert why.startswith("The new arguments are not valid: place:")
+    result = await runtime.resume(waiting.run_id, {"c1": Decision.approve({"place": {"city": "Oslo"}})})
+    assert (result.status, went) == (RunStatus.COMPLETED, ["Oslo"])
+
+
+@pytest.mark.parametrize(
+    ("decision", "asked", "fitting"),
+    [
+        (Decision.approve(), "tool", r"Decision.resume\(value\) answers it"),
+        (Decision.reject(), "tool", r"Decision.cancel\(reason\) refuses the call"),
+        (Decision.reject(), "hook", r"Decision.cancel\(reason\) refuses the call"),
+        (Decision.approve({"to": "bob"}), "hook", r"Decision.approve\(\) without args lets it go on"),
+        (Decision.approve(), "hook", None),
+    ],
+)
+async def test_a_ticket_that_asks_no_permission_says_what_fits(
+    decision: Decision, asked: str, fitting: str | None
+) -> None:
+    @tool
+    async def send(to: str, ctx: ToolContext) -> Any:
+        """Send."""
+        return "sent" if ctx.resume_input or asked == "hook" else ToolResult.suspended("To whom?")
+
+    class Ask(Plugin):
+        def register(self, r: Registrar) -> None:
+            r.hook("before_tool", lambda ctx: Suspend(SuspendTicket("t", "ask", "Go on?")) if asked == "hook" else None)
+
+    model = ScriptedModel([call("send", {"to": "ann"}, id="c1"), say("ok")])
+    runtime = Runtime([Agent("a", model, tools=[send], plugins=[Ask()])])
+    waiting = await runtime.run("a", "go")
+    if fitting is None:
+        assert (await runtime.resume(waiting.run_id, {"c1": decision})).status is RunStatus.COMPLETED
+        return
+    with pytest.raises(DecisionRefused, match=fitting):
+        await runtime.resume(waiting.run_id, {"c1": decision})
+    assert (await runtime.result(waiting.run_id)).status is RunStatus.SUSPENDED
 
 
 async def test_other_arguments_are_checked_against_the_rules(bank: Bank) -> None:

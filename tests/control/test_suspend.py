@@ -78,13 +78,14 @@ async def test_the_three_modes_really_differ() -> None:
 async def test_arguments_that_come_from_a_decision_are_checked_like_any_others() -> None:
     for payload, problem in (
         ({"to": 5}, 'to: 5 is not of type "string"'),
-        ("ann", "the arguments are not a JSON object"),
+        ("ann", '"ann" is not of type "object"'),
     ):
         send, _ = asking("pass_decision")
         runtime, _ = runtime_of(call("send", {"to": "ann"}, id="c1"), say("done"), tools=[send])
         waiting = await runtime.run("a", "go")
-        result = await runtime.resume(waiting.run_id, {"c1": Decision.resume(payload)})
-        assert problem in tool_texts(result)[0]
+        with pytest.raises(DecisionRefused, match=problem):
+            await runtime.resume(waiting.run_id, {"c1": Decision.resume(payload)})
+        assert (await runtime.result(waiting.run_id)).status is RunStatus.SUSPENDED
 
 
 async def test_two_calls_answered_one_by_one_out_of_order() -> None:

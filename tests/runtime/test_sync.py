@@ -14,6 +14,7 @@ from retinue import (
     Agent,
     ConfigurationError,
     Decision,
+    DecisionRefused,
     Event,
     RunStatus,
     Runtime,
@@ -52,6 +53,19 @@ def test_a_sync_with_block_closes_the_store(tmp_path: Path) -> None:
             return await later.result(run_id)
 
     assert asyncio.run(read()).response == "hi"
+
+
+def test_a_waiting_run_is_answered_without_await() -> None:
+    @tool
+    async def ask() -> ToolResult:
+        """Ask."""
+        return ToolResult.suspended("Which city?")
+
+    runtime = Runtime([Agent("a", ScriptedModel([call("ask", id="c1"), say("ok")]), tools=[ask])])
+    waiting = runtime.run_sync("a", "go")
+    with pytest.raises(DecisionRefused, match=r"Decision.resume\(value\) answers it"):
+        runtime.resume_sync(waiting.run_id, {"c1": Decision.approve()})
+    assert runtime.resume_sync(waiting.run_id, {"c1": Decision.answer("Rome")}).response == "ok"
 
 
 def test_events_can_be_iterated_without_await() -> None:
@@ -180,6 +194,25 @@ def test_ctrl_c_cancels_the_run_and_waits_for_its_end() -> None:
             assert program.communicate(timeout=60)[0].splitlines() == ["cancelled", "interrupted"]
         finally:
             program.kill()
+
+
+def test_ctrl_c_before_the_work_begins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime([answering()])
+    runtime.run_sync("a", "go")
+    loop, seen = runtime._thread._loop, list[Any]()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    schedule = loop.call_soon_threadsafe
+
+    def interrupted(work: Any, *args: Any) -> None:
+        schedule(work, *args)
+        if not seen:
+            seen.append(work)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run_sync("a", "go")
+    monkeypatch.undo()
+    assert runtime.run_sync("a", "again").response == "hi"
 
 
 def test_leaving_the_events_cancels_the_run() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from .errors import ConfigurationError
 from .ids import unique
 
 
@@ -14,19 +15,25 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The answer to a suspended call. The same `id` twice is one decision."""
 
     id: str
-    action: Literal["resume", "cancel", "answer"]
+    action: Literal["resume", "cancel", "answer", "approve", "reject"]
+    """The log has "resume" for an approval and a rejection."""
     payload: Any = None
     reason: str | None = None
 
     @classmethod
     def approve(cls, args: Mapping[str, Any] | None = None, *, id: str | None = None) -> Decision:
-        """Allow a call that `Permissions(ask=…)` stopped. `args` replaces its arguments, which are checked again."""
-        return cls.resume({"approved": True} if args is None else {"approved": True, "args": dict(args)}, id=id)
+        """Allow a call that waits for permission. `args` replaces its arguments; wrong ones are refused."""
+        given: object = args
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigurationError(f"args is a dict of new arguments, not {given!r}: write Decision.approve()")
+        payload = {"approved": True} if args is None else {"approved": True, "args": dict(args)}
+        return cls(id=id or _new_id(), action="approve", payload=payload)
 
     @classmethod
     def reject(cls, message: str | None = None, *, id: str | None = None) -> Decision:
-        """Refuse a call that `Permissions(ask=…)` stopped; the model reads `message`."""
-        return cls.resume({"approved": False} if message is None else {"approved": False, "message": message}, id=id)
+        """Refuse a call that waits for permission; the model reads `message`."""
+        payload = {"approved": False} if message is None else {"approved": False, "message": message}
+        return cls(id=id or _new_id(), action="reject", payload=payload)
 
     @classmethod
     def answer(cls, value: Any, *, id: str | None = None) -> Decision:

@@ -158,6 +158,8 @@ class ToolCallResumed(Event, frozen=True, kw_only=True, gc=False, tag="tool_call
     tool_name: str
     decision: Decision | None = None
     """None where the decision was on a call of a child, which continues with it."""
+    args: dict[str, Any] | None = None
+    """The arguments that the decision gives the call; None if it keeps its own."""
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True, gc=False, tag="state_snapshot"):

@@ -86,6 +86,11 @@ class FunctionTool(Tool, Generic[P, R]):
         function: Callable[..., Any] = self.function
         return function(**args) if self._is_async else self._run_in_thread(args)
 
+    def check_values(self, args: dict[str, Any]) -> None:
+        """Raise InvalidArguments for arguments that fit the schema and cannot become Python objects all the same."""
+        if self._decode is not None:
+            self._decode(args)
+
     async def _run_in_thread(self, args: dict[str, Any]) -> Any:
         """Call a blocking function in a thread."""
         returned = await in_thread(self.function, args)

@@ -51,6 +51,23 @@ class SuspendTicket(Struct, frozen=True):
     path: tuple[str, ...] = ()
     """The call ids from the root run down to the call that waits, with `~n` after one for its n-th child."""
 
+    @property
+    def is_approval(self) -> bool:
+        """True if it asks for permission: `Decision.approve` and `Decision.reject` answer it."""
+        schema = self.response_schema or {}
+        return "approved" in (*schema.get("properties", ()), *schema.get("required", ()))
+
+    def with_arguments(self, parameters: dict[str, Any]) -> SuspendTicket:
+        """The same where an answer may give the arguments of the call: those must fit the schema of its tool."""
+        schema = self.response_schema
+        if self.resume_mode is ResumeMode.PASS_DECISION and schema is None:
+            return replace(self, response_schema=parameters)
+        if not self.editable or schema is None:
+            return self
+        # With an id of its own, references within it stay valid.
+        properties = {**schema.get("properties", {}), "args": {"$id": "retinue:args", **parameters}}
+        return replace(self, response_schema={**schema, "properties": properties})
+
     def __post_init__(self) -> None:
         force_setattr(self, "resume_mode", ResumeMode(self.resume_mode))
         if self.response_schema is not None:

@@ -296,7 +296,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
     )
     if status is CALL_SUSPENDED:
         ticket = SuspendTicket(f"ticket_{made.id}", f"tool:{made.name}", text, made.args)
-        result = result.with_ticket(result.suspension or ticket)
+        ticket, bound = result.suspension or ticket, x.toolbox.get(made.name)
+        result = result.with_ticket(ticket if bound is None else ticket.with_arguments(bound.descriptor.parameters))
     else:
         for child in call.children.values():
             if not child.ended:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from ..core.agents import BoundTool
 from ..core.decisions import Decision
-from ..core.errors import ToolError
+from ..core.errors import InvalidArguments, ToolError
 from ..core.events import ToolCallReady, ToolCallResumed
-from ..core.functions import in_thread
+from ..core.functions import FunctionTool, in_thread
 from ..core.hooks import ResultKeeper
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall
@@ -45,8 +45,11 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
     made = _decided(call, decision)
     try:
         bound = prepare(x, made)
+        if made is not call.call and isinstance(bound.tool, FunctionTool):
+            bound.tool.check_values(made.args)
     except ToolError as exc:
-        finalize(x, call, failed(made, exc))
+        is_edited = made is not call.call and isinstance(exc, InvalidArguments)
+        finalize(x, call, _ask_again(call, exc) if is_edited else failed(made, exc))
         return
     if was_running and call.entered and not _may_run_again(bound, call):
         close_children(x.log, x.state, call, "the call that started it was interrupted")
@@ -66,6 +69,15 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     """
     decision = call.decision
     return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
+
+
+def _ask_again(call: CallState, error: InvalidArguments) -> CallOutcome:
+    """The outcome of a call whose arguments a human changed to wrong ones: it waits for another decision."""
+    ticket = call.ticket
+    assert ticket is not None
+    asked = ticket.message.partition("\n")[0]
+    message = f"{asked}\nThe new arguments are not valid: {error.message}"
+    return CallOutcome(CALL_SUSPENDED, ToolResult.suspended(message, replace(ticket, message=message)))
 
 
 def _interrupted(call: ToolCall) -> CallOutcome:
@@ -94,7 +106,8 @@ def _start(x: Execution, call: CallState) -> None:
         x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args), hooked)
         return
     x.asked_again.pop(made.id, None)
-    x.emit(ToolCallResumed(call_id=made.id, tool_name=made.name, decision=decision), hooked)
+    args = None if (runs := _decided(call, decision)) is made else runs.args
+    x.emit(ToolCallResumed(call_id=made.id, tool_name=made.name, decision=decision, args=args), hooked)
 
 
 async def _run_after_hooks(
@@ -155,12 +168,14 @@ async def _perform(
 def _decided(call: CallState, decision: Decision | None) -> ToolCall:
     """Return the call to run: with arguments from the decision where the ticket says so."""
     made, ticket = call.call, call.ticket
-    if decision is None or ticket is None or decision.action == "answer":
+    if decision is None or ticket is None or decision.action != "resume":
         return made
     args: Any = decision.payload
     if ticket.editable:
-        args = args.get("args", made.args)
+        args = cast("dict[str, Any]", args).get("args", made.args) if isinstance(args, dict) else made.args
     elif ticket.resume_mode is not ResumeMode.PASS_DECISION:
+        return made
+    if args is made.args:
         return made
     if isinstance(args, dict):
         return ToolCall(made.id, made.name, cast("dict[str, Any]", args))

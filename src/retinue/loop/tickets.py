@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import jsonschema_rs
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -17,6 +16,7 @@ from ..core.errors import DecisionRefused
 from ..core.lifecycle import ToolCallStatus
 from ..core.results import SuspendTicket
 from ..core.rows import Answer
+from ..core.schema import ArgumentCheck
 from .state import CallState, LogState, RunState
 
 
@@ -122,8 +122,10 @@ def match_decisions(
         leaf = _find(run, waiting, target)
         if leaf.path in matched:
             raise DecisionRefused(f"run {run.run_id!r}: call {leaf.call_id!r} is decided on twice")
-        if decision.action == "resume" and leaf.ticket is not None:
-            _check_payload(leaf.ticket, decision)
+        if leaf.ticket is not None:
+            _check_payload(leaf.ticket, leaf.calls[-1].asked_by is not None, decision)
+        if decision.action in ("approve", "reject"):
+            decision = replace(decision, action="resume")
         matched[leaf.path] = Answer(leaf.path, leaf.names, decision)
     return list(matched.values())
 
@@ -146,11 +148,21 @@ def _names_above(leaf: Leaf) -> list[str]:
     return [*(call.call.id for call in above), *(call.ticket.id for call in above if call.ticket is not None)]
 
 
-def _check_payload(ticket: SuspendTicket, decision: Decision) -> None:
-    if ticket.response_schema is None:
+def _check_payload(ticket: SuspendTicket, is_of_hook: bool, decision: Decision) -> None:
+    """Refuse a decision that does not fit its ticket. A hook without a schema asks whether the call may go on."""
+    is_approved = decision.action == "approve"
+    if decision.action == "reject" and not ticket.is_approval:
+        fitting = "Decision.cancel(reason) refuses the call"
+    elif is_approved and not ticket.is_approval and not (is_of_hook and ticket.response_schema is None):
+        fitting = "Decision.resume(value) answers it"
+    elif is_approved and "args" in decision.payload and not ticket.editable:
+        fitting = "its call keeps its arguments, Decision.approve() without args lets it go on"
+    else:
+        fitting = ""
+    if fitting:
+        raise DecisionRefused(f"ticket {ticket.id!r} cannot be answered so: {fitting}")
+    if decision.action in ("cancel", "answer") or ticket.response_schema is None:
         return
-    problems = [
-        error.message for error in jsonschema_rs.validator_for(ticket.response_schema).iter_errors(decision.payload)
-    ]
+    problems = ArgumentCheck(ticket.response_schema, ticket.id, proven=True).problems(decision.payload)
     if problems:
         raise DecisionRefused(f"the decision on ticket {ticket.id!r} does not fit its schema: {'; '.join(problems)}")

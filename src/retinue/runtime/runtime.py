@@ -161,7 +161,7 @@ class Runtime:
         await self.close()
 
     def __enter__(self) -> Runtime:
-        """Use the runtime without `await`, through `run_sync` and `stream_sync`."""
+        """Use the runtime without `await`, through `run_sync`, `stream_sync` and `resume_sync`."""
         thread, twin = self._sync()
         thread.call(twin.__aenter__())
         return self
@@ -233,6 +233,11 @@ class Runtime:
         finally:
             if not run.ended:
                 thread.start(run.cancel("the caller left"))
+
+    def resume_sync(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+        """Answer a suspended run and wait for its end, or for the next time it waits, without `await`."""
+        thread, twin = self._sync()
+        return thread.call(twin.resume(run_id, decisions))
 
     def _sync(self) -> tuple[LoopThread, Runtime]:
         """The thread of synchronous callers and its runtime; made with the first call."""
@@ -419,21 +424,33 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise ConfigurationError("this code runs in the event loop of run_sync: use `await runtime.run(…)` here")
-        task: list[asyncio.Task[T] | None] = []
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        task: list[asyncio.Task[T]] = []
 
-        async def begin() -> T:
-            task.append(asyncio.current_task())
-            return await work
+        def begin() -> None:
+            task.append(self._loop.create_task(work))
+            task[0].add_done_callback(settle)
 
-        done = asyncio.run_coroutine_threadsafe(begin(), self._loop)
-        try:
-            return done.result()
-        except KeyboardInterrupt:
-            if task and task[0] is not None:
-                self._loop.call_soon_threadsafe(task[0].cancel)
+        def settle(ended: asyncio.Task[T]) -> None:
+            if ended.cancelled():
+                done.cancel()
+            elif (exc := ended.exception()) is not None:
+                done.set_exception(exc)
+            else:
+                done.set_result(ended.result())
+
+        def stop() -> None:
+            if task:
+                task[0].cancel()
             else:
                 done.cancel()
-            with contextlib.suppress(concurrent.futures.CancelledError):
+
+        try:  # an interrupt may come at any moment, so before the work can begin
+            self._loop.call_soon_threadsafe(begin)
+            return done.result()
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(stop)
+            with contextlib.suppress(Exception, concurrent.futures.CancelledError):
                 done.result()
             raise
 

@@ -81,8 +81,9 @@ class PartsProjection:
 
     def _begin_call(self, event: events.ToolCallReady | events.ToolCallResumed, view: _RunView) -> Iterator[StreamPart]:
         self._interrupts.pop((event.ns, event.call_id), None)
-        args = event.args if isinstance(event, events.ToolCallReady) else None
-        call = view.open_calls.get(event.call_id, {"name": event.tool_name, "args": args, "id": event.call_id})
+        call = view.open_calls.get(event.call_id, {"name": event.tool_name, "args": event.args, "id": event.call_id})
+        if event.args is not None:  # a decision may have changed them
+            call = {**call, "args": event.args}
         yield from _task(event, view, (event.call_id, TOOL_NODE), "task", input=[call], triggers=[])
 
     def _end_call(self, event: events.ToolCallFinished, view: _RunView) -> Iterator[StreamPart]:

@@ -284,7 +284,8 @@ class RunTree:
     def _call_resumed(self, event: ToolCallResumed, run: RunNode) -> None:
         call = self._call_of(event, run)
         asked = [one.args for said in run.said for one in said.tool_calls if one.id == event.call_id]
-        self._begin_call(call, run, event.at, call.args or (asked[-1] if asked else None))
+        args = event.args if event.args is not None else call.args or (asked[-1] if asked else None)
+        self._begin_call(call, run, event.at, args)
 
     def _begin_call(self, call: CallNode, run: RunNode, at: float, args: Mapping[str, Any] | None) -> None:
         call.begin_leg(at)
