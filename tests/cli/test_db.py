@@ -249,7 +249,7 @@ def test_postgresql_is_looked_after_alike(cli: Cli, postgres_url: str) -> None:
     assert cli("db", "check", "--db", postgres_url)[:2] == (0, "no problems\n")
     assert cli("db", "prune", "--db", postgres_url, "--older-than", "0s").out == "dropped 1 run, 11 events\n"
     assert [run["run_id"] for run in json.loads(cli("runs", "list", "--db", postgres_url, "--json").out)] == ["run_b"]
-    assert "  retinue runs approve run_b\n" in finished("runs", "show", "run_b", "--db", postgres_url).out
+    assert "  retinue runs answer run_b VALUE\n" in finished("runs", "show", "run_b", "--db", postgres_url).out
 
 
 def test_a_wrong_password_is_told_without_it(cli: Cli, postgres_server: TestServer) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 
 from ..core.events import Event, event_to_json
 from ..core.lifecycle import ToolCallStatus
+from ..core.results import SuspendTicket
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..wire.tree import CallNode, Node, RunNode, RunTree
@@ -156,11 +158,20 @@ def waiting_lines(record: RunRecord) -> Iterator[str]:
             yield f"    with {one_line(_compact(ticket.parameters), 300)}"
         if ticket.response_schema is not None:
             yield f"    wants {one_line(_compact(ticket.response_schema), 300)}"
-    run_id, calls = record.identity.run_id, list(record.result.suspended)
-    where = run_id if len(calls) == 1 else f"{run_id} {calls[0]}"
+    run_id, tickets = record.identity.run_id, record.result.suspended
     yield "answer with one of these, and --target MODULE:ATTR or --workspace DIR for the agents it was started with:"
-    for answer in (f"approve {where}", f"deny {where} --message TEXT", f"answer {where} VALUE"):
-        yield f"  retinue runs {answer}"
+    for call_id, ticket in tickets.items():
+        where = run_id if len(tickets) == 1 else f"{run_id} {shlex.quote(call_id)}"
+        if ticket.is_approval:
+            yield f"  retinue runs approve {where}"
+        yield f"  retinue runs answer {where} VALUE"
+        yield f"  retinue runs deny {where} --message TEXT"
+
+
+def questions(tickets: Mapping[str, SuspendTicket]) -> str:
+    """Return the waiting calls and what they ask, in one line."""
+    asked = [f"{call} ({one_line(ticket.message or ticket.action, 60)})" for call, ticket in tickets.items()]
+    return ", ".join(asked)
 
 
 def event_line(event: Event) -> str:

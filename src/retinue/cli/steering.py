@@ -28,9 +28,9 @@ from .agents import load_runtime, workspace_runtime
 from .consent import Consent
 from .database import as_misuse, database_url, find_run, open_database, owned_logs, stored_events
 from .interrupt import Interrupt, exit_code, make_view, watch
-from .outline import how_it_ended, run_json, waiting_lines
+from .outline import how_it_ended, questions, run_json, waiting_lines
 from .parsers import COMPLETED, FAILED
-from .text import complain, one_line, print_json
+from .text import complain, print_json
 from .view import View
 
 T = TypeVar("T")
@@ -90,8 +90,9 @@ def _tickets(record: RunRecord) -> Mapping[str, SuspendTicket]:
 
 def _is_approval(record: RunRecord, call: str) -> bool:
     """Return whether a call waits for yes or no, not for an answer of another form."""
-    ticket = _tickets(record).get(call)
-    return ticket is not None and "approved" in (ticket.response_schema or {}).get("required", ())
+    tickets = _tickets(record)
+    ticket = tickets.get(call) or next((one for one in tickets.values() if call in (one.id, "/".join(one.path))), None)
+    return ticket is not None and ticket.is_approval
 
 
 def _choose_call(record: RunRecord, words: Sequence[str]) -> str:
@@ -104,10 +105,7 @@ def _choose_call(record: RunRecord, words: Sequence[str]) -> str:
     if not tickets:
         raise ConfigurationError(f"run {record.identity.run_id} waits for nothing: it is {record.status}")
     if len(tickets) > 1:
-        waiting = ", ".join(
-            f"{call} ({one_line(ticket.message or ticket.action, 60)})" for call, ticket in tickets.items()
-        )
-        raise ConfigurationError(f"{len(tickets)} calls wait, name one of them as CALL: {waiting}")
+        raise ConfigurationError(f"{len(tickets)} calls wait, name one of them as CALL: {questions(tickets)}")
     return next(iter(tickets))
 
 
@@ -218,6 +216,11 @@ async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt
         shown = {"run_id": result.run_id, "status": result.status.value}
         shown |= {"response": result.response, "error": result.error}
         print(json.dumps(shown) if args.json else result.response or "")
+    if found.decisions and result.status is RunStatus.SUSPENDED:
+        complain(
+            f"answered; the run still waits for {questions(result.suspended)}; see: retinue runs show {args.run_id}"
+        )
+        return COMPLETED
     return exit_code(result, interrupt, consent=consent)
 
 
