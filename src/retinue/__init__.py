@@ -7,7 +7,7 @@ These are the names for every day. The rest is in modules by topic: `retinue.bac
 # fmt: off
 # Agents and their runs
 from .core.agents import Agent
-from .runs import Decision, Limits, MAX_SPAWN_DEPTH, Run, RunIdentity, RunResult, RunStatus, Runtime, Usage
+from .runs import Decision, Limits, MAX_SPAWN_DEPTH, Run, RunIdentity, RunResult, RunState, RunStatus, Runtime, Usage
 # Tools
 from .tools import (
     CancellationToken, ProgressStatus, ResumeMode, SuspendTicket, Tool, ToolContext, ToolDescriptor, ToolOutput,
@@ -48,10 +48,10 @@ __all__ = [
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",
     "ModelError", "ModelRequest", "MutationBatch", "NotFound", "NullSink", "ParentContext", "PartChunk",
     "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Registrar", "ResumeMode", "RetinueError", "Run",
-    "RunIdentity", "RunResult", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink", "StateCommand",
-    "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink", "SubagentDeclaration",
-    "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall", "ToolCallStatus",
-    "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult", "ToolStatus",
-    "ToolTimeout", "TurnEnd", "UnknownAgent", "UnknownKeyPolicy", "UnknownRun", "Usage", "__version__", "file_tools",
-    "run_child_agent", "run_child_agent_checked", "run_streaming_subagent", "tool",
+    "RunIdentity", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
+    "StateCommand", "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink",
+    "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall",
+    "ToolCallStatus", "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult",
+    "ToolStatus", "ToolTimeout", "TurnEnd", "UnknownAgent", "UnknownKeyPolicy", "UnknownRun", "Usage",
+    "__version__", "file_tools", "run_child_agent", "run_child_agent_checked", "run_streaming_subagent", "tool",
 ]

@@ -24,6 +24,7 @@ from retinue import (
     ToolOutput,
     tool,
 )
+from retinue.plugins import StopAfterSteps, StopOnTool
 from retinue.state import MutationBatch
 from retinue.testing import ScriptedModel, say
 
@@ -130,6 +131,27 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "override by nothing": (lambda: override(None), "a Model object, not None"),
     "hook called": (lambda: Registrar(P()).hook("before_tool", Block("no")), "a hook is a function of a HookContext"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "hook of no phase": (lambda: Registrar(P()).hook("before", print), "there is no phase 'before'; phases are"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "approve True": (lambda: Decision.approve(True), r"args is a dict of new arguments, .* write Decision.approve\(\)"),  # pyright: ignore[reportArgumentType]
+    "stop after text": (lambda: StopAfterSteps("x"), "must be a number of more than 0, not 'x'"),  # pyright: ignore[reportArgumentType]
+    "stop on no name": (lambda: StopOnTool(f), "give the name of a tool, as text"),  # pyright: ignore[reportArgumentType]
+    "thread": (lambda: run(thread="t"), "a run has no option 'thread': write thread_id$"),
+    "an option of nothing": (lambda: run(zzz=1), "a run has no option 'zzz': write thread_id, user_id, "),
+    "one sink of a run": (lambda: run(sinks=print), "run: sinks is a list, even of one"),
+    "run with a number": (lambda: run(model=3), "a 'provider:model' string or a Model object, not 3"),
+    "for in a run": (lambda: list(run()), "`async for event in run`, or use runtime.stream_sync"),
+    "timeout as text": (lambda: tool(timeout="x")(f), "timeout is a number of seconds, such as timeout=30, not 'x'"),  # pyright: ignore[reportArgumentType]
+    "retries as text": (lambda: tool(retries="x")(f), "retries is a whole number, such as retries=3, not 'x'"),  # pyright: ignore[reportArgumentType]
+    "name as a number": (lambda: tool(name=3)(f), "name is text, not 3: write name='3'"),  # pyright: ignore[reportArgumentType]
+    "key of a number": (lambda: any_key("k", 3), r"give a type, such as int or list\[str\], not 3"),
+    "settings as a list": (
+        lambda: any_agent("a", model(), settings=[1]),
+        'settings is a dict, such as {"temperature": 0}',
+    ),
+    "empty text": (lambda: run(input=" "), 'the input is empty: give text, such as "Hello"'),
+    "script of text": (lambda: ScriptedModel(["hi"]), r"turn 1 of a ScriptedModel has 'hi': write say\('hi'\)"),  # pyright: ignore[reportArgumentType]
+    "script of None": (lambda: ScriptedModel([None]), "has None: use say, call, think or fail"),  # pyright: ignore[reportArgumentType]
+    "script as text": (lambda: ScriptedModel("hi"), "script is a list, even of one"),  # pyright: ignore[reportArgumentType]
+    "output as a number": (lambda: any_agent("a", model(), output=3), "output is a type, such as int, .* not 3"),
     "key by name": (lambda: Registrar(P()).key("k"), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
 }
 
@@ -140,6 +162,17 @@ async def test_a_mistake_says_what_to_write(name: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+async def test_a_run_is_not_awaited() -> None:
+    handle: Any = run()
+    with pytest.raises(ConfigurationError, match=r"write `await run.result\(\)`"):
+        await handle
+
+
+def test_a_stream_needs_a_loop() -> None:
+    with pytest.raises(ConfigurationError, match=r"or write runtime.stream_sync\(…\)"):
+        run()
 
 
 async def test_decisions_without_a_call() -> None:

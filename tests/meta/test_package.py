@@ -8,7 +8,7 @@ import pydoc
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -25,7 +25,7 @@ TOPICS = (
 MODULES = ["retinue", *[f"retinue.{topic}" for topic in TOPICS]]
 
 ROOT_NAMES = """
-Agent Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunIdentity RunResult RunStatus Runtime Usage
+Agent Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunIdentity RunResult RunState RunStatus Runtime Usage
 CancellationToken ProgressStatus ResumeMode SuspendTicket Tool ToolCallStatus ToolContext ToolDescriptor
 ToolOutput ToolResult ToolStatus file_tools tool
 CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk TextChunk ToolCall TurnEnd
@@ -65,6 +65,14 @@ def test_help_works_on_every_public_name(name: str) -> None:
     for public in module.__all__:
         value = getattr(module, public)
         assert isinstance(value, str) or pydoc.render_doc(value)
+
+
+@pytest.mark.parametrize("value", [retinue.tool, retinue.Agent])
+def test_help_explains_every_argument_with_an_example(value: Any) -> None:
+    text = value.__doc__
+    assert "        @tool" in text or "    agent = Agent(" in text
+    for name, parameter in inspect.signature(value).parameters.items():
+        assert parameter.kind is parameter.POSITIONAL_ONLY or f"    {name}: " in text, name
 
 
 def test_every_concrete_event_is_public() -> None:

@@ -78,7 +78,7 @@ def test_events_can_be_iterated_without_await() -> None:
 def test_a_mistake_raises_in_the_caller() -> None:
     with pytest.raises(ConfigurationError, match="agent 'a' has no model"):
         Runtime([Agent("a")]).run_sync("a", "go")
-    with pytest.raises(TypeError, match="thred_id"):
+    with pytest.raises(ConfigurationError, match="no option .thred_id.: write thread_id"):
         Runtime([answering()]).run_sync("a", "go", thred_id="t")  # pyright: ignore[reportCallIssue]
 
 

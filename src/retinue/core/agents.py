@@ -9,7 +9,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
 from .delegation import AgentTool, TaskTool, TransferTool
-from .errors import ConfigurationError, as_tuple
+from .errors import ConfigurationError, as_tuple, is_no_type
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
@@ -48,7 +48,27 @@ class AgentOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Agent(Generic[Out]):
-    """A spec, not an instance: it can be run many times at once. Making one does no I/O."""
+    """An agent: what `Runtime.run` runs. It is a spec, so it can run many times at once; making one does no I/O.
+
+        agent = Agent("guide", "openai:gpt-4o", "Answer in one sentence.", tools=[weather])
+        result = Runtime([agent]).run_sync("guide", "What should I wear in Rome?")
+
+    name: a letter, then letters, digits, "_" or "-". Other agents and `Runtime.run` name it so.
+    model: "provider:model", or a Model object. None for a child takes the model of its parent.
+    instructions: the system prompt.
+    tools: functions, made tools with `@tool` or as they are, and `Tool` objects.
+    plugins: `Plugin` objects, such as `Permissions(…)`: hooks, state keys and more tools.
+    subagents: agents or their names, to which the model delegates with the tool `task(subagent_type, description)`.
+    handoffs: agents or their names that may take a run over; each gives a tool `transfer_to_<name>`.
+    description: says to other agents what this one is for.
+    max_steps: the number of model calls after which a run fails.
+    limits: `Limits(…)` of depth, children, tokens, cost and time, for the whole tree of a run.
+    output: the type of the final answer, such as a dataclass or a pydantic model; `result.output` has that type.
+    conflicts: "error" fails a call that writes a state key another call of its step wrote; "last_wins" does not.
+    result_limit: the number of characters of one tool result that the model reads.
+    settings: settings for every request to the model, such as {"temperature": 0}.
+    backend: the name of a backend in `Runtime(backends=…)` that executes it as a child; None is this process.
+    """
 
     name: str
     model: str | Model | None = None
@@ -56,21 +76,15 @@ class Agent(Generic[Out]):
     tools: Iterable[Tool | Callable[..., Any]] = ()
     plugins: Iterable[Plugin] = ()
     subagents: Iterable[Agent | str] = field(default=(), kw_only=True)
-    """The agents that the model may delegate to, with the tool `task(subagent_type, description)`."""
     handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
-    """The agents that may continue a run of this one; each gives a tool `transfer_to_<name>`."""
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
     limits: Limits = field(default=DEFAULT_LIMITS, kw_only=True)
     output: type[Out] | UnionType | None = field(default=None, kw_only=True)
-    """The type of the final answer: a dataclass, a pydantic model, a TypedDict, any type with a JSON form."""
     conflicts: Conflicts = field(default="error", kw_only=True)
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
-    """Characters of one tool result the model reads; the rest is cut where it shows."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    """Settings for every request to the model, such as temperature."""
     backend: str | None = field(default=None, kw_only=True)
-    """The name of the backend in `Runtime(backends=…)` that executes it as a child; None is this process."""
     toolbox: Toolbox = field(init=False, repr=False)
     output_format: OutputFormat | None = field(init=False, repr=False)
     system: Message | None = field(init=False, repr=False)
@@ -121,7 +135,8 @@ class Agent(Generic[Out]):
         if not isinstance(name, str) or not AGENT_NAME.fullmatch(name):
             raise ConfigurationError(f"agent name {name!r}: use a letter, then up to 63 letters, digits, '_' or '-'")
         owner = f"agent {name!r}"
-        _check_model(self.model, owner)
+        if self.model is not None:
+            check_model(self.model, owner)
         _check_options(self, owner)
         for option in ("subagents", "handoffs"):
             object.__setattr__(self, option, as_tuple(getattr(self, option), owner, option))
@@ -174,20 +189,19 @@ class Agent(Generic[Out]):
         return [agent for agent in (*self.subagents, *self.handoffs, *tools) if isinstance(agent, Agent)]
 
 
-def _check_model(model: Any, owner: str) -> None:
-    if model is None:
-        return
+def check_model(model: Any, owner: str) -> None:
+    """Raise ConfigurationError for what is not a model, with what to write instead."""
     if isinstance(model, str):
         if not model or " " in model.partition(":")[0]:
             raise ConfigurationError(f"{owner}: model is 'provider:model', such as 'openai:gpt-4o', not {model!r:.80}")
     elif isinstance(model, type) or not callable(getattr(model, "stream", None)):
-        raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model object, not {model!r}")
+        raise ConfigurationError(f"{owner}: model is a 'provider:model' string or a Model object, not {model!r:.80}")
 
 
 def _check_options(agent: Agent, owner: str) -> None:
     """Raise ConfigurationError for an argument of the wrong type, with what to write instead."""
-    text, steps, limits, output = map(
-        cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output")
+    text, steps, limits, output, settings = map(
+        cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output", "settings")
     )
     if not isinstance(text, str):
         raise ConfigurationError(f"{owner}: instructions is text, not {text!r}: write Agent(name, model, instructions)")
@@ -195,9 +209,11 @@ def _check_options(agent: Agent, owner: str) -> None:
         raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
     if not isinstance(limits, Limits):
         raise ConfigurationError(f"{owner}: limits is not {limits!r}: write Limits(depth=…, tokens=…)")
+    if not isinstance(settings, Mapping):
+        raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {settings!r}')
     if agent.conflicts not in ("error", "last_wins"):
         raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {agent.conflicts!r}")
-    if isinstance(output, str | list | dict):
+    if is_no_type(output):
         raise ConfigurationError(f"{owner}: output is a type, such as int, list[str] or a dataclass, not {output!r}")
 
 

@@ -23,7 +23,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     @classmethod
     def approve(cls, args: Mapping[str, Any] | None = None, *, id: str | None = None) -> Decision:
         """Allow a call that waits for permission. `args` replaces its arguments; wrong ones are refused."""
-        given: object = args
+        given: Any = args
         if given is not None and not isinstance(given, Mapping):
             raise ConfigurationError(f"args is a dict of new arguments, not {given!r}: write Decision.approve()")
         payload = {"approved": True} if args is None else {"approved": True, "args": dict(args)}

@@ -86,6 +86,11 @@ def as_tuple(given: Any, owner: str, name: str) -> tuple[Any, ...]:
     return tuple(cast("Iterable[Any]", given))
 
 
+def is_no_type(given: object) -> bool:
+    """Return whether a value stands where a type belongs, such as `3` or `[str]`."""
+    return isinstance(given, str | int | float | bytes | list | dict | tuple | set)
+
+
 class UnknownAgent(_FieldError, LookupError):
     """No agent of that name is known to the runtime."""
 

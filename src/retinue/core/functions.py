@@ -45,6 +45,7 @@ class FunctionTool(Tool, Generic[P, R]):
         local_names: dict[str, Any] | None = None,
     ) -> None:
         _check_function(function, name)
+        _check_options(name=name, timeout=timeout, retries=retries, result_limit=result_limit)
         inner = _unbound(function)
         given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
@@ -118,6 +119,16 @@ def _check_function(function: Any, name: str | None) -> None:
         )
 
 
+def _check_options(*, name: Any, timeout: Any, retries: Any, result_limit: Any) -> None:
+    if not (name is None or isinstance(name, str)):
+        raise ConfigurationError(f"@tool: name is text, not {name!r}: write name='{name}'")
+    if not (timeout is None or (isinstance(timeout, int | float) and timeout > 0)):
+        raise ConfigurationError(f"@tool: timeout is a number of seconds, such as timeout=30, not {timeout!r}")
+    for option, value in (("retries", retries), ("result_limit", result_limit)):
+        if not (value is None or (isinstance(value, int) and value >= 0)):
+            raise ConfigurationError(f"@tool: {option} is a whole number, such as {option}=3, not {value!r}")
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether calling it gives a coroutine."""
     code: Any = getattr(function, "__code__", None)
@@ -178,16 +189,49 @@ def tool(
     result_limit: int | None = None,
     idempotent: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
-def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a tool of a function, bare or with options."""
-    local_names = sys._getframe(1).f_locals  # pyright: ignore[reportPrivateUsage]
-    if function is not None:
-        return FunctionTool(function, local_names=local_names)
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    id: str | None = None,
+    description: str | None = None,
+    category: str | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    result_limit: int | None = None,
+    idempotent: bool = False,
+) -> Any:
+    """Make a tool of a function, which may be async. Its name, docstring and type hints are what the model reads.
 
-    def decorate(decorated: Callable[P, R]) -> FunctionTool[P, R]:
-        return FunctionTool(decorated, local_names=local_names, **options)
+        @tool
+        async def weather(city: str, days: int = 1) -> str:
+            \"""Say what the weather will be.
 
-    return decorate
+            Args:
+                city: where.
+            \"""
+            return "sunny"
+
+        @tool(timeout=30, retries=2)
+        def search(query: str, ctx: ToolContext) -> list[str]: ...
+
+    A parameter with the type `ToolContext` is not shown to the model. Return any value that has a JSON form, a
+    `ToolResult` or a `ToolOutput`.
+
+    name: what the model calls it; that of the function if not given.
+    id: identifies the tool in records; the name if not given.
+    description: what the model reads; the docstring if not given.
+    category: a word of yours to sort tools by.
+    timeout: seconds that one attempt may take.
+    retries: further attempts after a failure; none after wrong arguments, a denial or a cancel.
+    result_limit: characters of the result that the model reads; if not given, the agent's `result_limit`.
+    idempotent: True if running a call twice is the same as once. After a crash such a call runs again.
+    """
+    options = {"name": name, "id": id, "description": description, "category": category, "timeout": timeout}
+    options |= {"retries": retries, "result_limit": result_limit, "idempotent": idempotent}
+    make: Any = partial(FunctionTool, local_names=sys._getframe(1).f_locals, **options)  # pyright: ignore[reportPrivateUsage]
+    return make if function is None else make(function)
 
 
 def as_tool(candidate: Tool | Callable[..., Any]) -> Tool:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from typing_extensions import TypeVar
 
 from .codec import JsonCodec, codec_for, default_of, isolate
-from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
+from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey, is_no_type
 
 V = TypeVar("V")
 U = TypeVar("U", default=V)
@@ -104,7 +104,7 @@ class StateKey(Generic[V, U]):
         given: Any = name
         if not isinstance(given, str) or not given:
             raise ConfigurationError(f"a StateKey needs a name, as text, not {given!r}")
-        if isinstance(type, str | list | dict):
+        if is_no_type(type):
             raise ConfigurationError(f"StateKey {name!r}: give a type, such as int or list[str], not {type!r}")
         if merge not in ("exclusive", "commutative"):
             raise ConfigurationError(f"StateKey {name!r}: merge is 'exclusive' or 'commutative', not {merge!r}")

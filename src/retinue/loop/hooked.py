@@ -45,8 +45,9 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
     made = _decided(call, decision)
     try:
         bound = prepare(x, made)
-        if made is not call.call and isinstance(bound.tool, FunctionTool):
-            bound.tool.check_values(made.args)
+        tool: Any = bound.tool
+        if made is not call.call and isinstance(tool, FunctionTool):
+            cast("FunctionTool", tool).check_values(made.args)
     except ToolError as exc:
         is_edited = made is not call.call and isinstance(exc, InvalidArguments)
         finalize(x, call, _ask_again(call, exc) if is_edited else failed(made, exc))
@@ -71,7 +72,7 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
-def _ask_again(call: CallState, error: InvalidArguments) -> CallOutcome:
+def _ask_again(call: CallState, error: ToolError) -> CallOutcome:
     """The outcome of a call whose arguments a human changed to wrong ones: it waits for another decision."""
     ticket = call.ticket
     assert ticket is not None

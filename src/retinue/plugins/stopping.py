@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..core.errors import ConfigurationError
 from ..core.hooks import HookContext, Registrar
@@ -93,6 +93,9 @@ class StopOnTool(Plugin):
     name = "stop_on_tool"
 
     def __init__(self, tool_name: str) -> None:
+        given: Any = tool_name
+        if not isinstance(given, str):
+            raise ConfigurationError(f"stop_on_tool: give the name of a tool, as text, not {given!r}")
         self.tool_name = tool_name
 
     def register(self, r: Registrar) -> None:
@@ -105,6 +108,7 @@ class StopOnTool(Plugin):
 
 
 def _positive(policy: str, value: Number) -> Number:
-    if value <= 0:
-        raise ConfigurationError(f"{policy}: must be more than 0, got {value}")
+    given: Any = value
+    if not isinstance(given, int | float) or given <= 0:
+        raise ConfigurationError(f"{policy}: must be a number of more than 0, not {given!r}")
     return value

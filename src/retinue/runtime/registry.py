@@ -13,7 +13,7 @@ from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
-from ..core.agents import Agent
+from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ExecutionPlan
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
@@ -124,10 +124,7 @@ class AgentRegistry:
     @contextmanager
     def override(self, model: str | Model) -> Generator[None]:
         """Let `model` replace the models of all runs that are started or answered meanwhile."""
-        if not isinstance(model, str) and (isinstance(model, type) or not callable(getattr(model, "stream", None))):
-            raise ConfigurationError(
-                f"override: model is a 'provider:model' string or a Model object, not {model!r:.80}"
-            )
+        check_model(model, "override")
         self.overrides.append(model)
         try:
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from ..core.context import GRACE
@@ -36,6 +36,14 @@ class RunHandle(Generic[Out]):
         async for event in log.follow(first, self.run_id):
             if event.ns[: len(self._ns)] == self._ns:
                 yield cast("AnyEvent", event)
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[AnyEvent]:
+            raise ConfigurationError("a run is iterated with `async for event in run`, or use runtime.stream_sync(…)")
+
+        def __await__(self) -> Generator[Any, None, None]:
+            raise ConfigurationError("a run is a handle: write `await run.result()`, or `await runtime.run(…)`")
 
     @property
     def events(self) -> AsyncIterator[AnyEvent]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import difflib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from ..core.agents import Agent
+from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
@@ -269,9 +270,16 @@ class Runtime:
         model: str | Model | None = None,
         sinks: Iterable[Sink] = (),
         when_busy: WhenBusy = "reject",
+        **unknown: object,
     ) -> Run[Out]:
         if self._closed:
             raise ConfigurationError("this runtime is closed")
+        for option in unknown:
+            known = difflib.get_close_matches(option, RunOptions.__annotations__, 1) or RunOptions.__annotations__
+            raise ConfigurationError(f"a run has no option {option!r}: write {', '.join(known)}")
+        if model is not None:
+            check_model(model, "run")
+        _check_loop()
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
         spec = self._registry.find(agent)
@@ -282,14 +290,14 @@ class Runtime:
         request = RunRequest(
             agent=spec,
             identity=identity,
-            messages=as_messages(input),
+            messages=_as_input(input),
             seed=as_persisted(state),
             limits=limits or spec.limits,
             cancellation=CancellationToken(),
             context=context or {},
             model=model,
         )
-        return self._runs.start(request, tuple(sinks), when_busy, new_thread=thread_id is None)
+        return self._runs.start(request, as_tuple(sinks, "run", "sinks"), when_busy, new_thread=thread_id is None)
 
     # --- answering, continuing, reading
 
@@ -341,7 +349,7 @@ class Runtime:
         run can be forked between two steps, where it waits, and after its end; elsewhere the error names the nearest
         places.
         """
-        said = () if input is None else as_messages(input)
+        said = () if input is None else _as_input(input)
         return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
@@ -395,6 +403,21 @@ class Runtime:
             await self._runs.close(grace, leave=self._on_close == "leave")
         finally:
             await self._registry.close()
+
+
+def _as_input(given: RunInput) -> tuple[Message, ...]:
+    if isinstance(given, str) and not given.strip():
+        raise ConfigurationError('the input is empty: give text, such as "Hello"')
+    return as_messages(given)
+
+
+def _check_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "stream() needs an event loop: call it in an async function, or write runtime.stream_sync(…)"
+        ) from None
 
 
 async def _result_or_cancel(run: Run[Out]) -> RunResult[Out]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
-from ..core.errors import Escape
+from ..core.errors import ConfigurationError, Escape, as_tuple
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 
@@ -71,12 +71,27 @@ def fail(error: BaseException) -> Piece:
     return Fail(error)
 
 
+def _find_wrong(turn: Any) -> str | None:
+    """Return what of a turn is not a piece, and what to write instead; None if all is well."""
+    pieces = (turn,) if isinstance(turn, str) or not isinstance(turn, Sequence) else cast("Sequence[Any]", turn)
+    for piece in pieces:
+        if not isinstance(piece, Piece):
+            return f"{piece!r:.80}: write say({piece!r:.80})" if isinstance(piece, str) else f"{piece!r:.80}: {_PIECES}"
+    return None
+
+
+_PIECES = "use say, call, think or fail"
+
+
 class ScriptedModel:
     """Answers from a list of turns, or by a function of the request. `requests` holds the requests it got."""
 
     def __init__(self, script: Iterable[ScriptedTurn] | ScriptFunction, name: str = "scripted") -> None:
         self._function: ScriptFunction | None = script if callable(script) else None
-        self._turns: list[ScriptedTurn] = [] if callable(script) else list(script)
+        self._turns: list[ScriptedTurn] = [] if callable(script) else list(as_tuple(script, "ScriptedModel", "script"))
+        for number, turn in enumerate(self._turns, 1):
+            if (wrong := _find_wrong(turn)) is not None:
+                raise ConfigurationError(f"turn {number} of a ScriptedModel has {wrong}")
         self._next = 0
         self.requests: list[ModelRequest] = []
         self.name = f"testing:{name}"
@@ -84,6 +99,8 @@ class ScriptedModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         self.requests.append(request)
         turn = await self._turn(request)
+        if (wrong := _find_wrong(turn)) is not None:
+            raise ScriptError(f"turn {len(self.requests)} has {wrong}")
         pieces: Sequence[Any] = turn if isinstance(turn, Sequence) else (turn,)
         usage = Usage(requests=1)
         stop = "tool_calls" if any(isinstance(piece, Call) for piece in pieces) else "stop"
@@ -99,10 +116,8 @@ class ScriptedModel:
                     yield CallChunk(
                         index, piece.id or f"call_{len(self.requests)}_{index + 1}", piece.name, piece.arguments
                     )
-                case Fail():
-                    raise piece.error
                 case _:
-                    raise ScriptError(f"turn {len(self.requests)} holds {piece!r}: use say, call, think or fail")
+                    raise piece.error
         yield TurnEnd(stop, usage)
 
     async def _turn(self, request: ModelRequest) -> ScriptedTurn:
