@@ -14,13 +14,14 @@ from copy import copy
 from io import BytesIO
 from secrets import token_hex
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, FilesystemDown, PathDenied, PathError, StoreError
 from ..core.filesystem import FileEntry, KeptBack, Stamp
+from ..core.runs import RunIdentity
 from ..core.stores import Store
 from ..workspace.local import READ_LIMIT
-from ..workspace.paths import join_path, split_path
+from ..workspace.paths import join_path, name_of_part, split_path
 from ..workspace.tree import walk_files
 from .stores import sql_store
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .database import Link
 
 T = TypeVar("T")
+StoreIsolation = Literal["shared", "user"]
 
 LARGEST = 256 * 2**20
 """The most bytes of one file: it is written in one piece."""
@@ -50,14 +52,28 @@ class StoreFilesystem:
     I/O; `close` closes only what it opened. Each file has a version: an `update` is written only if the version has
     not changed, and retried otherwise. A file is read and written whole, up to 256 MiB. There are no links and no
     folder on any disk, so there is no shell either.
+
+    With `isolation="user"` each user, and the sub-agents of its runs, works in a space of its own. The space itself
+    holds what instructs the agents (AGENTS.md, declarations) and the records of tasks; only a run without a user
+    works in it. With "shared" all runs do.
     """
 
     is_local = False
 
-    def __init__(self, store: str | Store, space: str = "default", *, read_limit: int = READ_LIMIT) -> None:
+    def __init__(
+        self,
+        store: str | Store,
+        space: str = "default",
+        *,
+        isolation: StoreIsolation = "user",
+        read_limit: int = READ_LIMIT,
+    ) -> None:
         if not _SPACE.fullmatch(space):
             raise ConfigurationError(f"not the name of a space for files: {space!r}; use up to 200 plain characters")
+        if isolation not in ("shared", "user"):
+            raise ConfigurationError(f"isolation is 'shared' or 'user', not {isolation!r}")
         self.space, self.read_limit = space, read_limit
+        self.isolation: StoreIsolation = isolation
         self._database = sql_store(store, "a StoreFilesystem").database
         self._is_own = isinstance(store, str)
         self._base: tuple[str, ...] = ()
@@ -84,6 +100,19 @@ class StoreFilesystem:
         """Close the database, also for everything `below`; a store that was passed in stays open."""
         if self._is_own:
             self._database.close_blocking()
+
+    @property
+    def is_divided(self) -> bool:
+        return self.isolation == "user"
+
+    def for_run(self, run: RunIdentity) -> Self:
+        """Return the files of a run: those of its user. They are not divided further."""
+        made = copy(self)
+        made.isolation = "shared"
+        if self.is_divided and run.user_id:
+            # No space can be opened under such a name.
+            made.space = f"{self.space}\x1f{name_of_part(run.user_id)}"
+        return made
 
     def below(self, path: str) -> Self:
         made = copy(self)
@@ -176,8 +205,8 @@ class StoreFilesystem:
             raise FileMissing(path, _MISSING)
 
     @property
-    def _root(self) -> tuple[int, str, tuple[str, ...]]:
-        return id(self._database), self.space, self._base
+    def _root(self) -> tuple[int, str, str, tuple[str, ...]]:
+        return id(self._database), self.space, self.isolation, self._base
 
     def _spot(self, names: tuple[str, ...]) -> _Spot:
         return _Spot(self.space, (*self._base, *names), len(self._base))

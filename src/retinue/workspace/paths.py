@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from hashlib import sha256
 
 from ..core.errors import PathDenied
 
@@ -18,6 +19,7 @@ TEMPORARY = ".retinue-tmp-"
 
 _WINDOWS = os.name == "nt"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLAIN = re.compile(r"[a-z0-9_][a-z0-9_.@=+-]{0,99}")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)(\..*)?")
 
@@ -71,6 +73,14 @@ def name_problem(name: str, *, windows: bool = _WINDOWS) -> str | None:
     if size > LONGEST_NAME:
         return f"a name in it is longer than {LONGEST_NAME} bytes"
     return _windows_problem(name) if windows else None
+
+
+def name_of_part(key: str) -> str:
+    """Return the name for the part of a user or session: the key itself if it can be one, otherwise its hash.
+
+    Keys with capital letters are hashed too: some systems do not tell them from small ones.
+    """
+    return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _windows_problem(name: str) -> str | None:

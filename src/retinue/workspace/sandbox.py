@@ -6,17 +6,16 @@ Files are reached as in any local folder. Commands run in namespaces of their ow
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from hashlib import sha256
 from typing import Literal, Self
 
 from ..core.errors import ConfigurationError, PathDenied
 from ..core.filesystem import Command, Filesystem
 from ..core.runs import RunIdentity
 from .local import READ_LIMIT, LocalFilesystem
+from .paths import name_of_part
 
 Isolation = Literal["shared", "user", "session"]
 
@@ -30,7 +29,6 @@ _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl/certs", "ssl/openssl.cnf")
 _NETWORK_SETTINGS = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates", "pki")
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,99}")
 _PROBE_SECONDS = 20
 
 # Ending bwrap ends the sandbox only once its first process sleeps, waiting for its children. So the command waits for
@@ -94,7 +92,7 @@ class SandboxFilesystem(LocalFilesystem):
             return self
         made = copy(self)
         made.isolation = "shared"
-        made._anchor = os.path.join(self._anchor, f"{self.isolation}s", _folder_name(self._key(run)))
+        made._anchor = os.path.join(self._anchor, f"{self.isolation}s", name_of_part(self._key(run)))
         made.root = os.path.join(made._anchor, *self._base)
         made.make_folder("")
         return made
@@ -206,11 +204,6 @@ class SandboxFilesystem(LocalFilesystem):
                     yield from ("--tmpfs", target, "--remount-ro", target)
                 else:
                     yield from ("--bind", os.path.join(self.root, path), target)
-
-
-def _folder_name(key: str) -> str:
-    """Return the folder of a key: the key itself if it can be a name, otherwise its hash."""
-    return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _refusal(argv: list[str]) -> str | None:
