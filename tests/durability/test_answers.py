@@ -191,9 +191,11 @@ async def test_every_resume_mode_holds_across_runtimes(url: str, mode: ResumeMod
     run_id = await suspended(url, build, expect={"c1"})
     async with Runtime.open(url, build()) as runtime:
         result = await runtime.resume(run_id, {"c1": Decision.resume({"ok": True, "to": "bob"})})
+    if mode is ResumeMode.PASS_DECISION:  # the tool does not take what its own ticket asks for
+        assert "The new arguments are not valid" in result.suspended["c1"].message
+        return
     told = {
         ResumeMode.REPLAY: "paid ann",
-        ResumeMode.PASS_DECISION: "invalid_arguments",
         ResumeMode.USE_DECISION: '{"ok":true,"to":"bob"}',
     }
     assert told[mode] in (result.response or "")

@@ -166,6 +166,28 @@ async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -
     assert updates[-1] == TaskStatus.COMPLETED
 
 
+async def test_a_log_whose_task_has_no_stored_end_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a task that is stopped at the close of its runtime may not be written then."""
+    desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    async with desk.open() as first:
+        run_id = (await first.run("boss", "wait", thread_id="t")).run_id
+
+        async def refuse(*args: Any) -> None:
+            raise OSError("the disk is full")
+
+        monkeypatch.setattr(service.TaskService, "_write_end", refuse)
+    monkeypatch.undo()
+    desk.let_tasks_end()
+    async with desk.open() as second:
+        store: Any = second.store
+        assert not (await store.read_log(run_id)).ended
+        assert await asyncio.wait_for(desk.task_ended(second, run_id), 90) == TaskStatus.COMPLETED
+        await until(lambda: is_free(store, run_id))
+        assert (await store.read_log(run_id)).ended
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_what_waits_is_left_with_its_tasks(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")

@@ -151,9 +151,9 @@ class LogReporter:
     def close(self) -> None:
         log, task_id = self._x.log, self._record.task_id
         task = log.tree.tasks.get(task_id)
-        is_left = task is not None and task.is_open and self._service.is_left(self._record)
-        # One that is left has not ended, so its log must not end either. Else it may be at work with another reporter.
-        if not is_left and log.holders.get(task_id) == self._cancel:
+        # One that is left, or whose end could not be written, has not ended: its log must not end either.
+        has_ended = log.lost or task is None or not task.is_open
+        if has_ended and log.holders.get(task_id) == self._cancel:  # else it is at work with another reporter
             log.release(task_id)
         self._backend.release(self._x.run_id)
 

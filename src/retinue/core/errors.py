@@ -96,9 +96,14 @@ class UnknownAgent(_FieldError, LookupError):
 
     name: str
     known: tuple[str, ...] = ()
+    run_id: str | None = None
+    """The run that needs it, which no process works on."""
 
     def __str__(self) -> str:
-        return f"unknown agent {self.name!r}; known: {', '.join(sorted(self.known)) or 'none'}"
+        known = f"unknown agent {self.name!r}; known: {', '.join(sorted(self.known)) or 'none'}"
+        if self.run_id is None:
+            return known
+        return f"{known}; no process works on run {self.run_id!r}: continue it in one that has the agent"
 
 
 class UnknownRun(_FieldError, LookupError):

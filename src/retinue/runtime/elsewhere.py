@@ -86,6 +86,12 @@ class Elsewhere:
             _log.warning("run %s was interrupted; it is left, as no agent is named %r here", run_id, agent)
         return False
 
+    def _require_agent(self, record: RunRecord) -> None:
+        """Raise UnknownAgent if another process must continue a run."""
+        agents, identity = self._runs.registry.agents, record.identity
+        if identity.agent not in agents:
+            raise UnknownAgent(identity.agent, tuple(agents), identity.run_id)
+
     async def load(self, run_id: str) -> LiveRun | None:
         """Continue a run whose process has ended; None if the run has ended."""
         record = await self._runs.record(run_id)
@@ -105,7 +111,7 @@ class Elsewhere:
         if record.identity.agent not in self._runs.registry.agents and not to_cancel:
             if owner is not None and not is_gone(owner):
                 return None
-            self._runs.registry.agent(record.identity.agent)  # raises: a process that has it may continue the run
+            self._require_agent(record)
         epoch = await self.owner.claim(log_id)
         return None if epoch is None else await self._take_over(log_id, epoch)
 
@@ -216,7 +222,7 @@ class Elsewhere:
         root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
         owner = await store.owner_of(wish.log_id)
         if wish.kind == "decide" and (owner is None or is_gone(owner)):
-            runs.registry.agent(root.identity.agent)  # nobody would read it: raises before anything is stored
+            self._require_agent(root)  # nobody would read it: raises before anything is stored
         await store.put_wish(wish)
         end = now() + patience
         with store.watch(wish.log_id) as watch:

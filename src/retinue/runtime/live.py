@@ -487,7 +487,7 @@ class LiveRun:
         state = self.state
         if self.writer is None or self.writer.is_released or self.log.lost or state is None:
             return
-        ended = state.is_over and not self.log.tree.has_open_tasks()
+        idle = not self.log.tree.has_open_tasks()  # else the log keeps its owner, and is found when that is gone
         with contextlib.suppress(RetinueError):
-            await self.writer.settle(released=True, ended=ended)
+            await self.writer.settle(released=idle, ended=idle and state.is_over)
         self.is_done = True

@@ -298,6 +298,6 @@ class LocalRuns:
             await asyncio.wait(jobs, timeout=grace)
         if self.owner is not None:
             await self.owner.close()
-            if left:
+            if left or any(run.writer is not None and not run.writer.is_released for run in live):
                 with contextlib.suppress(RetinueError):
                     await self.owner.store.renew(self.owner.id, 0.0)  # what still is ours can be claimed at once

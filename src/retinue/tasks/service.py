@@ -185,12 +185,9 @@ class TaskService:
         """Leave the tasks of these logs as they are, for the process that continues them."""
         self._left = logs
 
-    def is_left(self, record: TaskRecord) -> bool:
-        """Return whether a task is left to whoever continues its log."""
-        return record.log_id in self._left
-
     def _is_left(self, task: LocalTask) -> bool:
-        return self.is_left(task.record) or task.reporter.is_lost
+        """Return whether a task is left to whoever continues its log."""
+        return task.record.log_id in self._left or task.reporter.is_lost
 
     async def close(self, grace: float = GRACE) -> None:
         """Stop the tasks of this process. They end as cancelled, with the reason, unless they are left to others."""
