@@ -14,12 +14,12 @@ from unittest.mock import patch
 from msgspec import Struct
 
 from retinue.core.errors import Escape
-from retinue.core.events import Event
+from retinue.core.events import DELTAS, Event
 from retinue.core.rows import LogRow, Private
 from retinue.loop.fold import fold
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState, RunState
-from retinue.storage.packs import DELTAS, pack_rows, unpack_rows
+from retinue.storage.packs import pack_rows, unpack_rows
 
 
 class FoldBroken(Escape, AssertionError):
@@ -133,11 +133,11 @@ def checked_folds() -> Iterator[FoldCheck]:
             check.add(self, LogRow(appended.seq, 0, appended, private))
         return appended
 
-    def checked_stamped(self: LiveLog, event: Event) -> None:
+    def checked_stamped(self: LiveLog, event: Event, private: Private | None = None) -> None:
         lost = self.lost
-        append_stamped(self, event)
+        append_stamped(self, event, private)
         if not lost:
-            check.add(self, LogRow(self.events[-1].seq, 0, self.events[-1]))
+            check.add(self, LogRow(self.events[-1].seq, 0, self.events[-1], private))
 
     def checked_private(self: LiveLog, private: Private) -> None:
         lost = self.lost

@@ -21,7 +21,8 @@ from retinue import (
     Usage,
 )
 from retinue.backends import RunRequest
-from retinue.backends.tasks_http import HttpTaskClient, TaskHttpBackend
+from retinue.backends.task_client import HttpTaskClient
+from retinue.backends.tasks_http import TaskHttpBackend
 from retinue.core.events import Custom, TextDelta
 from retinue.testing import ScriptedModel, example_work, say
 from tests.remote.server import TaskServer

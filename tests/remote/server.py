@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from retinue import RunStatus, Runtime
+from retinue import DecisionRefused, RunStatus, Runtime
+from retinue.core.events import event_to_json
 from retinue.runtime import Run
-from retinue.wire.task_protocol import RemoteTask, decode_submission, encode
+from retinue.wire.task_protocol import RemoteTask, TaskDecisions, decode_submission, encode
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -22,7 +25,7 @@ _STATUS = {
 class TaskServer:
     """`async with TaskServer(runtime) as server`: tasks run as runs of the agent they name."""
 
-    def __init__(self, runtime: Runtime, token: str | None = None) -> None:
+    def __init__(self, runtime: Runtime, token: str | None = None, *, has_events: bool = False) -> None:
         self._runtime, self._token = runtime, token
         self.runs: dict[str, Run] = {}
         self.requests: list[tuple[str, str]] = []
@@ -33,6 +36,10 @@ class TaskServer:
         self.results_only_when_waiting = False
         self.stops_after: float | None = None
         """Seconds after which a task is stopped whose cancel was answered at once."""
+        self.has_events = has_events
+        """False for a server with only status and result."""
+        self.breaks_after: list[int] = []
+        """The numbers of events after which the next streams break."""
         self._later: asyncio.Task[None] | None = None
         self.url = ""
         self.has_work = asyncio.Event()
@@ -47,6 +54,8 @@ class TaskServer:
                 web.post("/tasks/{id}/cancel", self._cancel),
             ]
         )
+        if self.has_events:
+            app.add_routes([web.get("/tasks/{id}/events", self._events), web.post("/tasks/{id}/resume", self._resume)])
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -99,6 +108,31 @@ class TaskServer:
                 self._later = asyncio.create_task(_stop_later(run, self.stops_after))
         return web.Response()
 
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        run, after = self.runs[request.match_info["id"]], int(request.query["after"])
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        left = self.breaks_after.pop(0) if self.breaks_after else -1
+        async for event in self._runtime.events(run.run_id, after):
+            if left == 0:
+                await response.write(b'id: 1\ndata: {"kind": "text_de')
+                assert request.transport is not None
+                request.transport.abort()
+                break
+            left -= 1
+            body = json.dumps(event_to_json(event))
+            await response.write(f": beat\n\nid: {event.seq}\nevent: {event.kind}\ndata: {body}\n\n".encode())
+        return response
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        given = msgspec.json.decode(await request.read(), type=TaskDecisions)
+        task_id = request.match_info["id"]
+        try:
+            self.runs[task_id] = self._runtime.stream_resume(self.runs[task_id].run_id, given.decisions)
+        except DecisionRefused as exc:
+            return web.json_response({"detail": str(exc)}, status=409)
+        return web.json_response({"status": "running"})
+
     async def _task(self, task_id: str, *, waited: bool = False) -> RemoteTask | None:
         run = self.runs.get(task_id)
         if run is None:
@@ -106,8 +140,17 @@ class TaskServer:
         if not run.ended:
             return RemoteTask("running", task_id=task_id)
         result = await run.result()
+        if result.status is RunStatus.SUSPENDED:
+            log, _ = await run._open()
+            return RemoteTask("running", task_id=task_id, awaiting=result.suspended, seq=log.tree.seq)
         shown = result.response if waited or not self.results_only_when_waiting else None
-        return RemoteTask(_STATUS[result.status], shown, result.error, task_id)
+        if not self.has_events:
+            return RemoteTask(_STATUS[result.status], shown, result.error, task_id)
+        log, _ = await run._open()
+        return RemoteTask(
+            _STATUS[result.status], shown, result.error, task_id, usage=result.usage, steps=result.steps,
+            output=result.output, seq=log.tree.seq, run_id=run.run_id,
+        )  # fmt: skip
 
     def _answer(self, task: RemoteTask | None) -> web.Response:
         if task is None:

@@ -130,7 +130,7 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
 
 
 def test_half_a_secret_at_a_cut_is_not_shown() -> None:
-    from retinue.backends.tasks_http import _ERROR_BODY, HttpTaskClient
+    from retinue.backends.task_client import _ERROR_BODY, HttpTaskClient
 
     client = HttpTaskClient("http://host.example", {"X-Api-Key": "abcdefghij" * 5})
     padded = b" " * (_ERROR_BODY - 20) + b"abcdefghij" * 5

@@ -14,6 +14,7 @@ from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
+    DELTAS,
     ActivityDelta,
     ActivitySnapshot,
     Custom,
@@ -27,14 +28,15 @@ from ..core.events import (
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import RunResult
+from ..core.runs import NO_USAGE, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.execution import Execution, result_of, start_leg
+from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
 
-_FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom)
+_FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
 
 class ForeignBackend:
@@ -61,10 +63,15 @@ class ForeignBackend:
         state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
         if state is not None:
             request.identity, request.is_dispatched = state.identity, True
+            request.detached = request.detached or state.request.detached
             if state.is_over:
                 return _result_again(parent, state)
+            if state.waits and not state.pending and not request.cancellation.is_set():
+                return await self._waiting_again(request, parent, state)
             if state.status is not RunStatus.RUNNING:
                 start_leg(parent.log, state)
+            request.decisions = {path: decision for path, decision in state.pending.items() if decision is not None}
+            request.seen = await _last_seen(parent.log, state)
             if parent.log.writer is not None:
                 await parent.log.writer.flush()  # it fails where another process owns the log
         elif ref is None:
@@ -75,13 +82,20 @@ class ForeignBackend:
             if state is None:
                 await self._reserve(request, parent, thread)
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
-            request.accepted, request.emit = child.accept, child.emit
+            request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
             result = child.finish(await self._attend(request, child))
             if not parent.log.lost:
                 await self._save(child, thread, result)
             return result
         finally:
             child.close()
+
+    async def _waiting_again(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
+        """Return the result of a run that waits for an answer which has not come yet."""
+        ending = Ending(RunStatus.SUSPENDED, "suspended")
+        result = parent.log.results.get(state.run_id) or result_of(parent.log, state, ending, state.response())
+        await self._local.save_child(request, parent.log, state, result, None, 0)
+        return result
 
     async def _run_alone(self, request: RunRequest) -> RunResult:
         """Execute a run without lineage; it has no events."""
@@ -122,7 +136,8 @@ class ForeignBackend:
                 token.set(given.reason or "cancelled")
 
         given.on_set(stop)
-        self._local.elsewhere[request.identity.run_id] = token
+        detach = None if child is None else child.detach
+        self._local.elsewhere[request.identity.run_id] = (token, detach)
         try:
             await _wait_for_end(work, token, seconds)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
@@ -169,7 +184,9 @@ class ForeignRun:
         state: RunState | None = None,
     ) -> None:
         self.request, self.parent, self._local, self.state = request, parent, local, state
-        self._is_closed = self._has_text = False
+        self._is_closed = False
+        self._seen = request.seen
+        self._has_text = request.seen > 0
         self._is_counted = ref is None
         if self._is_counted:
             parent.log.dispatching.append(parent.state)
@@ -185,7 +202,7 @@ class ForeignRun:
         """Append an event for those who watch; what comes too late is dropped."""
         if self._is_closed:
             return
-        if not isinstance(event, _FOR_WATCHING):
+        if not isinstance(event, _FOR_WATCHING) or (isinstance(event, ErrorRaised) and event.fatal):
             raise TypeError(f"a backend emits what is for watching only, not {event.kind!r}")
         run = self._begin()
         if run.status is not RunStatus.RUNNING:
@@ -196,15 +213,42 @@ class ForeignRun:
             event = replace(event, message_id=message_id(run, run.message_count + 1))
         self.parent.log.append(run, event)
 
+    def emit_remote(self, event: Event) -> None:
+        """Append an event of the run's log elsewhere. The beginnings and ends of the run itself are only noted."""
+        if self._is_closed:
+            return
+        run, log = self._begin(), self.parent.log
+        if run.status is not RunStatus.RUNNING:
+            return
+        is_delta, has_gap = event.__class__ in DELTAS, event.seq != self._seen + 1
+        if is_delta and has_gap:
+            log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq - 1))
+        self._seen = event.seq
+        if not event.ns and isinstance(event, RunStarted | RunFinished):
+            log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq))
+            return
+        self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
+        log.append_remote(run, event)
+
+    def detach(self) -> None:
+        """Let the run outlive its call."""
+        self.request.detached = True
+        if self.state is not None and not self.state.request.detached:
+            self.parent.log.append_private(Private(kind="commit", run_id=self.state.run_id, detached=True))
+
     def finish(self, result: RunResult) -> RunResult:
         """Append its end, once."""
         run, log = self._begin(), self.parent.log
         self._is_closed = True
-        log.results[run.run_id] = result
         if run.is_over:
+            log.results[run.run_id] = result
             return result
+        tickets = tuple(result.suspended.values()) or run.tickets if result.status is RunStatus.SUSPENDED else ()
+        usage = run.total if result.usage == NO_USAGE else result.usage
+        result = replace(result, usage=usage, suspended={"/".join(ticket.path): ticket for ticket in tickets})
+        log.results[run.run_id] = result
         said = ()
-        if result.response:
+        if result.response and not tickets:
             said = (Message.assistant(result.response, id=message_id(run, run.message_count + 1)),)
             if not self._has_text:
                 log.append(run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1)))
@@ -225,7 +269,8 @@ class ForeignRun:
                 messages=said,
                 writes=result.state.extensions,
                 revision=max(1, result.state.revision),
-                usage=result.usage,
+                usage=result.usage - run.total,
+                tickets=tickets,
             ),
         )
         append_child_finished(self.parent, run, result)
@@ -275,6 +320,16 @@ def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]
     if request.agent.output_format is not None:
         needs["output"] = "text_and_artifacts"
     return needs
+
+
+async def _last_seen(log: LiveLog, run: RunState) -> int:
+    """Return the number of the last event of a run's log elsewhere: the last one noted, and the deltas after it."""
+    if not run.remote_seq:
+        return 0
+    events = [event for event in log.events if event.seq > run.remote_at]
+    if log.earlier is not None and run.remote_at < log.first:
+        events += [event async for event in log.earlier(run.remote_at, log.first, True)]
+    return run.remote_seq + sum([event.__class__ in DELTAS and event.ns[: len(run.ns)] == run.ns for event in events])
 
 
 async def _wait_for_end(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:

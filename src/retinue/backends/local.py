@@ -45,8 +45,8 @@ class LocalBackend:
         """The tasks of calls in which children run alongside."""
         self._aborted: set[str] = set()
         """Children that were stopped alone while they run in the task of their call."""
-        self.elsewhere: dict[str, CancellationToken] = {}
-        """The tokens of children that another backend executes."""
+        self.elsewhere: dict[str, tuple[CancellationToken, Callable[[], None] | None]] = {}
+        """The tokens of children that another backend executes, and functions that let them outlive their calls."""
         self._held: dict[str, int] = {}
         """Runs that may have children after their end, and how many tasks want that."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
@@ -114,8 +114,8 @@ class LocalBackend:
 
     async def abort(self, run_id: str, reason: str = "aborted") -> None:
         """Stop one child; its call gets a cancelled result and continues."""
-        if (token := self.elsewhere.get(run_id)) is not None:
-            token.set(reason)
+        if run_id in self.elsewhere:
+            self.elsewhere[run_id][0].set(reason)
         task = self._tasks.get(run_id) or self._hosts.get(run_id)
         x = self._executions.get(run_id)
         if task is None or x is None:
@@ -270,6 +270,8 @@ class LocalBackend:
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""
+        if run_id in self.elsewhere and (detach := self.elsewhere[run_id][1]) is not None:
+            detach()
         if (x := self._executions.get(run_id)) is not None and not x.request.detached:
             x.request.detached = True
             x.log.append_private(Private(kind="commit", run_id=run_id, detached=True))

@@ -1,26 +1,24 @@
-"""Runs on a server that speaks the task protocol, and the HTTP client for it."""
+"""Runs on a server that speaks the task protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
-from ..core.errors import ExecutionBackendError
-from ..core.events import Custom
+from ..core.errors import DecisionRefused, ExecutionBackendError
+from ..core.events import Custom, ErrorRaised, RunFinished
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import RunResult
-from ..core.secrets import redact, secrets_of
 from ..core.state import PersistedState
-from ..wire.task_protocol import TASKS_PATH, RemoteTask, TaskSubmission, decode_task, encode, task_path
-
-if TYPE_CHECKING:
-    import aiohttp
+from ..wire.task_protocol import RemoteTask
+from .task_client import EventsNotOffered, HttpTaskClient
 
 T = TypeVar("T")
 
@@ -36,15 +34,12 @@ REMOTE_KEY = "retinue.remote"
 """The state key of a result that holds the id of the remote task."""
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
-_TERMINATION = {RunStatus.COMPLETED: "natural", RunStatus.CANCELLED: "cancelled", RunStatus.TIMEOUT: "timeout"}
-
-
-CONNECT_SECONDS = 30.0
-ANSWER_SECONDS = 120.0
-MOST_BYTES = 20_000_000
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-_SHOWN = 300
-_ERROR_BODY = 64 * 1024
+_TERMINATION = {
+    RunStatus.COMPLETED: "natural",
+    RunStatus.CANCELLED: "cancelled",
+    RunStatus.TIMEOUT: "timeout",
+    RunStatus.SUSPENDED: "suspended",
+}
 
 
 class TaskHttpBackend:
@@ -57,7 +52,13 @@ class TaskHttpBackend:
         """The tokens of the callers that wait for each run."""
 
     def profile(self) -> BackendProfile:
-        return BackendProfile(cancellation="remote_abort", continuation="remote", transcript="user_messages")
+        return BackendProfile(
+            cancellation="remote_abort",
+            continuation="remote",
+            decisions="durable",
+            waits="input",
+            transcript="user_messages",
+        )
 
     async def close(self) -> None:
         await self.client.close()
@@ -74,14 +75,14 @@ class TaskHttpBackend:
         waiting.append(token)
         if request.accepted is not None:
             request.accepted()
-        seconds = DEADLINE if request.timeout is None else request.timeout
+        follower = TaskFollower(self.client, request, self._patience)
         try:
-            status, state = await self._wait_for_end(identity.run_id, token, seconds, _progress(request))
+            status, state = await self._attend(follower, request)
         finally:
             waiting.remove(token)
             if not waiting:
                 self._tokens.pop(identity.run_id, None)
-        return self._result(identity.run_id, identity.thread_id, request.messages, status, state)
+        return _result(request, status, state, follower.refused)
 
     async def _submit(self, request: RunRequest) -> None:
         """Give the server the run; until it has taken it nothing has happened."""
@@ -106,47 +107,30 @@ class TaskHttpBackend:
         except ConnectionError as exc:
             raise ExecutionBackendError(identity.agent, str(exc)) from exc
 
-    async def _wait_for_end(
-        self, task_id: str, token: CancellationToken, seconds: float, report: Callable[[RemoteTask], None]
-    ) -> tuple[RunStatus, RemoteTask]:
-        """Ask until the task has ended, is to be stopped, or takes too long. A server may be away for a while."""
-        deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
+    async def _attend(self, follower: TaskFollower, request: RunRequest) -> tuple[RunStatus, RemoteTask]:
+        """Follow the task until it ends or waits, is to be stopped, or takes too long."""
+        token, seconds = request.cancellation, DEADLINE if request.timeout is None else request.timeout
         stopped = asyncio.create_task(token.wait())
+        work = asyncio.create_task(follower.follow())
         try:
-            while True:
-                try:
-                    state = await _retry(lambda: self.client.state(task_id), self._patience, token)
-                except (ConnectionError, ExecutionBackendError) as exc:
-                    return RunStatus.FAILED, RemoteTask("error", None, str(exc))
-                report(state)
-                if state.has_ended:
-                    return _STATUS[state.status], await self._with_result(task_id, state)
-                if token.is_set():
-                    return await self._stopped(task_id, RunStatus.CANCELLED, token.reason)
-                if (left := deadline - time.monotonic()) <= 0:
-                    return await self._stopped(task_id, RunStatus.TIMEOUT, f"it took longer than {seconds:g} s")
-                await asyncio.wait({stopped}, timeout=min(pause, left))
-                pause = min(pause * 2, LONGEST_PAUSE)
+            await asyncio.wait({work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not token.is_set() and work.done():
+                return _outcome_of(work)
+            if work.done() and (ended := _outcome_of(work))[1].has_ended:
+                return ended
+            state = await self._stop(request.identity.run_id)
+            if follower.has_events:  # what the run did until it stopped
+                await asyncio.wait({work}, timeout=STOP_SECONDS)
         finally:
             stopped.cancel()
-
-    async def _with_result(self, task_id: str, state: RemoteTask) -> RemoteTask:
-        """Return a state with its result, which some servers send only to those who wait."""
-        if state.status != "success" or state.result is not None:
-            return state
-        try:
-            waited = await self.client.wait(task_id, 30)
-        except (ConnectionError, ExecutionBackendError):
-            return state
-        return waited if waited.status == "success" else state
-
-    async def _stopped(self, task_id: str, status: RunStatus, reason: str | None) -> tuple[RunStatus, RemoteTask]:
-        """Stop a task, and say how it ended: it may have been done already."""
-        state = await self._stop(task_id)
+            work.cancel()
         if state.status == "success":
             return RunStatus.COMPLETED, state
+        is_late = not token.is_set()
+        reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
         more = "" if state.has_ended else f"; {state.error or 'the server has not stopped it yet'}"
-        return status, RemoteTask("cancelled", state.result, f"{reason or 'cancelled'}{more}")
+        status = RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED
+        return status, RemoteTask("cancelled", state.result, f"{reason}{more}", usage=state.usage, steps=state.steps)
 
     async def _stop(self, task_id: str) -> RemoteTask:
         """Have the server stop a task, and wait for its end for a while."""
@@ -161,34 +145,133 @@ class TaskHttpBackend:
         except (ConnectionError, ExecutionBackendError, TimeoutError):
             return RemoteTask("running")
 
-    def _result(
-        self, run_id: str, thread_id: str, said: tuple[Message, ...], status: RunStatus, state: RemoteTask
-    ) -> RunResult:
-        answer = (Message.assistant(state.result),) if state.result else ()
-        elsewhere = {"task_id": run_id, "status": state.status}
-        return RunResult(
-            status=status,
-            run_id=run_id,
-            thread_id=thread_id,
-            response=state.result,
-            state=PersistedState(extensions={REMOTE_KEY: elsewhere}),
-            error=None if status is RunStatus.COMPLETED else state.error or "the server gave no reason",
-            termination=_TERMINATION.get(status, "error"),
-            messages=(*said, *answer),
-        )
+
+def _outcome_of(work: asyncio.Task[RemoteTask]) -> tuple[RunStatus, RemoteTask]:
+    try:
+        state = work.result()
+    except (ConnectionError, ExecutionBackendError) as exc:
+        return RunStatus.FAILED, RemoteTask("error", None, str(exc))
+    return _STATUS.get(state.status, RunStatus.SUSPENDED), state
 
 
-def _progress(request: RunRequest) -> Callable[[RemoteTask], None]:
-    """Return a function that reports the status of a remote task whenever it changes."""
-    last = ""
+def _result(request: RunRequest, status: RunStatus, state: RemoteTask, refused: str | None) -> RunResult:
+    identity = request.identity
+    answer = (Message.assistant(state.result),) if state.result else ()
+    error = None if status is RunStatus.COMPLETED else state.error or "the server gave no reason"
+    if status is RunStatus.SUSPENDED:
+        error = refused or state.error
+    return RunResult(
+        status=status,
+        run_id=identity.run_id,
+        thread_id=identity.thread_id,
+        response=state.result,
+        output=state.output,
+        steps=state.steps,
+        state=PersistedState(extensions={REMOTE_KEY: {"task_id": identity.run_id, "status": state.status}}),
+        usage=state.usage,
+        error=error,
+        termination=state.termination or _TERMINATION.get(status, "error"),
+        messages=(*request.messages, *answer),
+        suspended=state.awaiting if status is RunStatus.SUSPENDED else {},
+    )
 
-    def report(task: RemoteTask) -> None:
-        nonlocal last
-        if task.status != last and request.emit is not None:
-            last, data = task.status, {"type": "remote_task", "task_id": request.identity.run_id, "status": task.status}
-            request.emit(Custom(data=data))
 
-    return report
+class TaskFollower:
+    """Follows one task: passes decisions on, copies its events in order, and knows when it has ended or waits.
+
+    Invariant: an event is passed on only if it is the one after `seen`, so none is lost or repeated, whatever the
+    connection does.
+    """
+
+    def __init__(self, client: HttpTaskClient, request: RunRequest, patience: float) -> None:
+        self._client, self._request, self._patience = client, request, patience
+        self._task_id, self._token = request.identity.run_id, request.cancellation
+        self._seen, self._status = request.seen, ""
+        self.has_events = request.emit_remote is not None
+        """True unless the server has only status and result."""
+        self._leg_ended = False
+        self._missing_before = 0
+        self.refused: str | None = None
+        """The reason for which the server did not take a decision."""
+
+    async def follow(self) -> RemoteTask:
+        """Return the state of the task when it has ended or waits. The server may be away for a while."""
+        if self._request.decisions and not self._token.is_set():
+            try:
+                await self._decide()
+            except ConnectionError as exc:  # the questions stay open
+                self.refused = f"the decision could not be sent: {exc}"
+                return RemoteTask("running")
+        pause, last_progress = FIRST_PAUSE, time.monotonic()
+        while True:
+            state = await _retry(lambda: self._client.state(self._task_id), self._patience, self._token)
+            self._report(state)
+            is_impatient = time.monotonic() - last_progress > self._patience
+            if state.is_settled and (not self.has_events or self._seen >= state.seq or is_impatient):
+                return await self._with_result(state)
+            seen = self._seen
+            # The end of a leg is seen a moment before the state says so.
+            if self.has_events and not (self._leg_ended and state.seq <= seen):
+                await self._read(state.seq if state.is_settled else 0)
+            if self._seen > seen:
+                pause, last_progress = FIRST_PAUSE, time.monotonic()
+                continue
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            if pause >= LONGEST_PAUSE:
+                self._leg_ended = False
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _decide(self) -> None:
+        try:
+            await _retry(
+                lambda: self._client.resume(self._task_id, self._request.decisions), self._patience, self._token
+            )
+        except DecisionRefused as exc:  # perhaps somebody else has answered there: what the server says next is true
+            self.refused = str(exc)
+            if self._request.emit is not None:
+                self._request.emit(ErrorRaised(message=self.refused, code="decision_refused"))
+
+    async def _read(self, until: int) -> None:
+        """Copy events until the run there has ended or waits, `until` is reached, or the connection ends."""
+        assert self._request.emit_remote is not None
+        stream = self._client.events(self._task_id, self._seen)
+        try:
+            async for events in stream:
+                for event in events:
+                    if event.seq <= self._seen:
+                        continue
+                    if event.seq > self._seen + 1 and self._missing_before != event.seq:
+                        self._missing_before = event.seq  # the next attempt shows whether the server has dropped some
+                        return
+                    self._request.emit_remote(event)
+                    self._seen = event.seq
+                    self._leg_ended = isinstance(event, RunFinished) and not event.ns
+                if self._leg_ended or (until and self._seen >= until):
+                    return
+        except EventsNotOffered:
+            self.has_events = False
+        except ConnectionError:
+            pass  # the state tells whether the server is away
+        finally:
+            with suppress(ConnectionError):
+                await stream.aclose()
+
+    def _report(self, task: RemoteTask) -> None:
+        """Report the status whenever it changes."""
+        if task.status != self._status and self._request.emit is not None:
+            data = {"type": "remote_task", "task_id": self._task_id, "status": task.status}
+            self._request.emit(Custom(data=data))
+        self._status = task.status
+
+    async def _with_result(self, state: RemoteTask) -> RemoteTask:
+        """Return a state with its result, which some servers send only to those who wait."""
+        if state.status != "success" or state.result is not None:
+            return state
+        try:
+            waited = await self._client.wait(self._task_id, 30)
+        except (ConnectionError, ExecutionBackendError):
+            return state
+        return waited if waited.status == "success" else state
 
 
 async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
@@ -202,114 +285,3 @@ async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: Cancel
                 raise
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(pause * 2, LONGEST_PAUSE)
-
-
-class HttpTaskClient:
-    """Speaks to one server. `submit` may be repeated with the same id. A final refusal raises ExecutionBackendError,
-    a failure that may pass raises ConnectionError. The headers come from the declaration and go with every request to
-    that address: no redirect is followed, and their credentials are redacted in all that the server returns."""
-
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
-        self._url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
-        self._secrets = secrets_of(self._headers)
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-
-    async def submit(self, task_id: str, agent_id: str, text: str, context: dict[str, str]) -> None:
-        body = encode(TaskSubmission(task_id, agent_id, text, dict(context)))
-        status, data = await self._ask("POST", TASKS_PATH, body)
-        if status == 409:
-            return  # it has the task already, and may have ended it
-        if status >= 400:
-            raise self._refused(status, data, "did not take the task")
-
-    async def state(self, task_id: str) -> RemoteTask:
-        return await self._task(task_path(task_id))
-
-    async def wait(self, task_id: str, seconds: float) -> RemoteTask:
-        path = f"{task_path(task_id, 'wait')}?timeout_seconds={max(int(seconds), 1)}"
-        return await self._task(path, seconds + 60)
-
-    async def cancel(self, task_id: str) -> None:
-        status, data = await self._ask("POST", task_path(task_id, "cancel"), b"")
-        if status >= 400 and status != 404:
-            raise self._refused(status, data, "did not take the cancel")
-
-    async def close(self) -> None:
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
-
-    async def _task(self, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
-        status, data = await self._ask("GET", path, None, seconds)
-        if status == 404:
-            return RemoteTask("error", None, "the server does not know the task any more")
-        if status >= 400:
-            raise self._refused(status, data, "did not say how the task stands")
-        try:
-            return self._redacted(decode_task(data))
-        except ValueError as exc:
-            raise ExecutionBackendError(
-                self._name, f"{self._url} did not answer as a task server ({self._words(str(exc))}): check the url"
-            ) from None
-
-    def _redacted(self, task: RemoteTask) -> RemoteTask:
-        status, result, error = [
-            text and redact(text, self._secrets) for text in (task.status, task.result, task.error)
-        ]
-        return RemoteTask(status or "", result, error, task.task_id)
-
-    async def _ask(
-        self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
-    ) -> tuple[int, bytes]:
-        """Status and body of an answer. What may pass (no connection, 5xx) raises ConnectionError."""
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
-        headers = {"content-type": "application/json", **self._headers} if body else self._headers
-        try:
-            async with self._session().request(
-                method, self._url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                data = await response.content.read(MOST_BYTES + 1)
-                while len(data) <= MOST_BYTES and (more := await response.content.read(MOST_BYTES + 1 - len(data))):
-                    data += more
-                status = response.status
-        except aiohttp.InvalidURL:
-            raise ExecutionBackendError(self._name, f"{self._url} is not an address that can be asked") from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = self._words(str(exc)) or type(exc).__name__
-            raise ConnectionError(f"{self._url} cannot be reached ({reason})") from None
-        if len(data) > MOST_BYTES:
-            raise ExecutionBackendError(self._name, f"{self._url} sent more than {MOST_BYTES:,} bytes")
-        if status in _TRANSIENT:
-            raise ConnectionError(f"{self._url} answered {status}: {self._words(data)}")
-        if 300 <= status < 400:
-            raise ExecutionBackendError(
-                self._name, f"{self._url} answered {status}, a redirect, which is not followed: correct the url"
-            )
-        return status, data
-
-    def _refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
-        advice = ": check the headers of the declaration" if status in (401, 403) else ""
-        return ExecutionBackendError(self._name, f"{self._url} {what}: {status} {self._words(data)}{advice}")
-
-    def _words(self, said: bytes | str) -> str:
-        """Return the beginning of a text for a message, without credentials, also without half of one."""
-        cut = len(said) > _ERROR_BODY
-        text = said[:_ERROR_BODY].decode(errors="replace") if isinstance(said, bytes) else said[:_ERROR_BODY]
-        text = redact(text, self._secrets)
-        if cut and self._secrets:
-            text = text[: -len(self._secrets[0])]
-        return " ".join(text.split())[:_SHOWN]
-
-    def _session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            self._sessions = {known: kept for known, kept in self._sessions.items() if not known.is_closed()}
-            session = self._sessions[loop] = aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
-            )
-        return session

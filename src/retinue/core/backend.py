@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from .agents import Agent
 from .context import CancellationToken, ToolContext
+from .decisions import Decision
 from .errors import ConfigurationError
 from .events import Event, Sink
 from .messages import Message, Role, Visibility
@@ -95,6 +96,13 @@ class RunRequest(Struct, kw_only=True):
     deltas, activities and `custom` are allowed. After the end it does nothing."""
     is_dispatched: bool = False
     """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result only."""
+    emit_remote: Callable[[Event], None] | None = None
+    """For a backend elsewhere that can read the log of the run there: appends an event of that log, of the run itself
+    or of one below it. It has its own number, run ids and namespace; they are translated. Call it in their order."""
+    seen: int = 0
+    """The number of the last event that `emit_remote` was given, also by an earlier process."""
+    decisions: Mapping[str, Decision] = {}
+    """For a backend elsewhere: decisions on the tickets of its last result, by path (`call/call`). They may come again."""
 
     def __post_init__(self) -> None:
         limits, context = cast("Any", self.limits), cast("Any", self.context)

@@ -271,6 +271,9 @@ class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):
     original: dict[str, Any]
 
 
+DELTAS = (TextDelta, ReasoningDelta, ToolCallArgsDelta, ToolCallStreamDelta, ActivityDelta)
+"""Events that stream the parts of something that another event has whole."""
+
 AnyEvent = (
     RunStarted
     | RunFinished

@@ -14,12 +14,13 @@ from .events import ChildStarted, Event
 from .lifecycle import RunStatus
 from .messages import Message
 from .plugins import Phase, RunAction, StepAction
+from .results import SuspendTicket
 from .runs import Limits, RunIdentity, Usage
 
 LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""
 
-RowKind = Literal["", "commit", "entered", "done", "resumed"]
+RowKind = Literal["", "commit", "entered", "done", "resumed", "remote"]
 
 
 class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -72,7 +73,8 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The private part of a row. Which fields are set depends on the event, or on `kind` where there is none."""
 
     kind: RowKind = ""
-    """Of a row without an event: a commit of hooks, a tool that starts, a job that is done, a new owner."""
+    """Of a row without an event: a commit of hooks, a tool that starts, a job that is done, a new owner, an
+    event of a remote log that is not repeated here."""
     run_id: str = ""
     at: float = 0.0
     identity: RunIdentity | None = None
@@ -127,6 +129,10 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The children of the call belong to an attempt that failed: a later one does not find them."""
     detached: bool = False
     """The run outlives the call that started it from now on."""
+    remote: int = 0
+    """The number of this event in the log of a run elsewhere, which `run_id` stands for. The fold notes only that."""
+    tickets: tuple[SuspendTicket, ...] = ()
+    """The questions of a run elsewhere, with its end: each has its path from that run."""
 
 
 class LogRow(Struct, frozen=True, gc=False):

@@ -330,7 +330,7 @@ def result_of(
         error=ending.error,
         termination=ending.termination,
         messages=state.own_messages(),
-        suspended=tickets_of(log.tree, state) if state.open_calls else {},
+        suspended=tickets_of(log.tree, state) if state.open_calls or state.tickets else {},
     )
 
 
@@ -396,6 +396,8 @@ def start_leg(
 ) -> None:
     """Begin another leg of a run that waits, with the decisions on it, or of a fork, with new input."""
     said = (*run.messages, *[call.message for call in run.calls.values() if call.message is not None])
+    if run.remote_seq:  # the events of its log elsewhere say it
+        said = ()
     identity = run.identity
     log.append(
         run,

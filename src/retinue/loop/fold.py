@@ -45,6 +45,7 @@ from .state import (
     EMPTY,
     NO_REQUEST,
     RUNNING,
+    SUSPENDED,
     CallState,
     ChildRef,
     LogState,
@@ -85,6 +86,9 @@ def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogSt
 def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
     """Change the state as an event says. Events that are only for watching change nothing."""
     tree.last_at = event.at
+    if private is not None and private.remote:
+        _note_remote(tree, event, private)
+        return
     if (change := CHANGES.get(event.__class__)) is not None:
         change(tree, run, event, private)
 
@@ -94,6 +98,9 @@ def fold_private(tree: LogState, private: Private) -> None:
     if private.kind == "resumed":
         _resume_clocks(tree, private)
         return
+    if private.kind == "remote":
+        _note_remote(tree, None, private)
+        return
     run = tree.runs[private.run_id]
     if private.kind == "entered":
         run.calls[private.call_id].entered = True
@@ -101,6 +108,14 @@ def fold_private(tree: LogState, private: Private) -> None:
     if private.child is not None:
         _child_started(tree, run, private.child, private)
     _commit(run, private)
+
+
+def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
+    """An event of a run elsewhere has come. It is no work to continue here; only usage counts."""
+    run = tree.runs[private.run_id]
+    run.remote_seq, run.remote_at = private.remote, tree.seq
+    if isinstance(event, InferenceFinished):
+        _count(tree, run, event.usage, 1)
 
 
 def _resume_clocks(tree: LogState, private: Private) -> None:
@@ -185,6 +200,9 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
 
 def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: Decision) -> None:
     """Store a decision at the run that waits for it, and mark every call above it to continue."""
+    if run.tickets:  # its backend passes the decision on
+        run.pending = {**run.pending, "/".join(path): decision}
+        return
     call_id, _, number = path[0].partition("~")
     if len(path) == 1:
         run.pending = {**run.pending, call_id: decision}
@@ -382,7 +400,9 @@ def _task_updated(tree: LogState, run: RunState, event: TaskUpdated, p: Private 
 def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private | None) -> None:
     run.worked += max(0.0, event.at - run.since)
     run.status, run.output, run.step_open = event.status, event.output, False
-    run.ending = None
+    run.ending, run.refused = None, None
+    if event.status is SUSPENDED:
+        run.refused = event.error
     if event.status in ENDED:
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
     if p is not None:
@@ -390,8 +410,8 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
         for message in p.messages:
             _join(run, message)
         if p.usage is not None:
-            run.step = event.steps
-            _count(tree, run, p.usage, event.steps)
+            run.step, run.tickets, run.pending = event.steps, p.tickets, EMPTY
+            _count(tree, run, p.usage, max(0, event.steps - run.total_steps))
 
 
 def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:

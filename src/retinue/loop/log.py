@@ -8,11 +8,11 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ..core.events import Event, RunFinished, RunStarted, Sink
+from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink
 from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
@@ -102,17 +102,26 @@ class LiveLog:
             self._pass_on(stamped, private)
         return stamped
 
-    def append_stamped(self, event: Event) -> None:
+    def append_stamped(self, event: Event, private: Private | None = None) -> None:
         """Append an event that names its run; fill in its number and time."""
         if self.lost:
             return
         tree = self.tree
         tree.seq, tree.sub = tree.seq + 1, 0
         stamped = replace(event, seq=tree.seq, at=self.clock())
-        fold_event(tree, tree.runs.get(stamped.run_id), stamped, None)
+        fold_event(tree, tree.runs.get(stamped.run_id), stamped, private)
         self.events.append(stamped)
-        if self.watched:
-            self._pass_on(stamped, None)
+        if private is not None or self.watched:
+            self._pass_on(stamped, private)
+
+    def append_remote(self, run: RunState, event: Event) -> None:
+        """Append an event of the log that a run has elsewhere, under the run's own namespace.
+
+        Deltas have no private part, so they are packed like others; the numbers of the others tell how many there were.
+        """
+        if run.status is RUNNING:
+            private = None if event.__class__ in DELTAS else Private(run_id=run.run_id, remote=event.seq)
+            self.append_stamped(_as_local(self.tree, run, event), private)
 
     def append_private(self, private: Private) -> None:
         """Append a row without an event and fold it."""
@@ -271,6 +280,27 @@ class Feed:
             if self._log.closed:
                 return
             await _wait_in(self.waiting)
+
+
+def _as_local(tree: LogState, run: RunState, event: Event) -> Event:
+    """Return an event of a run elsewhere with the ids it has here: that run is `run`, and nothing can pass for another."""
+    identity, depth = run.identity, len(event.ns)
+
+    def local_id(run_id: str) -> str:
+        return f"{identity.run_id}/{run_id}" if run_id in tree.runs else run_id
+
+    changes: dict[str, Any] = {"ns": (*run.ns, *event.ns), "run_id": identity.run_id}
+    if depth:
+        changes["run_id"] = local_id(event.run_id)
+    if depth > 1 and event.parent_run_id is not None:
+        changes["parent_run_id"] = local_id(event.parent_run_id)
+    else:
+        changes["parent_run_id"] = identity.run_id if depth else identity.parent_run_id
+    if isinstance(event, ChildStarted):
+        changes["child_ns"] = (*run.ns, *event.child_ns)
+    if isinstance(event, ChildStarted | ChildFinished):
+        changes["child_run_id"] = local_id(event.child_run_id)
+    return replace(event, **changes)
 
 
 def _wait_in(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:

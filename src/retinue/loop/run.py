@@ -263,7 +263,10 @@ def _decided_ending(x: Execution) -> Ending:
     """Return the ending that was decided on before the process ended; without one, the run waits."""
     ending, form = x.state.ending, x.agent.output_format
     if ending is None:
-        return SUSPENDED
+        below = x.log.tree.children_of(x.state)
+        refused = [child.refused for child in below if child.waits and child.since >= x.state.since]
+        error = next((reason for reason in refused if reason is not None), None)
+        return SUSPENDED if error is None else replace(SUSPENDED, error=error)
     if ending.termination == "natural" and form is not None:  # a run that a plugin has stopped has no output
         x.output = form.read(_answer(x))
     return ending

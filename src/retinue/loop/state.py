@@ -167,6 +167,13 @@ class RunState:
     """Decisions on calls that have not been resumed yet; None where the decision is on a call of a child."""
     decided: dict[str, tuple[str, ...]] = EMPTY
     """The decisions that were accepted: what each could be named by, by its id."""
+    tickets: tuple[SuspendTicket, ...] = ()
+    """The questions of a run elsewhere that waits. Decisions on them are in `pending`, by path."""
+    refused: str | None = None
+    """The reason for which a server, of this run or of one below it, did not take the last decision."""
+    remote_seq: int = 0
+    """The number of the last event of its log elsewhere that is no delta, and the number it has here."""
+    remote_at: int = 0
     child_counts: dict[str, int] = EMPTY
     """The number of children that each call has started."""
     children: dict[str, ChildRef] = EMPTY

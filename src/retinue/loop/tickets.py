@@ -14,6 +14,7 @@ from ..core.codec import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
 from ..core.lifecycle import ToolCallStatus
+from ..core.messages import ToolCall
 from ..core.results import SuspendTicket
 from ..core.rows import Answer
 from ..core.schema import ArgumentCheck
@@ -49,6 +50,9 @@ def segment(call_id: str, number: int) -> str:
 
 def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
     """Everything a run waits for: its own calls and those of its children."""
+    for ticket in run.tickets:
+        if "/".join(ticket.path) not in run.pending:
+            yield Leaf(_remote_calls(ticket), ticket.path)
     for call in run.open():
         found = False
         for number, ref in call.children.items():
@@ -60,6 +64,13 @@ def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
                 yield Leaf((call, *leaf.calls), (segment(call.call.id, number), *leaf.path))
         if not found and call.status is ToolCallStatus.SUSPENDED and call.call.id not in run.pending:
             yield Leaf((call,), (call.call.id,))
+
+
+def _remote_calls(ticket: SuspendTicket) -> tuple[CallState, ...]:
+    """The calls of a run elsewhere that lead to a ticket: only their ids are known here."""
+    calls = [CallState(ToolCall(part.partition("~")[0], "", {}), "") for part in ticket.path]
+    calls[-1].ticket = ticket
+    return tuple(calls)
 
 
 def shown_leaves(leaves: Sequence[Leaf]) -> dict[str, Leaf]:

@@ -12,7 +12,8 @@ from weakref import WeakSet
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
-from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
+from ..backends.task_client import HttpTaskClient
+from ..backends.tasks_http import TaskHttpBackend
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ExecutionPlan
 from ..core.context import ToolContext

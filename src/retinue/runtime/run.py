@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost
-from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, TextDelta
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, RunFinished, TextDelta
 from ..core.runs import Out, RunResult
+from ..core.state import PersistedState
 from ..loop.log import LiveLog
 from ..wire.parts import Mode, PartsProjection, StreamPart
 
@@ -161,13 +162,16 @@ class ChildRun(RunHandle[Any]):
 
     async def result(self) -> RunResult:
         """Wait for the end of the child and return its result. A suspended child is waited for."""
-        async for _ in self.events:
-            pass
+        last = [event async for event in self.events][-1]
+        if self.run_id not in self._log.results and isinstance(last, RunFinished):
+            return _result_of(last, self.thread_id)
         return self._log.results[self.run_id]
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
         """Stop this child alone; its parent reads a cancelled result and continues."""
         state = self._log.tree.runs.get(self.run_id)
+        if not any(self.run_id in run.children for run in self._log.tree.runs.values()):
+            raise ConfigurationError(f"{self!r} is below a sub-agent on a server: cancel that sub-agent")
         if state is not None and state.waits:
             raise ConfigurationError(f"{self!r} waits for a human: answer it with Decision.cancel(), or cancel the run")
         await self._home.backend.abort(self.run_id, reason)
@@ -176,6 +180,22 @@ class ChildRun(RunHandle[Any]):
 
     async def _open(self) -> Opened:
         return self._log, self._first
+
+
+def _result_of(end: RunFinished, thread_id: str) -> RunResult:
+    """Return the result of a run below one on a server, of which only the events are known here."""
+    return RunResult(
+        status=end.status,
+        run_id=end.run_id,
+        thread_id=thread_id,
+        response=end.response,
+        output=end.output,
+        steps=end.steps,
+        state=PersistedState(),
+        usage=end.usage,
+        error=end.error,
+        termination=end.termination,
+    )
 
 
 class TextStream:

@@ -15,9 +15,10 @@ from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, as_tuple
+from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
+from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult
@@ -314,11 +315,13 @@ class Runtime:
         """Answer a suspended run and wait for its end, or for the next time it waits.
 
         The run may be another process's, or a background child: its id is in its events and in its task's record.
+        DecisionRefused is also raised where a server refuses a decision on a sub-agent there: then the run waits again.
         """
         here = self._runs.resume_here(run_id, decisions)
-        if here is not None:
-            return await _result_or_cancel(here)
-        return await self._runs.answer(run_id, decisions)
+        result = await (self._runs.answer(run_id, decisions) if here is None else _result_or_cancel(here))
+        if result.status is RunStatus.SUSPENDED and result.error is not None:
+            raise DecisionRefused(result.error)
+        return result
 
     async def load(self, run_id: str) -> Run | None:
         """Continue a run here whose process has ended; None if the run has ended.

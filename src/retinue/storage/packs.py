@@ -16,13 +16,11 @@ import msgspec
 from ..core.codec import to_json_bytes
 from ..core.errors import LogUnreadable
 from ..core.events import (
+    DELTAS,
     EVENT_TYPES,
-    ActivityDelta,
     Event,
     ReasoningDelta,
     TextDelta,
-    ToolCallArgsDelta,
-    ToolCallStreamDelta,
     UnknownEvent,
     event_from_bytes,
 )
@@ -30,8 +28,6 @@ from ..core.rows import LogRow, Private
 from ..core.stores import StoredLog
 from .database import Link
 
-DELTAS = (TextDelta, ReasoningDelta, ToolCallArgsDelta, ToolCallStreamDelta, ActivityDelta)
-"""Events that stream the parts of something that another event has whole."""
 ROWS_KIND, DELTAS_KIND = "rows", "deltas"
 
 MOST_ROWS, MOST_BYTES = 256, 256_000

@@ -89,11 +89,9 @@ class Workers:
         self.turns = Turns()
 
     async def wait_for(self, job: ChildJob, seconds: float) -> RunResult | TaskRecord:
-        """Return the result or, if it takes longer or another backend executes it, the task of the work."""
+        """Return the result or, if it takes longer, the task of the work."""
         if (recovered := await self._recovered_task(job)) is not None:
             return recovered
-        if job.is_elsewhere:
-            return await self._wait_for_task(job, seconds)
         self._enqueue(job)
         running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
@@ -131,17 +129,6 @@ class Workers:
 
     def scope(self, ctx: ToolContext) -> TaskScope:
         return TaskScope(self._parent, ctx.run.thread_id, ctx.run.user_id)
-
-    async def _wait_for_task(self, job: ChildJob, seconds: float) -> TaskRecord:
-        service, record = self.service(job.ctx), await self.start(job)
-        try:
-            record = await service.wait(record.scope, record.task_id, seconds) or record
-            if self._on_timeout == "cancel" and not record.status.is_terminal:
-                record = await service.cancel(record.scope, record.task_id) or record
-            return record
-        except asyncio.CancelledError:
-            await service.cancel(record.scope, record.task_id)
-            raise
 
     async def start(self, job: ChildJob) -> TaskRecord:
         """Run it in the background."""
@@ -297,7 +284,8 @@ class Workers:
         try:
             while outcome.status is RunStatus.SUSPENDED:
                 waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
-                if await background.wait_for_answer(ctx, run_id, token, lambda: waits(None)):
+                is_answered = await background.wait_for_answer(ctx, run_id, token, lambda: waits(None))
+                if is_answered or job.is_elsewhere:  # its backend sees the token, and stops it there
                     outcome = await self._child(job)
                 else:
                     outcome = await background.give_up(ctx, job.agent, run_id, token.reason or "cancelled")

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
+
+from ..core.codec import to_json_bytes
+from ..core.decisions import Decision
+from ..core.events import Custom, Event, UnknownEvent, event_from_bytes
+from ..core.results import SuspendTicket
+from ..core.runs import Usage
 
 ENDED = frozenset({"success", "error", "cancelled"})
 TASKS_PATH = "/tasks"
 _STATUS = re.compile(r"[A-Za-z_-]{1,40}")
 _ALIASES = {"failed": "error", "canceled": "cancelled", "completed": "success"}
+_MORE: dict[str, Any] = {
+    "awaiting": dict[str, SuspendTicket],
+    "usage": Usage,
+    "steps": int,
+    "output": Any,
+    "termination": str,
+    "run_id": str,
+    "seq": int,
+}
 
 
 class TaskSubmission(Struct, frozen=True):
@@ -33,19 +50,39 @@ class RemoteTask(Struct, frozen=True, omit_defaults=True):
     result: str | None = None
     error: str | None = None
     task_id: str = ""
+    awaiting: dict[str, SuspendTicket] = {}
+    """The questions to humans that a running task waits for, each with its path of call ids."""
+    usage: Usage = Usage()
+    steps: int = 0
+    output: Any = None
+    termination: str = ""
+    run_id: str = ""
+    seq: int = 0
+    """The number of the last event of its log; 0 if the server has no events."""
 
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
 
+    @property
+    def is_settled(self) -> bool:
+        """True if it has ended, or waits for a human."""
+        return self.has_ended or bool(self.awaiting)
+
+
+class TaskDecisions(Struct, frozen=True):
+    """`POST /tasks/{id}/resume`: decisions by call id, ticket id or path."""
+
+    decisions: dict[str, Decision]
+
 
 def task_path(task_id: str, action: str = "") -> str:
-    """Return `/tasks/{id}`, with `wait` or `cancel` after it if given."""
+    """Return `/tasks/{id}`, with `wait`, `cancel`, `events` or `resume` after it if given."""
     return f"{TASKS_PATH}/{quote(task_id, safe='')}" + (f"/{action}" if action else "")
 
 
-def encode(message: TaskSubmission | RemoteTask) -> bytes:
-    return msgspec.json.encode(message)
+def encode(message: TaskSubmission | RemoteTask | TaskDecisions) -> bytes:
+    return to_json_bytes(message)
 
 
 def decode_submission(data: bytes) -> TaskSubmission:
@@ -70,7 +107,35 @@ def decode_task(data: bytes) -> RemoteTask:
         raise ValueError("it has no status")
     plain = status.lower() if _STATUS.fullmatch(status) else "unknown"
     result, error = _text(fields.get("result")), _text(fields.get("error"))
-    return RemoteTask(_ALIASES.get(plain, plain), result, error, str(fields.get("task_id") or ""))
+    known = RemoteTask(_ALIASES.get(plain, plain), result, error, str(fields.get("task_id") or ""))
+    return replace(known, **_more(fields))
+
+
+def _more(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optional fields. What does not fit is left out: a server may mean something else by the name."""
+    found: dict[str, Any] = {}
+    for name, kind in _MORE.items():
+        with suppress(msgspec.ValidationError):
+            if fields.get(name) is not None:
+                found[name] = msgspec.convert(fields[name], kind)
+    tickets: dict[str, SuspendTicket] = found.get("awaiting", {})
+    paths = {key: ticket.path or tuple(key.split("/")) for key, ticket in tickets.items()}
+    found["awaiting"] = {key: replace(ticket, path=paths[key]) for key, ticket in tickets.items() if all(paths[key])}
+    return found
+
+
+def decode_event(data: bytes) -> Event:
+    """Raise ValueError if it is no event. One of an unknown kind becomes a `custom` event with the whole as its data."""
+    try:
+        event = event_from_bytes(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if event.seq < 1:
+        raise ValueError("it has no number")
+    if isinstance(event, UnknownEvent):  # a log must not hold what its own version cannot read
+        stamp: dict[str, Any] = {name: getattr(event, name) for name in Event.__struct_fields__}
+        return Custom(**stamp, data=event.original)
+    return event
 
 
 def _text(value: Any) -> str | None:
