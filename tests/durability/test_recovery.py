@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from retinue import RunStatus, Runtime
 
+from ..waiting import let_others_run
 from . import solo
 from .scene import Spot, died, kill, name_of, recover, recovering, same, undisturbed
 
@@ -136,7 +135,7 @@ async def test_time_that_was_used_stays_used(spot: Spot, other: Spot) -> None:
 async def test_a_runtime_that_does_not_recover_leaves_it(spot: Spot) -> None:
     kill(spot, name_of(solo.plain), "m:1")
     async with recovering(spot, solo.plain, recover=False) as runtime:
-        await asyncio.sleep(0.1)
+        await let_others_run()
         assert [run.status for run in await runtime.store.list_runs()] == ["running"]
         assert spot.done() == {"m:1": 1}
     assert (await recover(spot, solo.plain)).result.status is RunStatus.COMPLETED

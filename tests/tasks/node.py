@@ -18,6 +18,7 @@ from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.lifecycle import beat, finish
 from retinue.testing import ScriptedModel, call, say
+from tests.waiting import until as wait_until
 
 LEASE = 3.0
 SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=3.0, sweep_every=0.2, look_every=0.05)
@@ -74,7 +75,10 @@ async def start(root: Path, until: str, url: str = "") -> None:
         result = await runtime.run("boss", "go", thread_id="s1")
         answer = next(message.text for message in result.messages if message.role == "tool")
         tell(next(line for line in answer.splitlines() if line.startswith("task_id: ")).removeprefix("task_id: "))
-        await asyncio.sleep(3600)
+        (service,) = runtime._runs.background._services.values()  # pyright: ignore[reportPrivateUsage]
+        await wait_until(lambda: not service._local)  # pyright: ignore[reportPrivateUsage]
+        tell("idle")
+        await asyncio.Event().wait()
 
 
 async def write(root: Path, number: str, count: str) -> None:

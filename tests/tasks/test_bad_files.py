@@ -162,12 +162,14 @@ async def test_a_full_disk_refuses_new_tasks_in_words(office: Office, disk: Disk
 
 
 @pytest.mark.parametrize("gate", ["here", "there " * 2000], ids=["short", "long"])
-async def test_a_result_waits_in_memory_until_the_disk_has_room(office: Office, disk: Disk, gate: str) -> None:
+async def test_a_result_waits_in_memory_until_the_disk_has_room(
+    office: Office, disk: Disk, gate: str, caplog: pytest.LogCaptureFixture
+) -> None:
     task_id = await office.start(f"wait {gate}")
     await eventually(lambda: office.begun)
     disk.full = True
     office.gates[gate].set()
-    await asyncio.sleep(0.1)
+    await eventually(lambda: "cannot be written" in caplog.text)
     assert (await office.record(task_id)).status is TaskStatus.RUNNING
     answer = await office.do("task_output", {"task_id": task_id, "timeout": 20})
     assert answer.splitlines()[1] == "status: running"

@@ -101,12 +101,13 @@ async def test_another_process_lists_waits_and_returns_after_the_end(tmp_path: P
 
 
 async def test_another_process_cancels_and_the_work_really_stops(tmp_path: Path, node: Start) -> None:
-    task_id = said(node("start", str(time.time() + 3600)))
+    process = node("start", str(time.time() + 3600))
+    task_id = said(process)
     await eventually(lambda: (tmp_path / "calls.txt").exists() and calls(tmp_path) > 3)
     answer = await ask(tmp_path, "task_cancel", {"task_id": task_id})
     made = calls(tmp_path)
     assert plain(answer) == "task_id: <task>\nstatus: cancelled\nCancellation requested successfully."
-    await asyncio.sleep(0.5)
+    assert await asyncio.to_thread(said, process) == "idle"
     assert calls(tmp_path) == made, "a model or a tool was called after the task had stopped"
     (stored,) = json.loads((tmp_path / "agents/boss/tasks/s1.json").read_text()).values()
     assert (stored["status"], stored["cancelRequested"]) == ("CANCELLED", True)

@@ -107,9 +107,7 @@ async def test_a_process_that_loses_the_log_writes_nothing_of_the_task(tmp_path:
         await at_work(tmp_path, tasks, task_id)
         log_id = (await found(tasks, task_id)).log_id
         assert await store.claim(log_id, "another", 60.0, gone=await store.owner_of(log_id)) == 2
-        made = -1
-        while made < (made := calls(tmp_path)):  # noqa: ASYNC110 - until it has noticed, and works no more
-            await asyncio.sleep(0.5)
+        assert await asyncio.to_thread(said, process) == "idle"  # it has noticed, and works no more
         record = await found(tasks, task_id)
         assert (record.status, record.version) == (TaskStatus.RUNNING, 2)
     await store.close()
