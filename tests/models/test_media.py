@@ -105,6 +105,20 @@ async def test_a_part_without_valid_data_fails_its_call(part: Any, says: str) ->
     assert result.messages[-2].text.startswith(f"internal: the {says}")
 
 
+@pytest.mark.parametrize("value", [{"plot": IMAGE}, ["see", {"plots": [IMAGE]}], [["a", IMAGE]]])
+async def test_an_image_inside_a_value_fails_its_call(value: Any) -> None:
+    @tool
+    async def paint() -> Any:
+        """Paint."""
+        return value
+
+    model = ScriptedModel([call("paint"), say("ok")])
+    result = await Runtime([Agent("painter", model, tools=[paint])]).run("painter", "go")
+    told = result.messages[-2].text
+    assert told.startswith("internal: an ImagePart inside a dict or an inner list cannot be shown to the model")
+    assert told.endswith("return [value, ImagePart(…)]")
+
+
 async def test_long_text_is_cut_and_the_image_stays() -> None:
     agent = painter(["x" * 200_000, IMAGE])
     result = await Runtime([agent]).run("painter", "go")

@@ -15,8 +15,11 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     SUSPENDED = "suspended"
+    """A call of it waits for a human: `RunResult.suspended` has the tickets."""
     WAITING_INPUT = "waiting_input"
+    """A child on another server waits for an answer to its question."""
     WAITING_AUTH = "waiting_auth"
+    """A child on another server waits for credentials."""
 
     @property
     def is_terminal(self) -> bool:

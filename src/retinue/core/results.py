@@ -165,9 +165,15 @@ class ToolOutput:
 def media_parts(data: Any) -> tuple[Part, ...]:
     """Return the parts of a result that is an image or a file, or a list with one of them; () for any other result.
 
-    Raise InternalError for a part without an address or valid base64 data: providers refuse it, and with it the conversation.
+    Raise InternalError for a part without an address or valid base64 data: providers refuse it, and with it the
+    conversation. Also for a part inside a dict or an inner list: the model would read its data as text.
     """
     items = cast("list[Any]", data) if isinstance(data, list | tuple) else [data]
+    for item in items:
+        if isinstance(item, dict | list | tuple) and (hidden := _find_media(item)) is not None:
+            raise InternalError(
+                f"an {hidden} inside a dict or an inner list cannot be shown to the model: return [value, {hidden}(…)]"
+            )
     media = [item for item in items if isinstance(item, ImagePart | FilePart)]
     for part in media:
         if part.url is None and not part.data:
@@ -177,6 +183,17 @@ def media_parts(data: Any) -> tuple[Part, ...]:
         except ValueError as exc:
             raise InternalError(f"the data of the {type(part).__name__} is not base64: {exc}") from None
     return tuple([_part(item) for item in items]) if media else ()
+
+
+def _find_media(value: Any) -> str | None:
+    """Return the name of the first image or file somewhere in a value."""
+    if isinstance(value, ImagePart | FilePart):
+        return type(value).__name__
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if not isinstance(value, list | tuple):
+        return None
+    return next((found for item in cast("list[Any]", value) if (found := _find_media(item)) is not None), None)
 
 
 def _part(item: Any) -> Part:
