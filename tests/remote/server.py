@@ -43,6 +43,9 @@ class TaskServer:
         self._later: asyncio.Task[None] | None = None
         self.url = ""
         self.has_work = asyncio.Event()
+        self.holds = asyncio.Event()
+        """No events are sent, and no task has ended, unless it is set."""
+        self.holds.set()
 
     async def __aenter__(self) -> TaskServer:
         app = web.Application(middlewares=[self._guard])
@@ -112,6 +115,7 @@ class TaskServer:
         run, after = self.runs[request.match_info["id"]], int(request.query["after"])
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
+        await self.holds.wait()
         left = self.breaks_after.pop(0) if self.breaks_after else -1
         async for event in self._runtime.events(run.run_id, after):
             if left == 0:
@@ -137,7 +141,7 @@ class TaskServer:
         run = self.runs.get(task_id)
         if run is None:
             return None
-        if not run.ended:
+        if not run.ended or not self.holds.is_set():
             return RemoteTask("running", task_id=task_id)
         result = await run.result()
         if result.status is RunStatus.SUSPENDED:

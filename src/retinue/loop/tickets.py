@@ -69,7 +69,7 @@ def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
 def _remote_calls(ticket: SuspendTicket) -> tuple[CallState, ...]:
     """The calls of a run elsewhere that lead to a ticket: only their ids are known here."""
     calls = [CallState(ToolCall(part.partition("~")[0], "", {}), "") for part in ticket.path]
-    calls[-1].ticket = ticket
+    calls[-1].ticket, calls[-1].asked_by = ticket, ""  # who asked is not known: the server checks
     return tuple(calls)
 
 

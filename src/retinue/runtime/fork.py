@@ -120,7 +120,8 @@ def is_boundary(tree: LogState, root: RunState | None) -> bool:
         return False
     if not (root.waits or root.is_over) and (root.step_open or root.open_calls or root.jobs or root.ending):
         return False
-    return all(run.is_over or run.waits for run in tree.runs.values() if run is not root)
+    # A question on a server is asked of one run only.
+    return all(run.is_over or (run.waits and not run.tickets) for run in tree.runs.values() if run is not root)
 
 
 def check_place(rows: Sequence[LogRow], run_id: str, seq: int, place: str = "") -> None:

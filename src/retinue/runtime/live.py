@@ -438,6 +438,7 @@ class LiveRun:
             await self._open()
         except RetinueError:  # its agent is not known here, or has changed: it ends all the same
             self.x = None
+        await self.home.registry.stop_waiting(self.log.tree, reason)
         close_run(self.log, state, Ending(RunStatus.CANCELLED, "cancelled", reason))
         await self._settle(self.log.results[self.run_id])
 

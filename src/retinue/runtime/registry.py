@@ -15,15 +15,16 @@ from ..backends.local import LocalBackend
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
 from ..core.agents import Agent, check_model
-from ..core.backend import Backend, ExecutionPlan
-from ..core.context import ToolContext
+from ..core.backend import Backend, ExecutionPlan, RunRequest
+from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
-from ..core.runs import Child, RunResult, Usage
+from ..core.runs import Child, RunIdentity, RunResult, Usage
+from ..loop.state import LogState, RunState
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children
-from ..subagents.declarations import RemoteSubagentStub
+from ..subagents.declarations import RemoteSubagentStub, SubagentDeclaration, remote_stub
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,33 @@ class AgentRegistry:
         if found.backend is not None:
             return ExecutionPlan(found, self._named(found.backend, found), is_local=False)
         return ExecutionPlan(found, self.backend)
+
+    async def stop_waiting(self, tree: LogState, reason: str) -> None:
+        """Have other backends stop the runs of a log that wait there, as far as they can be reached."""
+        waiting = [run for run in tree.runs.values() if run.tickets and run.waits and not run.request.detached]
+        stops = [self._stop(tree.parent_of(run) or run, run.identity, reason) for run in waiting]
+        for problem in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(problem, Exception):
+                _log.warning("a run elsewhere could not be stopped: %s", problem)
+
+    async def _stop(self, above: RunState, identity: RunIdentity, reason: str) -> None:
+        parent = above.identity.agent
+        agent = self._remote_child(parent, identity.agent)
+        plan = None if agent is None else self.resolve(agent)
+        if plan is None or not isinstance(plan.backend, ForeignBackend):
+            _log.warning("run %s waits elsewhere and was not stopped: agent %r is not known", identity.run_id, parent)
+            return
+        token = CancellationToken()
+        token.set(reason)
+        request = RunRequest(agent=plan.agent, identity=identity, messages=(), cancellation=token, is_dispatched=True)
+        await plan.backend.backend.run(request)
+
+    def _remote_child(self, parent: str, name: str) -> Agent | None:
+        above = self.agents.get(parent)
+        for given in () if above is None else above.subagents:
+            if isinstance(given, SubagentDeclaration) and given.name == name and given.url is not None:
+                return remote_stub(given)
+        return self.agents.get(name)
 
     def _named(self, name: str, agent: Agent) -> ForeignBackend:
         """The backend that an agent names, with what the runtime does for it."""

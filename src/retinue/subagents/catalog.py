@@ -18,7 +18,7 @@ from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemE
 from ..core.filesystem import Filesystem
 from ..core.functions import in_thread
 from ..workspace import AGENTS_FILE, LocalFilesystem
-from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, RemoteSubagentStub, SubagentDeclaration, WorkspaceMode
+from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, SubagentDeclaration, WorkspaceMode, remote_stub
 from .markdown import DeclarationFolder, read_claude_markdown, read_markdown
 from .prompt import with_context
 
@@ -205,8 +205,7 @@ class ChildFactory:
         return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
 
     def stub(self, declaration: SubagentDeclaration) -> Factory:
-        about, url, headers = declaration.description, declaration.url or "", declaration.headers
-        stub = RemoteSubagentStub(declaration.name, description=about, url=url, headers=headers)
+        stub = remote_stub(declaration)
         return lambda ctx: stub
 
     def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:

@@ -169,3 +169,9 @@ class RemoteSubagentStub(Agent):
         if self.model is None:
             object.__setattr__(self, "model", _Elsewhere())
         Agent.__post_init__(self)
+
+
+def remote_stub(declaration: SubagentDeclaration) -> RemoteSubagentStub:
+    """Return the stub of a declaration with a url."""
+    about, url, headers = declaration.description, declaration.url or "", declaration.headers
+    return RemoteSubagentStub(declaration.name, description=about, url=url, headers=headers)
