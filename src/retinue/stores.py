@@ -4,7 +4,7 @@
 from .core.rows import LogRow
 from .core.stores import (
     Durability, DurableStore, EventStore, LogBatch, OpenLog, Reply, Retention, RunRecord, Store, StoredLog,
-    ThreadRecord, ThreadUpdate, Watch, WhenBusy, Wish,
+    ThreadRecord, ThreadSummary, ThreadUpdate, Watch, WhenBusy, Wish,
 )
 from .storage.files import StoreFilesystem
 from .storage.stores import MemoryStore
@@ -12,6 +12,6 @@ from .storage.tasks import SqlTaskRepository
 
 __all__ = [
     "Durability", "DurableStore", "EventStore", "LogBatch", "LogRow", "MemoryStore", "OpenLog", "Reply", "Retention",
-    "RunRecord", "SqlTaskRepository", "Store", "StoreFilesystem", "StoredLog", "ThreadRecord", "ThreadUpdate",
-    "Watch", "WhenBusy", "Wish",
+    "RunRecord", "SqlTaskRepository", "Store", "StoreFilesystem", "StoredLog", "ThreadRecord", "ThreadSummary",
+    "ThreadUpdate", "Watch", "WhenBusy", "Wish",
 ]

@@ -16,6 +16,7 @@ from retinue.core.rows import LogRow, Private
 from retinue.core.stores import LogBatch, StoredLog, Wish
 from retinue.errors import StoreError
 from retinue.storage import prune as module
+from retinue.storage import removal
 from retinue.storage.check import check
 from retinue.storage.prune import Pruned, keep_pruning, prune
 from retinue.storage.schema import MIGRATIONS, newest_version
@@ -80,7 +81,7 @@ async def test_only_what_ended_long_ago_goes(store: SqlStore) -> None:
 def watch_pruning(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) -> list[int]:
     """Note the number of events that each transaction drops; then do something."""
     seen = list[int]()
-    real: Any = module._prune_some  # pyright: ignore[reportPrivateUsage]
+    real: Any = module.remove_runs
 
     def watched(*args: Any, **options: Any) -> Any:
         done = real(*args, **options)
@@ -90,14 +91,14 @@ def watch_pruning(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = la
     async def pause(seconds: float) -> None:
         then()
 
-    monkeypatch.setattr(module, "_prune_some", watched)
+    monkeypatch.setattr(module, "remove_runs", watched)
     monkeypatch.setattr(module.asyncio, "sleep", pause)
     return seen
 
 
 @pytest.mark.usefixtures("one_a_row")
 async def test_a_large_run_goes_in_many_small_transactions(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ROWS", 10)
+    monkeypatch.setattr(removal, "MOST_ROWS", 10)
     monkeypatch.setattr(module, "_PAGE", 2)
     for number in range(5):
         await put_run(store, f"r{number}", thread_id=f"t{number}", deltas=25)
@@ -169,7 +170,7 @@ async def test_a_background_child_goes_with_its_log(store: SqlStore) -> None:
 
 
 async def test_tasks_that_ended_long_ago_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ROWS", 2)
+    monkeypatch.setattr(module, "MOST_ROWS", 2)
     tasks = SqlTaskRepository(store)
     for number in range(7):
         status = TaskStatus.RUNNING if number == 6 else TaskStatus.PENDING
@@ -196,7 +197,7 @@ async def test_tasks_that_ended_long_ago_go(store: SqlStore, monkeypatch: pytest
 
 
 async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ROWS", 10)
+    monkeypatch.setattr(removal, "MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
     await put_run(store, "waits", RunStatus.SUSPENDED, thread_id="t2", deltas=5)
     assert await prune(store, 0, deltas=True, dry_run=True) == Pruned(runs=1, events=25)
@@ -213,7 +214,7 @@ async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkey
 
 @pytest.mark.usefixtures("one_a_row")
 async def test_what_was_interrupted_half_way_is_no_damage(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ROWS", 10)
+    monkeypatch.setattr(removal, "MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
 
     def stop() -> None:

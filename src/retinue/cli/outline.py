@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from ..core.events import Event, event_to_json
 from ..core.lifecycle import ToolCallStatus
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
+from ..wire.resources import iso
 from ..wire.tree import CallNode, Node, RunNode, RunTree
-from .text import arguments, count, duration, headline, iso, one_line, reply_of
+from .text import arguments, count, duration, headline, one_line, reply_of
 
 _STAMP = ("kind", *Event.__struct_fields__)
 _WIDTH = 48
@@ -101,28 +100,6 @@ def _call_json(call: CallNode) -> dict[str, Any]:
         "ended_at": iso(call.ended),
         "result": call.result or "",
         "children": [tree_json(child) for child in call.children.values()],
-    }
-
-
-def run_json(record: RunRecord, ended_at: float | None, *, orphaned: bool = False) -> dict[str, Any]:
-    """Return a run without its messages; `orphaned`: no process works on it."""
-    identity, result = record.identity, record.result
-    return {
-        "run_id": identity.run_id,
-        "status": record.status,
-        "orphaned": orphaned,
-        "agent": identity.agent,
-        "thread_id": identity.thread_id,
-        "user_id": identity.user_id,
-        "parent_run_id": identity.parent_run_id,
-        "started_at": iso(record.started_at),
-        "ended_at": iso(ended_at),
-        "steps": None if result is None else result.steps,
-        "usage": None if result is None else msgspec.structs.asdict(result.usage),
-        "response": None if result is None else result.response,
-        "error": None if result is None else result.error,
-        "termination": None if result is None else result.termination,
-        "waits_for": {} if result is None else msgspec.to_builtins(result.suspended),
     }
 
 

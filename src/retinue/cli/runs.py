@@ -7,8 +7,9 @@ import sys
 import time
 
 from ..core.stores import RunRecord
+from ..wire.resources import run_json
 from .database import database_url, find_run, follow_events, open_database, owned_logs, stored_events
-from .outline import ShownTree, event_line, gist, run_json, tree_json, tree_lines, waiting_lines
+from .outline import ShownTree, event_line, gist, tree_json, tree_lines, waiting_lines
 from .parsers import COMPLETED
 from .text import clean, complain, duration, moment, print_fields, print_json, table
 from .view import JsonView

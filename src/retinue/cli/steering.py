@@ -24,11 +24,12 @@ from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
+from ..wire.resources import run_json
 from .agents import load_runtime, workspace_runtime
 from .consent import Consent
 from .database import as_misuse, database_url, find_run, open_database, owned_logs, stored_events
 from .interrupt import Interrupt, exit_code, make_view, watch
-from .outline import how_it_ended, questions, run_json, waiting_lines
+from .outline import how_it_ended, questions, waiting_lines
 from .parsers import COMPLETED, FAILED
 from .text import complain, print_json
 from .view import View

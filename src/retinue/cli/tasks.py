@@ -19,12 +19,13 @@ from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskService
 from ..tasks.sweeper import is_node_gone
 from ..tasks.task import TaskRecord, TaskStatus
+from ..wire.resources import iso
 from ..workspace import LocalFilesystem
 from .agents import check_folder
 from .database import open_database, optional_url
 from .interrupt import Interrupt
 from .parsers import COMPLETED, FAILED
-from .text import clean, complain, iso, moment, one_line, print_fields, print_json, table
+from .text import clean, complain, moment, one_line, print_fields, print_json, table
 
 _GONE = "its process is gone"
 _LOOK_EVERY = 1.0

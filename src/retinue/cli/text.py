@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TextIO
 
 # Control characters, those that turn the writing direction around, invisible ones, halves of surrogate pairs.
@@ -82,14 +82,6 @@ def moment(at: float | datetime) -> str:
     """Return a time by the local clock, for people."""
     when = at if isinstance(at, datetime) else datetime.fromtimestamp(at)
     return when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def iso(at: float | datetime | None) -> str | None:
-    """Return a time as JSON has it: ISO 8601, UTC."""
-    if at is None:
-        return None
-    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
-    return when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def print_fields(fields: Mapping[str, str | None]) -> None:

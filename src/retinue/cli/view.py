@@ -24,9 +24,10 @@ from ..core.events import (
     event_to_json,
 )
 from ..tasks.task import TaskStatus
+from ..wire.resources import iso
 from ..wire.tree import RunNode
 from .outline import ShownTree, call_line, summary
-from .text import clean, headline, is_unicode, iso, one_line
+from .text import clean, headline, is_unicode, one_line
 
 _INDENT = 6
 """Columns by which a child is indented."""

@@ -32,6 +32,19 @@ class ThreadRecord(Struct, kw_only=True, gc=False):
     state: PersistedState = field(default_factory=PersistedState)
 
 
+Place = tuple[float, str]
+"""A place in a list that is sorted by time, then by id."""
+
+
+class ThreadSummary(Struct, frozen=True, kw_only=True):
+    """A thread as lists show it."""
+
+    thread_id: str
+    user_id: str | None = None
+    used_at: float
+    """The start of its newest run, or the time at which it was created."""
+
+
 class RunRecord(Struct, kw_only=True, gc=False):
     """One run; it has no result while it runs."""
 
@@ -153,8 +166,39 @@ class Store(Protocol):
         user_id: str | None = None,
         status: str | None = None,
         limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
     ) -> list[RunRecord]:
-        """Return root runs, newest first."""
+        """Return root runs, newest first; with `before`, those that started before that place in the list.
+
+        With `unowned`, runs without a user count as those of `user_id`.
+        """
+        ...
+
+    async def list_threads(
+        self,
+        user_id: str | None = None,
+        *,
+        limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
+    ) -> list[ThreadSummary]:
+        """Return the threads that were created or carry root runs, the one used last first."""
+        ...
+
+    async def create_thread(self, record: ThreadRecord) -> bool:
+        """Store a new thread; return False, and change nothing, if there is one."""
+        ...
+
+    async def delete_thread(self, thread_id: str) -> bool:
+        """Delete a thread with its runs and their logs; return False if there is none.
+
+        Raises ThreadBusy if a log of it has not ended.
+        """
+        ...
+
+    async def user_of_thread(self, thread_id: str) -> tuple[str | None] | None:
+        """Return the user of a thread, in a tuple; None if there is no such thread."""
         ...
 
 

@@ -72,6 +72,8 @@ class LiveLog:
         """Sinks that hear one run alone."""
         self._feeds: defaultdict[str, Feed] | None = None
         """The events of each run, once somebody watches one alone."""
+        if writer is not None:
+            writer.on_stored = self._wake
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a follower must get the next event at once."""
 
@@ -205,19 +207,26 @@ class LiveLog:
             for feed in self._feeds.values():
                 _wake_all(feed.waiting)
 
+    def _ready(self, stored: bool) -> int:
+        """Return how many of `events` can be given to a follower."""
+        if not stored or self.writer is None:
+            return len(self.events)
+        return min(max(self.writer.stored_seq - self.first, 0), len(self.events))
+
     async def follow(
-        self, after: int = 0, until_end_of: str | None = None, *, past_waits: bool = False
+        self, after: int = 0, until_end_of: str | None = None, *, past_waits: bool = False, stored: bool = False
     ) -> AsyncIterator[Event]:
         """Yield every event after number `after` as it comes, until the log closes or that run ends its leg.
 
-        With `past_waits` it also waits while the root run waits for a human.
+        With `past_waits` it also waits while the root run waits for a human. With `stored` it yields an event only
+        once it is stored.
         """
         if after < self.first and self.earlier is not None:
             async for event in self.earlier(after, self.first, True):
                 yield event
         place, events = max(after - self.first, 0), self.events
         while True:
-            while place < len(events):
+            while place < self._ready(stored):
                 event = events[place]
                 place += 1
                 yield event

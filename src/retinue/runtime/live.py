@@ -75,6 +75,8 @@ class LiveRun:
         self._is_settling = self._is_begun = self._keeps_thread = False
         self.is_done = self.is_adopted = False
         """Nothing is left to do here; another process started it."""
+        self.begun: asyncio.Future[None] = self._loop.create_future()
+        """Done when a database has the start of the run."""
         self._releasing: asyncio.Future[None] | None = None
         """While the log is being given up."""
         log.on_idle = self._become_idle
@@ -172,6 +174,7 @@ class LiveRun:
             holder = await begun
             if holder is not None and when_busy == "reject":
                 raise ThreadBusy(x.identity.thread_id, holder)
+            self.begun.set_result(None)
             owner.add(self.run_id, self)  # not before it is stored, or a heartbeat would take it for lost
             if holder is None:
                 return
@@ -187,6 +190,7 @@ class LiveRun:
     async def _store_start(self, begun: Coroutine[Any, Any, str | None], owner: Owner) -> None:
         try:
             await begun
+            self.begun.set_result(None)
             if not self.is_done:
                 owner.add(self.run_id, self)
         except RetinueError as exc:
@@ -470,7 +474,7 @@ class LiveRun:
         """Drop what only a run at work needs, and what would keep it from being freed at once."""
         self.log.on_idle, self.x = None, None
         if self.writer is not None:
-            self.writer.on_lost = None
+            self.writer.on_lost = self.writer.on_stored = None
 
     async def hand_over(self) -> None:
         """Store what is there and leave the run to another process, as it is."""

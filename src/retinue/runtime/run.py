@@ -103,9 +103,11 @@ class Run(RunHandle[Out]):
         end: asyncio.Future[RunResult[Out]],
         opened: Opened | None,
         open_log: Callable[[], Awaitable[Opened]] | None = None,
+        accepted: asyncio.Future[Opened | None] | None = None,
     ) -> None:
         super().__init__(run_id, agent, home)
         self.thread_id, self._end, self._opened, self._open_log = thread_id, end, opened, open_log
+        self._accepted = accepted
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent!r}>"
@@ -121,6 +123,25 @@ class Run(RunHandle[Out]):
             return await asyncio.shield(self._end)
         except OwnershipLost:  # another process continues it
             return await self._home.result(self.run_id)
+
+    async def stored(self) -> None:
+        """Return once the store has the start of this run, or the answer that it continues with.
+
+        Raises ThreadBusy if another run has its thread, and DecisionRefused if the answer does not fit.
+        """
+        if self._accepted is not None:
+            await asyncio.wait({self._end, self._accepted}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._accepted.done():
+                self._end.result()
+        elif (live := self._home.get(self.run_id)) is not None and live.writer is not None:
+            if live.is_adopted or live.first > 0:
+                await live.writer.flush()
+                return
+            await asyncio.wait({live.begun, self._end}, return_when=asyncio.FIRST_COMPLETED)
+            if not live.begun.done():
+                self._end.result()
+        elif self._end.done() and not isinstance(self._end.exception(), OwnershipLost):
+            self._end.result()
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
         """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is left.

@@ -364,13 +364,26 @@ class Runtime:
         """Wait until a run has ended or waits for a human, whichever process works on it, and return its result."""
         return await self._runs.result(run_id)
 
-    def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
+    def events(self, run_id: str, after: int = 0, *, stored: bool = False) -> AsyncIterator[AnyEvent]:
         """Iterate over the log of a run after event number `after`: stored events, then new ones.
 
         It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
-        store the run may be another process's, or one that ended long ago.
+        store the run may be another process's, or one that ended long ago. With `stored`, a new event comes only once
+        the store has it, so that it is the same after a crash.
         """
-        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after))
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after, stored=stored))
+
+    async def is_open(self, run_id: str) -> bool:
+        """Return whether a process works on the log of a run, be it on the run or on tasks under it."""
+        return await self._runs.is_open(run_id)
+
+    async def has_event(self, run_id: str, seq: int) -> bool:
+        """Return whether the log of a run has reached an event number."""
+        return await self._runs.has_event(run_id, seq)
+
+    async def events_so_far(self, run_id: str) -> list[AnyEvent]:
+        """Return the events of a log that are stored now. Deltas are left out where the log is in a database."""
+        return cast("list[AnyEvent]", await self._runs.events_so_far(run_id))
 
     async def cancel(
         self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"

@@ -47,6 +47,9 @@ class LogWriter:
         self._pause = 0.0
         self.is_released = self.is_leaving = False
         """The log was released; it is being released."""
+        self.stored_seq = 0
+        """The number of the last event that this process has stored."""
+        self.on_stored: Callable[[], None] | None = None
 
     def notify(self) -> None:
         """Store the rows soon; nobody waits for them."""
@@ -144,6 +147,10 @@ class LogWriter:
             self._pause = 0.0
             _log.warning("run %s continues: its store can be written again", self.log_id)
         self.is_released = self.is_leaving = batch.released or batch.ended
+        if batch.rows:
+            self.stored_seq = batch.rows[-1].seq
+            if self.on_stored is not None:
+                self.on_stored()
         _settle(waiting)
         if self._waiting or self._extra is not None:
             self._write()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,7 +14,8 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.stores import Retention
 from ..subagents.spawned import SPAWNED
 from .database import Database, Link
-from .packs import BEING_PRUNED, DELTAS_KIND, THINNED, UNREADABLE
+from .packs import DELTAS_KIND, THINNED, UNREADABLE
+from .removal import MOST_ROWS, remove_runs, remove_threads
 from .sql import SqlStore, decode_state
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,6 @@ PRUNE_EVERY = 3600.0
 DAY = 86_400.0
 
 _PAGE = 200
-_MOST_ROWS = 500
-"""Rows changed in one transaction, so that nobody waits long for it."""
-_SOME_ROWS = "log_id = ? AND (seq, sub) IN (SELECT seq, sub FROM events WHERE log_id = ? {} ORDER BY seq, sub LIMIT ?)"
 
 
 class Pruned(Struct, kw_only=True):
@@ -101,45 +98,10 @@ async def _prune_runs(database: Database, before: float, *, deltas: bool) -> Pru
         left = sorted(run_id for _, run_id in page)  # everyone locks logs in this order
         while left:
             began = time.monotonic()
-            left, runs, events = await database.write(partial(_prune_some, run_ids=left, deltas=deltas))
+            left, runs, events = await database.write(partial(remove_runs, run_ids=left, deltas=deltas))
             gone.runs, gone.events = gone.runs + runs, gone.events + events
             await asyncio.sleep(time.monotonic() - began)  # others, who may wait for the file, get as much time
     return gone
-
-
-def _prune_some(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Sequence[str], int, int]:
-    """Prune runs until one transaction has changed enough; return the runs that are left, and counts of runs and
-    events."""
-    only = f"AND (kind = '{DELTAS_KIND}' OR body IS NULL)" if deltas else ""
-    drop = f"DELETE FROM events WHERE {_SOME_ROWS.format(only)} RETURNING held"
-    clear = f"UPDATE events SET private = NULL WHERE {_SOME_ROWS.format('AND private IS NOT NULL')} RETURNING seq"
-    runs, events, room = 0, 0, _MOST_ROWS
-    for place, run_id in enumerate(run_ids):
-        if room <= 0:
-            return run_ids[place:], runs, events
-        log = link.run(f"SELECT ended FROM logs WHERE log_id = ?{link.locking}", run_id)
-        if log and not log[0][0]:
-            continue
-        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
-        changed, events = len(held), events + sum(held)
-        if deltas and changed < room:
-            changed += len(link.run(clear, run_id, run_id, room - changed))
-        is_done = changed < room
-        if deltas or not is_done:
-            link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", THINNED if is_done else BEING_PRUNED, run_id)
-        if not is_done:
-            return run_ids[place:], runs, events
-        runs += 1 if deltas else _remove_run(link, run_id)
-        room -= changed + 1
-    return [], runs, events
-
-
-def _remove_run(link: Link, run_id: str) -> int:
-    """Remove a run whose events are gone, with its background children; return 0 if somebody else did."""
-    link.run("DELETE FROM inbox WHERE log_id = ?", run_id)
-    link.run("DELETE FROM logs WHERE log_id = ?", run_id)
-    link.run("DELETE FROM runs WHERE log_id = ? AND log_id <> run_id", run_id)
-    return len(link.run("DELETE FROM runs WHERE run_id = ? RETURNING run_id", run_id))
 
 
 async def _prune_tasks(database: Database, before: float, *, dry_run: bool) -> int:
@@ -153,7 +115,7 @@ async def _prune_tasks(database: Database, before: float, *, dry_run: bool) -> i
         return (await database.read(lambda link: link.run(count, before, before)))[0][0]
     key = "agent, session_id, task_id"
     drop = (
-        f"DELETE FROM tasks WHERE ({key}) IN (SELECT {key} FROM tasks WHERE {where} LIMIT {_MOST_ROWS}) RETURNING {key}"
+        f"DELETE FROM tasks WHERE ({key}) IN (SELECT {key} FROM tasks WHERE {where} LIMIT {MOST_ROWS}) RETURNING {key}"
     )
 
     def drop_some(link: Link) -> int:
@@ -182,7 +144,7 @@ async def _prune_threads(database: Database, before: float, *, dry_run: bool) ->
             found = await database.read(lambda link, count=count, page=page: link.run(count, *page))
             dropped = len(page), found[0][0]
         else:
-            dropped = await database.write(partial(_drop_threads, thread_ids=page, before=before))
+            dropped = await database.write(partial(remove_threads, thread_ids=page, before=before))
         threads, messages = threads + dropped[0], messages + dropped[1]
     return threads, messages
 
@@ -219,18 +181,3 @@ def _spawned_threads(state: bytes | None) -> list[str]:
         return [spawned["session_id"] for spawned in extensions.get(SPAWNED.name, {}).values()]
     except (*UNREADABLE, AttributeError):
         return []
-
-
-def _drop_threads(link: Link, thread_ids: Sequence[str], before: float) -> tuple[int, int]:
-    threads = messages = 0
-    link.lock_threads(thread_ids)
-    for thread_id in thread_ids:
-        dropped = link.run(
-            "DELETE FROM threads WHERE thread_id = ? AND holder IS NULL AND saved_at < ? AND NOT EXISTS "
-            "(SELECT 1 FROM runs WHERE runs.thread_id = threads.thread_id) RETURNING thread_id",
-            *(thread_id, before),
-        )
-        if dropped:
-            threads += 1
-            messages += len(link.run("DELETE FROM messages WHERE thread_id = ? RETURNING place", thread_id))
-    return threads, messages

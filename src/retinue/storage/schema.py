@@ -48,6 +48,12 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         version INTEGER NOT NULL, mark TEXT NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
         PRIMARY KEY (space, folder, name))""",
     ),
+    (
+        "ALTER TABLE threads ADD COLUMN made_at REAL",
+        "CREATE INDEX threads_of_user ON threads (user_id)",
+        """CREATE TABLE tokens (token_id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL,
+        scopes TEXT NOT NULL, made_at REAL NOT NULL, revoked_at REAL)""",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

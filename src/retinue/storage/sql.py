@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,9 +20,11 @@ from ..core.stores import (
     WISHES,
     LogBatch,
     OpenLog,
+    Place,
     RunRecord,
     StoredLog,
     ThreadRecord,
+    ThreadSummary,
     ThreadUpdate,
     Watch,
     WhenBusy,
@@ -29,6 +32,7 @@ from ..core.stores import (
 )
 from .database import Database, Later, Link
 from .packs import UNREADABLE, read_events, read_log
+from .removal import delete_thread
 from .writes import BatchWrite, RunBeginning, run_write, take_thread, thread_write
 
 T = TypeVar("T")
@@ -44,6 +48,10 @@ _MOST_VALUES = 1_000
 """Values in one statement."""
 _RUN = "identity, started_at, result, status, run_id, log_id"
 _WISH = "inbox.log_id, wish_id, run_id, kind, body"
+
+
+def _of_user(unowned: bool) -> str:
+    return "(user_id = ? OR user_id IS NULL)" if unowned else "user_id = ?"
 
 
 class SqlStore:
@@ -103,20 +111,66 @@ class SqlStore:
         user_id: str | None = None,
         status: str | None = None,
         limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
         on_unreadable: Callable[[StoreError], None] | None = None,
     ) -> list[RunRecord]:
         """Return root runs, newest first. Pass each that cannot be read to `on_unreadable`, or log a warning."""
-        given = {"thread_id": thread_id, "user_id": user_id, "status": status}
-        wanted = {name: value for name, value in given.items() if value is not None}
-        where = " AND ".join(["log_id = run_id", *[f"{name} = ?" for name in wanted]])
+        given = {"thread_id = ?": thread_id, _of_user(unowned): user_id, "status = ?": status}
+        wanted: dict[str, list[Any]] = {condition: [value] for condition, value in given.items() if value is not None}
+        if before is not None:
+            wanted["(started_at, run_id) < (?, ?)"] = [*before]
+        where = " AND ".join(["log_id = run_id", *wanted])
         query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
         runs: list[RunRecord] = []
-        for row in await self._rows(query, *wanted.values(), 2**62 if limit is None else limit):
+        for row in await self._rows(query, *chain(*wanted.values()), 2**62 if limit is None else limit):
             try:
                 runs.append(self._decode_run(row))
             except StoreError as exc:
                 (on_unreadable or _log.warning)(exc)
         return runs
+
+    async def list_threads(
+        self,
+        user_id: str | None = None,
+        *,
+        limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
+    ) -> list[ThreadSummary]:
+        newest = "SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND log_id = run_id"
+        mine, values = ("", []) if user_id is None else (f" WHERE {_of_user(unowned)}", [user_id])
+        query = (
+            f"SELECT thread_id, user_id, used_at FROM (SELECT thread_id, user_id, COALESCE(({newest}), made_at) AS used_at "
+            f"FROM threads{mine}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
+            "ORDER BY used_at DESC, thread_id DESC LIMIT ?"
+        )
+        place = before or (float("inf"), "")
+        found = await self._rows(query, *values, *place, 2**62 if limit is None else limit)
+        return [ThreadSummary(thread_id=name, user_id=user, used_at=used) for name, user, used in found]
+
+    async def create_thread(self, record: ThreadRecord) -> bool:
+        with self._encoding(f"thread {record.thread_id!r}"):
+            write = thread_write(ThreadUpdate(record))
+
+        def create(link: Link) -> bool:
+            made = link.run(
+                f"INSERT INTO threads (thread_id, user_id, made_at) VALUES (?, ?, {link.now}) "
+                "ON CONFLICT (thread_id) DO NOTHING RETURNING thread_id",
+                *(record.thread_id, record.user_id),
+            )
+            if made:
+                write(link)
+            return bool(made)
+
+        return await self.database.write(create, record.thread_id, threads=[record.thread_id])
+
+    async def delete_thread(self, thread_id: str) -> bool:
+        return await delete_thread(self.database, thread_id)
+
+    async def user_of_thread(self, thread_id: str) -> tuple[str | None] | None:
+        found = await self._rows("SELECT user_id FROM threads WHERE thread_id = ?", thread_id)
+        return (found[0][0],) if found else None
 
     async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
         """Return when runs ended, of those that have."""

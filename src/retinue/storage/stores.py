@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..core.errors import ConfigurationError
-from ..core.stores import Durability, RunRecord, Store, ThreadRecord
+from ..core.errors import ConfigurationError, ThreadBusy
+from ..core.stores import Durability, Place, RunRecord, Store, ThreadRecord, ThreadSummary
 
 if TYPE_CHECKING:
     from .sql import SqlStore
@@ -27,6 +28,8 @@ class MemoryStore:
         self._runs: dict[str, RunRecord] = {}
         self._uses: dict[str, int] = {}
         """The number of runs on each thread."""
+        self._made: dict[str, float] = {}
+        """When threads were created by themselves."""
         self._max_runs = max_runs
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
@@ -65,16 +68,71 @@ class MemoryStore:
         user_id: str | None = None,
         status: str | None = None,
         limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
     ) -> list[RunRecord]:
         found = [
             run
             for run in self._runs.values()
             if run.log_id in ("", run.identity.run_id)
             and thread_id in (None, run.identity.thread_id)
-            and user_id in (None, run.identity.user_id)
+            and _is_of(run.identity.user_id, user_id, unowned)
             and status in (None, run.status)
+            and (before is None or (run.started_at, run.identity.run_id) < before)
         ]
+        if before is not None:
+            found.sort(key=lambda run: (run.started_at, run.identity.run_id))
         return found[::-1][:limit]
+
+    async def list_threads(
+        self,
+        user_id: str | None = None,
+        *,
+        limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
+    ) -> list[ThreadSummary]:
+        users: dict[str, str | None] = {key: self._threads[key].user_id for key in self._made}
+        used = dict(self._made)
+        for run in self._runs.values():
+            identity = run.identity
+            if run.log_id in ("", identity.run_id):
+                users.setdefault(identity.thread_id, identity.user_id)
+                used[identity.thread_id] = max(run.started_at, used.get(identity.thread_id, 0.0))
+        found = [
+            ThreadSummary(thread_id=key, user_id=user, used_at=used[key])
+            for key, user in users.items()
+            if _is_of(user, user_id, unowned) and (before is None or (used[key], key) < before)
+        ]
+        return sorted(found, key=lambda thread: (thread.used_at, thread.thread_id), reverse=True)[:limit]
+
+    async def create_thread(self, record: ThreadRecord) -> bool:
+        if await self.user_of_thread(record.thread_id) is not None:
+            return False
+        self._threads[record.thread_id], self._made[record.thread_id] = record, time.time()
+        return True
+
+    async def delete_thread(self, thread_id: str) -> bool:
+        runs = [run for run in self._runs.values() if run.identity.thread_id == thread_id]
+        busy = next((run for run in runs if not run.has_ended), None)
+        if busy is not None:
+            raise ThreadBusy(thread_id, busy.identity.run_id)
+        for run in runs:
+            del self._runs[run.identity.run_id]
+        self._uses.pop(thread_id, None)
+        was_made = self._made.pop(thread_id, None) is not None
+        return self._threads.pop(thread_id, None) is not None or was_made or bool(runs)
+
+    async def user_of_thread(self, thread_id: str) -> tuple[str | None] | None:
+        if (thread := self._threads.get(thread_id)) is not None:
+            return (thread.user_id,)
+        return next(
+            ((run.identity.user_id,) for run in self._runs.values() if run.identity.thread_id == thread_id), None
+        )
+
+
+def _is_of(user: str | None, wanted: str | None, unowned: bool) -> bool:
+    return wanted is None or user == wanted or (unowned and user is None)
 
 
 def open_store(url: str, durability: Durability = "process") -> Store:

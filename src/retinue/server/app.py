@@ -1,0 +1,172 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ..core.errors import ConfigurationError, StoreError
+from ..runtime import Runtime
+from ..storage.sql import SqlStore
+from . import runs, sockets, threads
+from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
+from .http import ApiError, Call, Endpoint, as_api_error, error_response, json_response, prepare
+from .limits import UserLimits
+from .openapi import describe
+from .service import MAX_BODY, Service
+
+_access = logging.getLogger("retinue.access")
+
+
+def create_app(
+    runtime: Runtime,
+    *,
+    auth: Auth | str | None = None,
+    cors: Sequence[str] = (),
+    rate: float | None = None,
+    max_streams: int | None = None,
+    max_body: int = MAX_BODY,
+) -> Starlette:
+    """Return an ASGI application that serves the agents of a runtime, which the caller enters and closes.
+
+    `auth`: a token, whose user is "local"; or an `Auth`, such as `NoAuth()` to let everybody in. Left out, the tokens of
+    the runtime's database are used. `cors`: the origins of pages that may use it. `rate`: requests a second for each user.
+    """
+    service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body)
+    endpoints = [*runs.ENDPOINTS, *threads.ENDPOINTS, *ENDPOINTS]
+    description = describe(endpoints)
+
+    async def openapi(request: Request) -> Response:
+        return json_response(description)
+
+    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in endpoints]
+    routes += sockets.routes(service)
+    routes += [Route("/openapi.json", openapi), *_open_routes(service)]
+    middleware = [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(cors),
+            allow_methods=["*"],
+            allow_headers=["authorization", "content-type", "x-api-key", "last-event-id"],
+        )
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=middleware if cors else [],
+        exception_handlers={HTTPException: _refuse, Exception: _refuse},
+    )
+    app.state.service = service
+    return app
+
+
+def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
+    if isinstance(auth, str):
+        return OneToken(auth)
+    if auth is not None:
+        return auth
+    if isinstance(runtime.store, SqlStore):
+        return StoredTokens(runtime.store)
+    raise ConfigurationError("give create_app(auth=…): a token, or NoAuth() to let everybody in")
+
+
+def _route(endpoint: Endpoint, service: Service) -> Route:
+    async def handle(request: Request) -> Response:
+        began = time.perf_counter()
+        run_id: str | None = request.path_params.get("run_id")
+        try:
+            answer = await endpoint.handle(await prepare(endpoint, request, service))
+            response = answer if isinstance(answer, Response) else json_response(answer, endpoint.status)
+        except Exception as exc:
+            response = error_response(exc, run_id)
+        seconds = time.perf_counter() - began
+        service.metrics.count_request(request.method, endpoint.path, response.status_code, seconds)
+        _access.info(
+            "%s %s %d %.1f ms%s", request.method, endpoint.path, response.status_code, seconds * 1000,
+            f" {run_id}" if run_id else "",
+        )  # fmt: skip
+        return response
+
+    return Route(endpoint.path, handle, methods=[endpoint.method])
+
+
+async def _refuse(request: Request, exc: Exception) -> Response:
+    return error_response(as_api_error(exc))
+
+
+# --- life, figures, sessions
+
+
+def _open_routes(service: Service) -> Iterable[Route]:
+    """The routes that need no token."""
+
+    async def healthy(request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        if service.closing.is_set():
+            return error_response(ApiError(503, "closing", "the server ends"))
+        try:
+            await service.runtime.store.load_run("ready?")
+        except StoreError as exc:
+            return error_response(exc)
+        return json_response({"status": "ready"})
+
+    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/healthz": healthy,
+        "/ok": healthy,
+        "/readyz": ready,
+    }
+    return [Route(path, handler) for path, handler in handlers.items()]
+
+
+async def metrics(call: Call) -> Response:
+    return Response("\n".join(call.service.metrics.lines()) + "\n", media_type="text/plain; version=0.0.4")
+
+
+async def whoami(call: Call) -> Any:
+    return {"user_id": call.user.id, "scopes": sorted(call.user.scopes)}
+
+
+async def begin_session(call: Call) -> Response:
+    """Give the page a cookie, so that what a browser asks for by itself needs no header."""
+    token = token_in(dict(call.request.headers))
+    response = json_response(await whoami(call), 201)
+    if token is not None:
+        secure = call.request.url.scheme == "https"
+        response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure, path="/")
+    return response
+
+
+async def end_session(call: Call) -> Response:
+    response = Response(status_code=204)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET", path="/metrics", handle=metrics, scope="admin", media="text/plain",
+        summary="Figures, as Prometheus reads them.",
+    ),
+    Endpoint(method="GET", path="/api/v1/session", handle=whoami, scope="none", summary="Show who asks."),
+    Endpoint(
+        method="POST", path="/api/v1/session", handle=begin_session, scope="none", status=201,
+        summary="Begin a session of a page: its token comes back as a cookie.",
+    ),
+    Endpoint(
+        method="DELETE", path="/api/v1/session", handle=end_session, scope="none", status=204,
+        summary="End the session of a page.",
+    ),
+)  # fmt: skip
+
+__all__ = ["NoAuth", "create_app"]

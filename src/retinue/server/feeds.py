@@ -1,0 +1,177 @@
+"""Feeds: one reader of each log for all who follow it, and each event encoded once.
+
+Invariant: only events that are stored enter a feed, in order, each once. A feed keeps the last events; a follower that is
+further behind reads from the store until it has caught up. So a slow follower delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from bisect import bisect_right
+from collections.abc import Generator
+
+from msgspec import Struct
+
+from ..core.codec import to_json_bytes
+from ..core.errors import RetinueError, StoreError
+from ..core.events import AnyEvent
+from ..runtime import Runtime
+
+_log = logging.getLogger(__name__)
+
+RING = 2048
+"""Events that a feed keeps."""
+BATCH = 256
+BEAT = 5.0
+"""Seconds between two signs of life on a stream."""
+_PAUSE = 1.0
+
+
+class Frame(Struct, frozen=True, gc=False):
+    """An event and its JSON."""
+
+    event: AnyEvent
+    data: bytes
+
+    @property
+    def seq(self) -> int:
+        return self.event.seq
+
+
+def make_frame(event: AnyEvent) -> Frame:
+    return Frame(event, to_json_bytes(event))
+
+
+class Feed:
+    """The last events of a log, for those who follow it here."""
+
+    def __init__(self, runtime: Runtime, log_id: str, after: int) -> None:
+        self._runtime, self.log_id = runtime, log_id
+        self._frames: list[Frame] = []
+        self._seqs: list[int] = []
+        self._before = after
+        """The number up to which events are not in `_frames`."""
+        self._taken = after
+        """The last event that any follower has taken."""
+        self._last = after
+        self.ended = False
+        self.problem: RetinueError | None = None
+        self.followers = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._room = asyncio.Event()
+        self._is_waking = False
+        self._chunk: tuple[int, int, bytes] | None = None
+        self._task = asyncio.create_task(self._follow(), name=f"feed-{log_id}")
+
+    async def _follow(self) -> None:
+        while not self.ended and self.problem is None:
+            try:
+                async for event in self._runtime.events(self.log_id, self._last, stored=True):
+                    self._add(make_frame(event))
+                    while self._last - self._taken > RING:
+                        self._room.clear()
+                        self.wake()
+                        await self._room.wait()
+                self.ended = True
+            except StoreError as exc:
+                if not exc.transient:
+                    self.problem = exc
+                else:
+                    _log.warning("the events of run %s cannot be read now: %s", self.log_id, exc)
+                    await asyncio.sleep(_PAUSE)
+            except RetinueError as exc:
+                self.problem = exc
+        self.wake()
+
+    def _add(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._seqs.append(frame.seq)
+        self._last = frame.seq
+        if len(self._frames) > 2 * RING:
+            self._before = self._seqs[RING - 1]
+            del self._frames[:RING], self._seqs[:RING]
+        if not self._is_waking:  # once for all events of this turn
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self.wake)
+
+    def wake(self) -> None:
+        self._is_waking = False
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def changed(self) -> asyncio.Future[None]:
+        """Return a future that is done when there may be something new."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    async def available(self, after: int) -> list[Frame]:
+        """Return events after a number that are there already; empty if there are none now."""
+        if after < self._before:
+            frames = await self._read_earlier(after)
+            if frames:
+                return frames
+        if after >= self._last:
+            return []
+        frames = self._frames[bisect_right(self._seqs, after) :]
+        if frames and frames[-1].seq > self._taken:
+            self._taken = frames[-1].seq
+            self._room.set()
+        return frames
+
+    async def _read_earlier(self, after: int) -> list[Frame]:
+        frames: list[Frame] = []
+        async for event in self._runtime.events(self.log_id, after, stored=True):
+            if event.seq > self._before:
+                break
+            frames.append(make_frame(event))
+            if len(frames) == BATCH or event.seq == self._before:
+                break
+        return frames
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+class Feeds:
+    """The feeds of one process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._feeds: dict[str, Feed] = {}
+        self._beats: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def open(self, log_id: str, after: int) -> Generator[Feed]:
+        """Follow a log after an event number."""
+        feed = self._feeds.get(log_id)
+        if feed is None or feed.problem is not None:
+            feed = self._feeds[log_id] = Feed(self._runtime, log_id, after)
+        feed.followers += 1
+        if self._beats is None:
+            self._beats = asyncio.create_task(self._beat(), name="stream-heartbeat")
+        try:
+            yield feed
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                feed.close()
+                if self._feeds.get(log_id) is feed:
+                    del self._feeds[log_id]
+            if not self._feeds:
+                self._beats.cancel()
+                self._beats = None
+
+    def wake_all(self) -> None:
+        for feed in list(self._feeds.values()):
+            feed.wake()
+
+    async def _beat(self) -> None:
+        """Wake all followers from time to time, so that they show that they are there."""
+        while True:
+            await asyncio.sleep(BEAT)
+            self.wake_all()

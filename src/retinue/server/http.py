@@ -1,0 +1,201 @@
+"""Endpoints: one table describes them for the router, the checks before each handler, and OpenAPI."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..core.codec import to_json_bytes
+from ..core.errors import (
+    ConfigurationError,
+    DecisionRefused,
+    ExecutionBackendError,
+    FileMissing,
+    FilesystemError,
+    RetinueError,
+    RunElsewhere,
+    StateError,
+    StoreError,
+    ThreadBusy,
+    UnknownAgent,
+    UnknownRun,
+)
+from .auth import User, uses_cookie
+
+if TYPE_CHECKING:
+    from .service import Service
+
+_log = logging.getLogger(__name__)
+
+Scope = Literal["read", "run", "answer", "admin", "none"]
+Handler = Callable[["Call"], Awaitable[Any]]
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_STATUS: tuple[tuple[type[Exception], int, str], ...] = (
+    (UnknownAgent, 404, "unknown_agent"),
+    (UnknownRun, 404, "not_found"),
+    (FileMissing, 404, "not_found"),
+    (ThreadBusy, 409, "thread_busy"),
+    (DecisionRefused, 409, "decision_refused"),
+    (RunElsewhere, 503, "owner_silent"),
+    (StoreError, 503, "store_unavailable"),
+    (ExecutionBackendError, 502, "backend_failed"),
+    (ConfigurationError, 422, "invalid"),
+    (StateError, 422, "invalid"),
+    (FilesystemError, 422, "invalid"),
+)
+
+
+class ApiError(Exception):
+    """An error with its HTTP status and a stable code."""
+
+    def __init__(self, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.headers = status, code, detail, dict(headers or {})
+
+
+def not_found(what: str) -> ApiError:
+    """The same answer for what does not exist and for what belongs to another user."""
+    return ApiError(404, "not_found", f"there is no such {what}, or it is not yours")
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """A method on a path, what it takes and what it gives."""
+
+    method: str
+    path: str
+    handle: Handler
+    summary: str
+    scope: Scope = "read"
+    query: type[Struct] | None = None
+    body: type[Struct] | None = None
+    """The type of the JSON body; the body may be left out where all its fields have defaults."""
+    status: int = 200
+    returns: Any = None
+    media: str = "application/json"
+
+
+class Call:
+    """A request to an endpoint, checked: who asks, and for what."""
+
+    def __init__(self, request: Request, service: Service, user: User, query: Any, body: Any) -> None:
+        self.request, self.service, self.user, self.query, self.body = request, service, user, query, body
+        self.runtime = service.runtime
+
+    def param(self, name: str) -> str:
+        return self.request.path_params[name]
+
+
+class Page(Struct, frozen=True):
+    """The query of a list."""
+
+    limit: int = 50
+    cursor: str | None = None
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    more = {"cache-control": "no-store", **(headers or {})}
+    return Response(to_json_bytes(value), status, headers=more, media_type="application/json")
+
+
+def error_response(error: Exception, run_id: str | None = None) -> Response:
+    """Return the one shape of all errors."""
+    known = as_api_error(error)
+    body = {"detail": known.detail, "code": known.code}
+    return json_response(body | ({"run_id": run_id} if run_id else {}), known.status, known.headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        codes = {404: "no_route", 405: "method_not_allowed"}
+        return ApiError(error.status_code, codes.get(error.status_code, "refused"), error.detail, error.headers)
+    if isinstance(error, UnknownRun):
+        return not_found("run")
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            return ApiError(status, code, str(error), {"retry-after": "1"} if status == 503 else None)
+    if isinstance(error, RetinueError):
+        return ApiError(422, "invalid", str(error))
+    _log.error("a request failed: %s", error, exc_info=error)
+    return ApiError(500, "internal", "the server failed; its log has the reason")
+
+
+async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Call:
+    """Check who asks and what for, in this order: credentials, scope, rate, origin, query, body."""
+    user = await authorize(service, dict(request.headers), endpoint.scope)
+    service.limits.count_request(user.id)
+    if request.method not in _READS:
+        check_origin(dict(request.headers))
+    query = None if endpoint.query is None else read_query(request, endpoint.query)
+    body = None if endpoint.body is None else await _read_body(request, endpoint.body, service.max_body)
+    return Call(request, service, user, query, body)
+
+
+async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) -> User:
+    user = await service.auth.user_of(headers)
+    if user is None:
+        advice = "send a valid token as `Authorization: Bearer …` or `x-api-key`"
+        raise ApiError(401, "unauthorized", advice, {"www-authenticate": "Bearer"})
+    if scope != "none" and scope not in user.scopes:
+        raise ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have")
+    return user
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Refuse what a page of another site sends with the cookie of ours."""
+    if not uses_cookie(headers):
+        return
+    origin = headers.get("origin")
+    if origin is None or urlsplit(origin).netloc != headers.get("host"):
+        raise ApiError(403, "wrong_origin", "a request with a cookie must come from a page of this server")
+    if "content-type" in headers and not headers["content-type"].startswith("application/json"):
+        raise ApiError(415, "not_json", "a request with a cookie must have the content type application/json")
+
+
+def read_query(request: Request, kind: type[Struct]) -> Any:
+    given = dict(request.query_params)
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    try:
+        query = msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
+    except (msgspec.ValidationError, ValueError) as exc:
+        raise ApiError(422, "invalid_query", f"query: {exc}") from None
+    limit = getattr(query, "limit", 1)
+    if not 1 <= limit <= 1000:
+        raise ApiError(422, "invalid_query", f"query: limit is 1 to 1000, not {limit}")
+    return query
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """Return the body of a request; refuse one that is too large before all of it is read."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise ApiError(413, "too_large", f"the body is larger than {most:,} bytes", {"connection": "close"})
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _read_body(request: Request, kind: type[Struct], most: int) -> Any:
+    data = await read_bytes(request, most)
+    return decode_body(data or b"{}", kind)
+
+
+def decode_body(data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as exc:
+        raise ApiError(422, "invalid_body", f"body: {exc}") from None
+    except (ValueError, RecursionError) as exc:
+        raise ApiError(400, "not_json", f"the body is not JSON: {exc}") from None

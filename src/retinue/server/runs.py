@@ -1,0 +1,299 @@
+"""Endpoints of agents and runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from ..core.agents import Agent
+from ..core.runs import RunResult
+from ..core.state import PersistedState
+from ..core.stores import RunRecord
+from ..runtime import Run
+from ..storage.sql import SqlStore
+from ..wire.resources import (
+    CancelRun,
+    Decisions,
+    ForkRun,
+    StartRun,
+    as_input,
+    decode_cursor,
+    encode_cursor,
+    page_json,
+    result_json,
+    run_json,
+)
+from ..wire.snapshot import SnapshotTree
+from .http import ApiError, Call, Endpoint, Page, json_response, not_found
+from .service import Service
+from .streams import EventsQuery, EventStream, open_run
+
+MOST_WAIT = 300.0
+
+
+class RunsQuery(Page, frozen=True):
+    """The query of a list of runs."""
+
+    thread_id: str | None = None
+    status: str | None = None
+    agent: str | None = None
+
+
+class WaitQuery(Struct, frozen=True):
+    """Seconds to wait for the end."""
+
+    wait: float = 0.0
+
+
+class SubtreeQuery(Struct, frozen=True):
+    """A subtree, as `tools:a|tools:b`."""
+
+    ns: str | None = None
+
+
+# --- agents
+
+
+async def list_agents(call: Call) -> Any:
+    agents = [agent_json(agent) for agent in call.runtime.agents.values()]
+    return page_json(agents, None)
+
+
+async def get_agent(call: Call) -> Any:
+    agent = call.runtime.agents.get(call.param("agent"))
+    if agent is None:
+        raise not_found("agent")
+    return agent_json(agent)
+
+
+def agent_json(agent: Agent) -> dict[str, Any]:
+    model: Any = agent.model
+    return {
+        "name": agent.name,
+        "description": agent.description,
+        "model": model if isinstance(model, str | None) else getattr(model, "name", type(model).__name__),
+        "tools": [{"name": name, "description": one.descriptor.description} for name, one in agent.toolbox.items()],
+        "subagents": [child if isinstance(child, str) else child.name for child in agent.subagents],
+        "handoffs": [target if isinstance(target, str) else target.name for target in agent.handoffs],
+        "max_steps": agent.max_steps,
+    }
+
+
+# --- runs
+
+
+async def start_run(call: Call) -> Any:
+    body: StartRun = call.body
+    if body.thread_id is not None:
+        await call.service.check_new_thread(call.user, body.thread_id)
+    try:
+        given = as_input(body.input)
+    except ValueError as exc:
+        raise ApiError(422, "invalid_body", f"body: {exc}") from None
+    run = call.runtime.stream(
+        body.agent,
+        given,
+        thread_id=body.thread_id,
+        user_id=call.user.id,
+        context=body.context,
+        state=None if body.state is None else PersistedState(extensions=body.state),
+        limits=body.limits,
+        when_busy=body.when_busy,
+    )
+    await run.stored()
+    return json_response(await started_json(call.service, run), 201)
+
+
+async def started_json(service: Service, run: Run) -> dict[str, Any]:
+    record = await service.runtime.store.load_run(run.run_id)
+    status = "running" if record is None else record.status
+    return {"run_id": run.run_id, "thread_id": run.thread_id, "status": status}
+
+
+async def list_runs(call: Call) -> Any:
+    query: RunsQuery = call.query
+    before = cursor_of(query.cursor)
+    records = await call.runtime.store.list_runs(
+        query.thread_id,
+        status=query.status,
+        limit=query.limit + 1,
+        before=before,
+        **call.service.filters(call.user),
+    )
+    shown = records[: query.limit]
+    ends = await _ends(call.service, shown)
+    more = len(records) > query.limit
+    last = shown[-1] if shown else None
+    cursor = encode_cursor((last.started_at, last.identity.run_id)) if more and last is not None else None
+    return page_json([run_json(one, ends.get(one.identity.run_id)) for one in shown], cursor)
+
+
+def cursor_of(given: str | None) -> tuple[float, str] | None:
+    if given is None:
+        return None
+    try:
+        return decode_cursor(given)
+    except ValueError as exc:
+        raise ApiError(422, "unknown_cursor", str(exc)) from None
+
+
+async def _ends(service: Service, records: list[RunRecord]) -> dict[str, float]:
+    store = service.runtime.store
+    return await store.ends_of([one.identity.run_id for one in records]) if isinstance(store, SqlStore) else {}
+
+
+async def get_run(call: Call) -> Any:
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    ends = await _ends(call.service, [record])
+    return run_json(record, ends.get(record.identity.run_id))
+
+
+async def get_result(call: Call) -> Any:
+    query: WaitQuery = call.query
+    run_id = call.param("run_id")
+    record = await call.service.run_of(call.user, run_id)
+    if record.result is None and query.wait > 0:
+        try:
+            async with asyncio.timeout(min(query.wait, MOST_WAIT)):
+                return result_json(await call.runtime.result(run_id))
+        except TimeoutError:
+            record = await call.service.run_of(call.user, run_id)
+    if record.result is None:
+        return json_response({"run_id": run_id, "status": record.status}, 202)
+    return result_json(record.result)
+
+
+async def cancel_run(call: Call) -> Any:
+    body: CancelRun = call.body
+    run_id = call.param("run_id")
+    await call.service.run_of(call.user, run_id)
+    result = await call.runtime.cancel(run_id, tasks=body.tasks, reason=body.reason)
+    return short_json(result)
+
+
+def short_json(result: RunResult) -> dict[str, Any]:
+    return {"run_id": result.run_id, "thread_id": result.thread_id, "status": result.status.value}
+
+
+async def decide(call: Call) -> Any:
+    body: Decisions = call.body
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
+    await run.stored()
+    thread_id = run.thread_id or record.identity.thread_id
+    return json_response({"run_id": run.run_id, "thread_id": thread_id, "status": "running"}, 202)
+
+
+async def fork_run(call: Call) -> Any:
+    body: ForkRun = call.body
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    decisions = None if body.decisions is None else Decisions(body.decisions).as_decisions()
+    try:
+        given = None if body.input is None else as_input(body.input)
+    except ValueError as exc:
+        raise ApiError(422, "invalid_body", f"body: {exc}") from None
+    run = await call.runtime.fork(record.identity.run_id, at=body.after, input=given, decisions=decisions)
+    await run.stored()
+    return json_response(await started_json(call.service, run), 201)
+
+
+async def run_events(call: Call) -> Response:
+    query: EventsQuery = call.query
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
+    return EventStream(call.service, call.user.id, batches)
+
+
+# --- trees
+
+
+async def tree_of(service: Service, record: RunRecord) -> SnapshotTree:
+    """Return the tree of the log of a run, as far as it is stored."""
+    return SnapshotTree(await service.runtime.events_so_far(record.log_id or record.identity.run_id))
+
+
+def namespace_of(tree: SnapshotTree, record: RunRecord, query: SubtreeQuery) -> tuple[str, ...]:
+    """Return the namespace of a request: that of its run, which may be a background child, or one given."""
+    node = tree.runs.get(record.identity.run_id)
+    own = () if node is None else node.ns
+    return own if not query.ns else (*own, *query.ns.split("|"))
+
+
+async def snapshot(call: Call) -> Any:
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    tree = await tree_of(call.service, record)
+    found = tree.snapshot(namespace_of(tree, record, call.query))
+    if found is None:
+        if call.query.ns:
+            raise not_found("subtree")
+        found = dict[str, Any](seq=0, run=None, questions=[], tasks=[])
+    return {**found, "status": record.status}
+
+
+async def run_children(call: Call) -> Any:
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    tree = await tree_of(call.service, record)
+    found = tree.children(namespace_of(tree, record, call.query))
+    if found is None and call.query.ns:
+        raise not_found("subtree")
+    return page_json(found or [], None)
+
+
+async def run_questions(call: Call) -> Any:
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    tree = await tree_of(call.service, record)
+    return page_json(tree.questions(namespace_of(tree, record, call.query)), None)
+
+
+async def run_tasks(call: Call) -> Any:
+    record = await call.service.run_of(call.user, call.param("run_id"))
+    return page_json((await tree_of(call.service, record)).task_list(), None)
+
+
+_RUN = "/api/v1/runs/{run_id}"
+ENDPOINTS = (
+    Endpoint(method="GET", path="/api/v1/agents", handle=list_agents, summary="List the agents."),
+    Endpoint(method="GET", path="/api/v1/agents/{agent}", handle=get_agent, summary="Show an agent."),
+    Endpoint(
+        method="POST", path="/api/v1/runs", handle=start_run, scope="run", body=StartRun, status=201,
+        summary="Start a run; it is stored when this answers.",
+    ),
+    Endpoint(method="GET", path="/api/v1/runs", handle=list_runs, query=RunsQuery, summary="List runs, newest first."),
+    Endpoint(method="GET", path=_RUN, handle=get_run, summary="Show a run."),
+    Endpoint(
+        method="GET", path=f"{_RUN}/result", handle=get_result, query=WaitQuery, returns=RunResult,
+        summary="Return the result of a run that has ended or waits; 202 while it works.",
+    ),
+    Endpoint(
+        method="POST", path=f"{_RUN}/cancel", handle=cancel_run, scope="run", body=CancelRun,
+        summary="Stop a run and wait for its end.",
+    ),
+    Endpoint(
+        method="POST", path=f"{_RUN}/decisions", handle=decide, scope="answer", body=Decisions, status=202,
+        summary="Answer a run that waits.",
+    ),
+    Endpoint(
+        method="POST", path=f"{_RUN}/fork", handle=fork_run, scope="run", body=ForkRun, status=201,
+        summary="Continue a run from an earlier event, on a new thread.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_RUN}/events", handle=run_events, query=EventsQuery, media="text/event-stream",
+        summary="Follow the events of a run, from any number. A WebSocket on the same path sends the same.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_RUN}/snapshot", handle=snapshot, query=SubtreeQuery,
+        summary="Return the tree of a run as it is stored now, with the number of its last event.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_RUN}/children", handle=run_children, query=SubtreeQuery,
+        summary="List the children of a run, or of a run below it.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_RUN}/questions", handle=run_questions, query=SubtreeQuery,
+        summary="List the open questions of a run, at any depth.",
+    ),
+    Endpoint(method="GET", path=f"{_RUN}/tasks", handle=run_tasks, summary="List the background tasks of a run."),
+)  # fmt: skip

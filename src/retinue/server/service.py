@@ -1,0 +1,61 @@
+"""What all endpoints of one application share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..core.stores import RunRecord
+from ..runtime import Runtime
+from .auth import LOCAL, Auth, User
+from .feeds import Feeds
+from .http import ApiError, not_found
+from .limits import UserLimits
+from .metrics import Metrics
+
+MAX_BODY = 4_000_000
+
+
+class Service:
+    """The runtime behind an application, who may use it, and who reads its events."""
+
+    def __init__(self, runtime: Runtime, auth: Auth, limits: UserLimits, max_body: int = MAX_BODY) -> None:
+        self.runtime, self.auth, self.limits, self.max_body = runtime, auth, limits, max_body
+        self.feeds, self.metrics = Feeds(runtime), Metrics()
+        self.closing = asyncio.Event()
+        """Set when the server is about to end: streams tell their readers to reconnect."""
+
+    def close(self) -> None:
+        self.closing.set()
+        self.feeds.wake_all()
+
+    async def run_of(self, user: User, run_id: str) -> RunRecord:
+        """Return a run of a user: a root run or a background child."""
+        record = await self.runtime.store.load_run(run_id)
+        if record is None or not owns(user, record.identity.user_id):
+            raise not_found("run")
+        return record
+
+    async def check_thread(self, user: User, thread_id: str) -> None:
+        """Raise unless a thread is the user's."""
+        found = await self.runtime.store.user_of_thread(thread_id)
+        if found is None or not owns(user, found[0]):
+            raise not_found("thread")
+
+    async def check_new_thread(self, user: User, thread_id: str) -> None:
+        """Raise if a thread is another user's; one that does not exist yet may be begun."""
+        found = await self.runtime.store.user_of_thread(thread_id)
+        if found is not None and not owns(user, found[0]):
+            raise not_found("thread")
+
+    def filters(self, user: User) -> dict[str, Any]:
+        """Return the arguments with which a store lists what belongs to a user."""
+        return {"user_id": user.id, "unowned": user.id == LOCAL}
+
+
+def owns(user: User, user_id: str | None) -> bool:
+    return user.id == (user_id or LOCAL)
+
+
+def busy(detail: str) -> ApiError:
+    return ApiError(429, "too_many", detail, {"retry-after": "1"})

@@ -1,0 +1,233 @@
+"""Events over WebSocket: one run or thread on its own path, or many subscriptions on `/api/v1/events`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from .auth import User
+from .feeds import Frame
+from .http import ApiError, authorize, check_origin, error_response, read_query
+from .service import Service
+from .streams import Batch, EventsQuery, ServerCloses, open_run, open_thread
+
+RESTART, GOING_WRONG = 1012, 1011
+_MOST_SUBSCRIPTIONS = 256
+_BEAT = b'{"beat":true}'
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a client: begin to follow a run or a thread under a name of its own, or stop that."""
+
+    subscribe: str | None = None
+    unsubscribe: str | None = None
+    run_id: str | None = None
+    thread_id: str | None = None
+    after: str | int | None = None
+    ns: str | None = None
+    kinds: str | None = None
+    until: str | None = None
+    merge: int = 0
+
+    def query(self) -> EventsQuery:
+        after = None if self.after is None else str(self.after)
+        return EventsQuery(after=after, ns=self.ns, kinds=self.kinds, until=self.until, merge=self.merge)
+
+
+def routes(service: Service) -> list[WebSocketRoute]:
+    async def run(socket: WebSocket) -> None:
+        async def open_batches(user: User) -> AsyncIterator[Batch]:
+            record = await service.run_of(user, socket.path_params["run_id"])
+            return await open_run(service, record, _query(socket), socket.headers.get("last-event-id"))
+
+        await _serve(service, socket, open_batches)
+
+    async def thread(socket: WebSocket) -> None:
+        async def open_batches(user: User) -> AsyncIterator[Batch]:
+            thread_id = socket.path_params["thread_id"]
+            await service.check_thread(user, thread_id)
+            return await open_thread(service, thread_id, _query(socket), socket.headers.get("last-event-id"))
+
+        await _serve(service, socket, open_batches)
+
+    async def many(socket: WebSocket) -> None:
+        user = await _accept(service, socket)
+        if user is not None:
+            await Subscriptions(service, socket, user).serve()
+
+    return [
+        WebSocketRoute("/api/v1/runs/{run_id}/events", run),
+        WebSocketRoute("/api/v1/threads/{thread_id}/events", thread),
+        WebSocketRoute("/api/v1/events", many),
+    ]
+
+
+def _query(socket: WebSocket) -> EventsQuery:
+    return read_query(socket, EventsQuery)  # pyright: ignore[reportArgumentType]  # both have query_params
+
+
+async def _check(service: Service, socket: WebSocket) -> User:
+    headers = dict(socket.headers)
+    user = await authorize(service, headers, "read")
+    service.limits.count_request(user.id)
+    check_origin(headers)
+    return user
+
+
+async def _accept(service: Service, socket: WebSocket) -> User | None:
+    """Accept a socket, or refuse it as the HTTP request that it was."""
+    try:
+        user = await _check(service, socket)
+    except ApiError as exc:
+        await socket.send_denial_response(error_response(exc))
+        return None
+    await socket.accept()
+    return user
+
+
+async def _serve(
+    service: Service, socket: WebSocket, open_batches: Callable[[User], Awaitable[AsyncIterator[Batch]]]
+) -> None:
+    """Send the events of one run or thread: each message is a flat event."""
+    try:
+        user = await _check(service, socket)
+        batches = await open_batches(user)
+    except Exception as exc:
+        await socket.send_denial_response(error_response(exc))
+        return
+    await socket.accept()
+    with service.limits.stream(user.id):
+        sending = asyncio.create_task(_send_events(socket, batches))
+        await _until_left(socket, sending)
+
+
+async def _until_left(socket: WebSocket, sending: asyncio.Task[None]) -> None:
+    """Wait until all is sent or the client has gone."""
+    leaving = asyncio.create_task(_left(socket))
+    try:
+        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, leaving):
+            task.cancel()
+        await asyncio.gather(sending, leaving, return_exceptions=True)
+
+
+async def _left(socket: WebSocket) -> None:
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
+
+
+async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> None:
+    code, reason = 1000, ""
+    try:
+        async for batch in batches:
+            for name, frame in batch:
+                await _send(socket, _with_id(name, frame))
+            if not batch:
+                await _send(socket, _BEAT)
+    except ServerCloses:
+        code, reason = RESTART, "connect again"
+    except (WebSocketDisconnect, OSError):
+        return
+    except Exception as exc:
+        code, reason = GOING_WRONG, str(exc)[:100]
+    finally:
+        await batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    await socket.close(code, reason)
+
+
+def _with_id(name: str, frame: Frame) -> bytes:
+    """Return a flat event; that of a thread has its id on the stream, too."""
+    if not name or ":" not in name:
+        return frame.data
+    return b'{"id":%b,%b' % (msgspec.json.encode(name), frame.data[1:])
+
+
+async def _send(socket: WebSocket, data: bytes) -> None:
+    await socket.send({"type": "websocket.send", "text": data.decode()})
+
+
+class Subscriptions:
+    """Many runs and threads over one socket. Each message of the server names the subscription it belongs to.
+
+    `{"subscription": name, "event": …}`, `{"subscription": name, "ended": true}`, or `{"subscription": name,
+    "error": {"detail", "code"}}`. One task a subscription sends; the socket takes one message at a time.
+    """
+
+    def __init__(self, service: Service, socket: WebSocket, user: User) -> None:
+        self._service, self._socket, self._user = service, socket, user
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()
+
+    async def serve(self) -> None:
+        try:
+            while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+                await self._receive(message)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _receive(self, message: Any) -> None:
+        try:
+            request = msgspec.json.decode(message.get("text") or message.get("bytes") or b"", type=Request)
+        except (ValueError, RecursionError) as exc:
+            await self._tell(None, error={"detail": f"not a request: {exc}", "code": "invalid"})
+            return
+        if request.unsubscribe is not None and (task := self._tasks.pop(request.unsubscribe, None)) is not None:
+            task.cancel()
+        if request.subscribe is not None:
+            await self._subscribe(request.subscribe, request)
+
+    async def _subscribe(self, name: str, request: Request) -> None:
+        known = self._tasks.get(name)
+        if known is not None and not known.done():
+            await self._tell(name, error={"detail": f"{name[:80]!r} is in use", "code": "in_use"})
+        elif len(self._tasks) >= _MOST_SUBSCRIPTIONS:
+            detail = f"one socket carries at most {_MOST_SUBSCRIPTIONS} subscriptions"
+            await self._tell(name, error={"detail": detail, "code": "too_many"})
+        else:
+            self._tasks[name] = asyncio.create_task(self._follow(name, request))
+
+    async def _follow(self, name: str, request: Request) -> None:
+        try:
+            batches = await self._open(request)
+            async for batch in batches:
+                for _, frame in batch:
+                    await self._send(b'{"subscription":%b,"event":%b}' % (msgspec.json.encode(name), frame.data))
+                if not batch:
+                    await self._send(_BEAT)
+            await self._tell(name, ended=True)
+        except ServerCloses:
+            await self._socket.close(RESTART, "connect again")
+        except (WebSocketDisconnect, OSError):
+            return
+        except Exception as exc:
+            known = exc if isinstance(exc, ApiError) else None
+            body = msgspec.json.decode(bytes(error_response(known or exc).body))
+            await self._tell(name, error=body)
+        finally:
+            self._tasks.pop(name, None)
+
+    async def _open(self, request: Request) -> AsyncIterator[Batch]:
+        if (request.run_id is None) == (request.thread_id is None):
+            raise ApiError(422, "invalid", "a subscription names either a run_id or a thread_id")
+        if request.run_id is not None:
+            record = await self._service.run_of(self._user, request.run_id)
+            return await open_run(self._service, record, request.query())
+        assert request.thread_id is not None
+        await self._service.check_thread(self._user, request.thread_id)
+        return await open_thread(self._service, request.thread_id, request.query())
+
+    async def _tell(self, name: str | None, **more: Any) -> None:
+        await self._send(msgspec.json.encode({"subscription": name, **more}))
+
+    async def _send(self, data: bytes) -> None:
+        async with self._lock:
+            await _send(self._socket, data)

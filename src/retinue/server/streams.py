@@ -1,0 +1,376 @@
+"""Streams of events: of a run, a subtree or a thread, over SSE and WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..core.events import (
+    EVENT_TYPES,
+    AnyEvent,
+    Namespace,
+    ReasoningDelta,
+    RunFinished,
+    TextDelta,
+    ToolCallArgsDelta,
+    ToolCallStreamDelta,
+)
+from ..core.stores import RunRecord
+from .feeds import Feed, Frame, make_frame
+from .http import ApiError
+from .service import Service
+
+_LOOK_FOR_RUNS = 1.0
+"""Seconds between two looks for new runs of a thread."""
+_RECONNECT = b"retry: 500\n: the server ends, connect again\n\n"
+_MOST_MERGE = 5_000
+
+Batch = list[tuple[str, Frame]]
+"""Events, each with its id on the stream; an event without one does not move the cursor of the reader."""
+
+
+class EventsQuery(Struct, frozen=True):
+    """The query of a stream."""
+
+    after: str | None = None
+    """The last event the reader has."""
+    ns: str | None = None
+    """Only events of this subtree, as `tools:a|tools:b`."""
+    kinds: str | None = None
+    """Only events of these kinds, as `a,b`."""
+    until: str | None = None
+    """`idle`: the stream ends where the run waits for a human, too."""
+    merge: int = 0
+    """Milliseconds for which deltas of one message are gathered into one."""
+
+
+class Filter:
+    """What one reader wants of a log."""
+
+    def __init__(self, query: EventsQuery) -> None:
+        self._ns: Namespace = tuple(query.ns.split("|")) if query.ns else ()
+        self._kinds = frozenset(query.kinds.split(",")) if query.kinds else frozenset[str]()
+        if unknown := sorted(self._kinds - set(EVENT_TYPES)):
+            raise ApiError(422, "unknown_kind", f"there is no event kind {unknown[0]!r}")
+        if query.until not in (None, "idle"):
+            raise ApiError(422, "invalid_query", f"until is 'idle' or left out, not {query.until!r}")
+        if not 0 <= query.merge <= _MOST_MERGE:
+            raise ApiError(422, "invalid_query", f"merge is 0 to {_MOST_MERGE} milliseconds, not {query.merge}")
+        self.until_idle, self.merge = query.until == "idle", query.merge / 1000
+        self.is_open = not self._ns and not self._kinds
+
+    def __call__(self, frames: list[Frame]) -> list[Frame]:
+        if self.is_open:
+            return frames
+        depth, ns, kinds = len(self._ns), self._ns, self._kinds
+        return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
+
+    def batch(self, frames: list[Frame], prefix: str) -> Batch:
+        """Return events with their ids. Of deltas that were merged, only the last event moves the cursor."""
+        if not self.merge:
+            return [(f"{prefix}{frame.seq}", frame) for frame in frames]
+        merged = merge_deltas(frames)
+        return [(f"{prefix}{frame.seq}" if frame is merged[-1] else "", frame) for frame in merged]
+
+
+def read_place(given: str | None, header: str | None) -> int:
+    """Return the event number after which to begin: `?after=`, else `Last-Event-ID`, else 0."""
+    text = given if given is not None else header
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
+        raise ApiError(422, "unknown_cursor", f"{text[:40]!r} is not the number of an event")
+    return int(text)
+
+
+async def open_run(
+    service: Service, record: RunRecord, query: EventsQuery, header: str | None = None
+) -> AsyncIterator[Batch]:
+    """Check what a reader wants of a run, and return its events."""
+    wanted, after = Filter(query), read_place(query.after, header)
+    log_id = record.log_id or record.identity.run_id
+    if after and not await service.runtime.has_event(log_id, after):
+        raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {after}")
+    return _run_batches(service, log_id, after, wanted)
+
+
+async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter) -> AsyncIterator[Batch]:
+    """Yield the events of a log as they are stored, and an empty batch as a sign of life."""
+    with service.feeds.open(log_id, after) as feed:
+        async for frames in _frames(service, feed, after, wanted):
+            yield wanted.batch(frames, "")
+
+
+async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> AsyncIterator[list[Frame]]:
+    while True:
+        frames = await feed.available(after)
+        if frames and wanted.merge:
+            await asyncio.sleep(wanted.merge)
+            frames = await feed.available(after)
+        if frames:
+            after = frames[-1].seq
+            if found := wanted(frames):
+                yield found
+            continue
+        if feed.problem is not None:
+            raise feed.problem
+        if feed.ended or (wanted.until_idle and await _is_idle(service, feed.log_id, after)):
+            if not await feed.available(after):
+                return
+            continue
+        changed = feed.changed()
+        if not service.closing.is_set():
+            await changed
+        if service.closing.is_set():
+            raise ServerCloses
+        if not await feed.available(after) and not feed.ended:
+            yield []
+
+
+class ServerCloses(Exception):
+    """The server ends: the reader connects again, here or elsewhere."""
+
+
+async def _is_idle(service: Service, log_id: str, after: int) -> bool:
+    """Return whether a run has ended or waits, and no event comes after a number."""
+    record = await service.runtime.store.load_run(log_id)
+    is_idle = record is not None and record.result is not None
+    return is_idle and not await service.runtime.has_event(log_id, after + 1)
+
+
+# --- threads
+
+
+class _Source:
+    """A run of a thread that is being read."""
+
+    def __init__(self, feed: Feed, after: int = 0) -> None:
+        self.feed, self.after = feed, after
+        self.root_ended = False
+
+    async def take(self) -> list[Frame]:
+        """Return the next events; while the root run has not ended, none after its end."""
+        frames = await self.feed.available(self.after)
+        if frames and not self.root_ended:
+            frames = self._until_end(frames)
+        if frames:
+            self.after = frames[-1].seq
+        return frames
+
+    def _until_end(self, frames: list[Frame]) -> list[Frame]:
+        for place, frame in enumerate(frames):
+            event = frame.event
+            if isinstance(event, RunFinished) and event.run_id == self.feed.log_id and event.status.is_terminal:
+                self.root_ended = True
+                return frames[: place + 1]
+        return frames
+
+
+async def open_thread(
+    service: Service, thread_id: str, query: EventsQuery, header: str | None = None
+) -> AsyncIterator[Batch]:
+    """Check what a reader wants of a thread, and return its events."""
+    wanted = Filter(query)
+    first_run, after = await _thread_place(service, thread_id, query.after if query.after is not None else header)
+    return _ThreadReader(service, thread_id, first_run, after, wanted).batches()
+
+
+async def _thread_place(service: Service, thread_id: str, cursor: str | None) -> tuple[str | None, int]:
+    """Return the run and event after which a reader of a thread continues."""
+    if not cursor:
+        return None, 0
+    run_id, _, seq = cursor.rpartition(":")
+    record = await service.runtime.store.load_run(run_id) if run_id else None
+    if record is None or record.identity.thread_id != thread_id or not seq.isdigit():
+        raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
+    return run_id, read_place(seq, None)
+
+
+class _ThreadReader:
+    """Reads the runs of a thread, one after the other.
+
+    What background tasks add to the log of a run after its end comes as it is stored, among the events of later runs.
+    Such events have no id: after a reconnect, those of logs that have not ended are sent again.
+    """
+
+    def __init__(self, service: Service, thread_id: str, first_run: str | None, after: int, wanted: Filter) -> None:
+        self._service, self._thread_id, self._wanted = service, thread_id, wanted
+        self._first_run, self._after = first_run, after
+        self._seen: set[str] = set()
+        self._main: _Source | None = None
+        self._tails: list[_Source] = []
+        self._stack = contextlib.ExitStack()
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        with self._stack:
+            while True:
+                batches = [*await self._read_tails(), *await self._read_main()]
+                for batch in batches:
+                    if batch:
+                        yield batch
+                if batches:
+                    continue
+                if self._wanted.until_idle and await self._is_idle():
+                    return
+                sources = [*self._tails, *([self._main] if self._main is not None else [])]
+                await _any_changed([source.feed for source in sources])
+                if self._service.closing.is_set():
+                    raise ServerCloses
+                yield []
+
+    async def _read_tails(self) -> list[Batch]:
+        batches: list[Batch] = []
+        for source in list(self._tails):
+            was_ended = source.root_ended
+            frames = await source.take()
+            if not frames and source.feed.ended:
+                self._tails.remove(source)
+            elif frames:
+                batches.append([("", frame) for frame in self._wanted(frames)] if was_ended else [])
+        return batches
+
+    async def _read_main(self) -> list[Batch]:
+        """Return what the present run has to give; empty if there is nothing new. A batch may be empty, too."""
+        if self._main is None:
+            self._main = await self._next_run()
+        main = self._main
+        if main is None:
+            return []
+        frames = await main.take()
+        if main.root_ended:
+            self._tails.append(main)
+            self._main = None
+        elif not frames and main.feed.ended:
+            self._main = None
+            return [[]]
+        return [self._wanted.batch(self._wanted(frames), f"{main.feed.log_id}:")] if frames else []
+
+    async def _next_run(self) -> _Source | None:
+        """Open the oldest run that was not read yet. Of runs before the cursor, only open tasks are of interest."""
+        runtime = self._service.runtime
+        ids = [run.identity.run_id for run in reversed(await runtime.store.list_runs(self._thread_id))]
+        start = ids.index(self._first_run) if self._first_run in ids else 0
+        for place, run_id in enumerate(ids):
+            if run_id in self._seen:
+                continue
+            self._seen.add(run_id)
+            after = self._after if run_id == self._first_run else 0
+            if place >= start:
+                return self._open(run_id, after)
+            if await runtime.is_open(run_id):
+                self._tails.append(self._open(run_id, 0))
+        return None
+
+    def _open(self, run_id: str, after: int) -> _Source:
+        return _Source(self._stack.enter_context(self._service.feeds.open(run_id, after)), after)
+
+    async def _is_idle(self) -> bool:
+        main = self._main
+        return main is None or await _is_idle(self._service, main.feed.log_id, main.after)
+
+
+async def _any_changed(feeds: Sequence[Feed]) -> None:
+    futures = [feed.changed() for feed in feeds]
+    sleep = asyncio.create_task(asyncio.sleep(_LOOK_FOR_RUNS))
+    try:
+        await asyncio.wait({sleep, *futures}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sleep.cancel()
+        for future in futures:
+            future.cancel()
+
+
+# --- merging
+
+_MERGED = (TextDelta, ReasoningDelta, ToolCallArgsDelta, ToolCallStreamDelta)
+
+
+def merge_deltas(frames: Iterable[Frame]) -> list[Frame]:
+    """Join the deltas of each message and each call up to the next other event of their run.
+
+    A joined delta has the number of its last part, so the numbers stay in order.
+    """
+    found: list[AnyEvent] = []
+    open_at: dict[str, dict[tuple[type[Any], str], int]] = {}
+    for frame in frames:
+        event = frame.event
+        if not isinstance(event, _MERGED):
+            open_at.pop(event.run_id, None)
+            found.append(event)
+            continue
+        key = event.__class__, getattr(event, "message_id", None) or getattr(event, "call_id", "")
+        places = open_at.setdefault(event.run_id, {})
+        if key in places:
+            event = replace(event, delta=getattr(found[places[key]], "delta", "") + event.delta)
+            found[places[key]] = event
+        else:
+            places[key] = len(found)
+            found.append(event)
+    return [make_frame(event) for event in sorted(found, key=lambda event: event.seq)]
+
+
+# --- server-sent events
+
+
+class EventStream(Response):
+    """Server-sent events. The batches are read once the client listens; a client that leaves ends the reading."""
+
+    def __init__(self, service: Service, user_id: str, batches: AsyncIterator[Batch]) -> None:
+        self.status_code, self.background = 200, None
+        self._service, self._user_id, self._batches = service, user_id, batches
+        self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = asyncio.current_task()
+        assert reader is not None
+        leaving = asyncio.create_task(_left(receive))
+        leaving.add_done_callback(lambda done: None if done.cancelled() else reader.cancel())
+        metrics = self._service.metrics
+        metrics.streams += 1
+        try:
+            with self._service.limits.stream(self._user_id):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
+                await self._send_all(send)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (asyncio.CancelledError, OSError):
+            if not leaving.done():
+                raise
+            reader.uncancel()
+        finally:
+            metrics.streams -= 1
+            leaving.cancel()
+            await self._batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async for batch in self._batches:
+                self._service.metrics.events_sent += len(batch)
+                await send({"type": "http.response.body", "body": encode_batch(batch), "more_body": True})
+        except ServerCloses:
+            await send({"type": "http.response.body", "body": _RECONNECT, "more_body": True})
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Return events as server-sent events; an empty batch as a comment."""
+    if not batch:
+        return b": still here\n\n"
+    return b"".join([_encode_frame(name, frame) for name, frame in batch])
+
+
+def _encode_frame(name: str, frame: Frame) -> bytes:
+    shown = b"id: %b\n" % name.encode() if name else b""
+    return b"%bevent: %b\ndata: %b\n\n" % (shown, frame.event.kind.encode(), frame.data)
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

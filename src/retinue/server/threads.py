@@ -1,0 +1,163 @@
+"""Endpoints of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from ..core.ids import unique
+from ..core.lifecycle import RunStatus
+from ..core.messages import Visibility
+from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
+from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json, run_json
+from .http import ApiError, Call, Endpoint, Page, json_response
+from .runs import cursor_of, tree_of
+from .service import Service
+from .streams import EventsQuery, EventStream, open_thread
+
+
+async def create_thread(call: Call) -> Any:
+    body: CreateThread = call.body
+    try:
+        messages = tuple(message.as_message() for message in body.messages)
+    except ValueError as exc:
+        raise ApiError(422, "invalid_body", f"body: {exc}") from None
+    thread_id = body.thread_id or f"thread_{unique()}"
+    if body.thread_id is not None:
+        await call.service.check_new_thread(call.user, thread_id)
+    record = ThreadRecord(thread_id=thread_id, user_id=call.user.id, messages=messages)
+    if not await call.runtime.store.create_thread(record):
+        await call.service.check_thread(call.user, thread_id)
+        raise ApiError(409, "thread_exists", f"thread {thread_id!r} exists already")
+    return json_response({"thread_id": thread_id, "user_id": call.user.id}, 201)
+
+
+async def list_threads(call: Call) -> Any:
+    query: Page = call.query
+    found = await call.runtime.store.list_threads(
+        limit=query.limit + 1, before=cursor_of(query.cursor), **call.service.filters(call.user)
+    )
+    shown = found[: query.limit]
+    more = len(found) > query.limit
+    cursor = encode_cursor((shown[-1].used_at, shown[-1].thread_id)) if more else None
+    return page_json([await _thread_json(call.service, thread) for thread in shown], cursor)
+
+
+async def _thread_json(service: Service, thread: ThreadSummary) -> dict[str, Any]:
+    """Return a thread with its newest run, and the numbers of its children and open questions."""
+    newest = await service.runtime.store.list_runs(thread.thread_id, limit=1)
+    shown: dict[str, Any] = {
+        "thread_id": thread.thread_id,
+        "user_id": thread.user_id,
+        "used_at": iso(thread.used_at),
+        "run": None,
+        "status": "idle",
+        "title": "",
+        "children": 0,
+        "questions": 0,
+    }
+    return shown | (await _newest_json(service, newest[0]) if newest else {})
+
+
+async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
+    tree = await tree_of(service, record)
+    root = tree.root
+    return {
+        "run": run_json(record),
+        "status": record.status,
+        "title": "" if root is None else root.task[:200],
+        "children": max(len(tree.runs) - 1, 0),
+        "questions": len(tree.questions()),
+    }
+
+
+async def get_thread(call: Call) -> Any:
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    newest = await call.runtime.store.list_runs(thread_id, limit=1)
+    used_at = newest[0].started_at if newest else 0.0
+    return await _thread_json(call.service, ThreadSummary(thread_id=thread_id, user_id=call.user.id, used_at=used_at))
+
+
+async def thread_messages(call: Call) -> Any:
+    """The messages of a conversation in pages, oldest first."""
+    query: Page = call.query
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    place = cursor_of(query.cursor)
+    start = 0 if place is None else int(place[0])
+    messages = [one for one in await call.runtime.messages(thread_id) if one.visibility is Visibility.ALL]
+    shown = messages[start : start + query.limit]
+    end = start + len(shown)
+    cursor = encode_cursor((float(end), "")) if end < len(messages) else None
+    return page_json([message_json(one) for one in shown], cursor)
+
+
+async def thread_state(call: Call) -> Any:
+    """The persistent state of a thread, with that of its newest run."""
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    thread = await call.runtime.store.load_thread(thread_id)
+    newest = await call.runtime.store.list_runs(thread_id, limit=1)
+    values: dict[str, Any] = {} if thread is None else dict(thread.state.extensions)
+    if newest and newest[0].result is not None:
+        values |= newest[0].result.state.extensions
+    return {"thread_id": thread_id, "values": values}
+
+
+async def thread_questions(call: Call) -> Any:
+    """The open questions of all runs of a thread."""
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    found: list[dict[str, Any]] = []
+    for record in reversed(await call.runtime.store.list_runs(thread_id)):
+        if not record.has_ended or await call.runtime.is_open(record.identity.run_id):
+            found += (await tree_of(call.service, record)).questions()
+    return page_json(found, None)
+
+
+async def delete_thread(call: Call) -> Any:
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    await call.runtime.store.delete_thread(thread_id)
+    return Response(status_code=204)
+
+
+async def thread_events(call: Call) -> Response:
+    query: EventsQuery = call.query
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    batches = await open_thread(call.service, thread_id, query, call.request.headers.get("last-event-id"))
+    return EventStream(call.service, call.user.id, batches)
+
+
+WAITING = (RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH)
+_THREAD = "/api/v1/threads/{thread_id}"
+ENDPOINTS = (
+    Endpoint(
+        method="POST", path="/api/v1/threads", handle=create_thread, scope="run", body=CreateThread, status=201,
+        summary="Make a thread.",
+    ),
+    Endpoint(
+        method="GET", path="/api/v1/threads", handle=list_threads, query=Page,
+        summary="List the threads of root runs, the one used last first.",
+    ),
+    Endpoint(method="GET", path=_THREAD, handle=get_thread, summary="Show a thread and its newest run."),
+    Endpoint(
+        method="DELETE", path=_THREAD, handle=delete_thread, scope="run", status=204,
+        summary="Delete a thread with its runs and their events.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_THREAD}/messages", handle=thread_messages, query=Page, summary="List the messages."
+    ),
+    Endpoint(method="GET", path=f"{_THREAD}/state", handle=thread_state, summary="Return the persistent state."),
+    Endpoint(
+        method="GET", path=f"{_THREAD}/questions", handle=thread_questions,
+        summary="List the open questions of a thread, at any depth.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_THREAD}/events", handle=thread_events, query=EventsQuery, media="text/event-stream",
+        summary="Follow the events of all runs of a thread. A WebSocket on the same path sends the same.",
+    ),
+)  # fmt: skip

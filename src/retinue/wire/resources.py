@@ -1,0 +1,191 @@
+"""The resources of the HTTP interface as JSON, and the bodies that it takes. Pure; server, client and CLI share them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..core.codec import to_json_value
+from ..core.decisions import Decision
+from ..core.messages import Message, Part, Role, TextPart, Visibility
+from ..core.runs import Limits, RunResult
+from ..core.stores import Place, RunRecord
+
+ID = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x20\x7f/]+$")]
+"""An id that a client chooses."""
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class InputMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of the input: `content` is text or a list of parts; a stored message, with `parts`, fits too."""
+
+    role: Role = Role.USER
+    content: str | list[Part] | None = None
+    parts: list[Part] | None = None
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    visibility: Visibility = Visibility.ALL
+
+    def as_message(self) -> Message:
+        given = next((one for one in (self.content, self.parts, self.text) if one is not None), "")
+        if self.role is Role.TOOL:
+            raise ValueError("a message of the input cannot have the role 'tool'")
+        parts = (TextPart(given),) if isinstance(given, str) and given else tuple(given)
+        return Message(
+            role=self.role,
+            parts=parts,  # pyright: ignore[reportArgumentType]
+            id=self.id,
+            name=self.name,
+            visibility=self.visibility,
+        )
+
+
+RunInput = str | list[InputMessage]
+
+
+class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST runs`: start a run of an agent."""
+
+    agent: Name
+    input: RunInput
+    thread_id: ID | None = None
+    context: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    """Values of state keys to begin with, by the names of the keys."""
+    limits: Limits | None = None
+    when_busy: Literal["reject", "enqueue", "interrupt"] = "reject"
+
+
+class DecisionBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """One decision. The same `id` twice is one decision."""
+
+    action: Literal["resume", "cancel", "answer"]
+    payload: Any = None
+    reason: str | None = None
+    id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+    def as_decision(self) -> Decision:
+        if self.action == "cancel":
+            return Decision.cancel(self.reason, id=self.id)
+        make = Decision.resume if self.action == "resume" else Decision.answer
+        return make(self.payload, id=self.id)
+
+
+class Decisions(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST runs/{id}/decisions`: keys are call ids, ticket ids, or paths of call ids joined by `/`."""
+
+    decisions: dict[str, DecisionBody]
+
+    def as_decisions(self) -> dict[str, Decision]:
+        return {name: one.as_decision() for name, one in self.decisions.items()}
+
+
+class CancelRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST runs/{id}/cancel`: background tasks are stopped only with `tasks`."""
+
+    tasks: bool = False
+    reason: str = "cancelled"
+
+
+class ForkRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST runs/{id}/fork`: continue a run as it was after event number `after`, on a new thread."""
+
+    after: Count
+    input: RunInput | None = None
+    decisions: dict[str, DecisionBody] | None = None
+
+
+class CreateThread(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST threads`: make a conversation; with messages, it begins with them."""
+
+    thread_id: ID | None = None
+    messages: list[InputMessage] = []
+
+
+def as_input(given: RunInput) -> str | list[Message]:
+    return given if isinstance(given, str) else [message.as_message() for message in given]
+
+
+def iso(at: float | datetime | None) -> str | None:
+    """Return a time as JSON has it: ISO 8601, UTC."""
+    if at is None:
+        return None
+    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
+    return when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool = False) -> dict[str, Any]:
+    """Return a run without its messages; `orphaned`: no process works on it."""
+    identity, result = record.identity, record.result
+    return {
+        "run_id": identity.run_id,
+        "status": record.status,
+        "orphaned": orphaned,
+        "agent": identity.agent,
+        "thread_id": identity.thread_id,
+        "user_id": identity.user_id,
+        "parent_run_id": identity.parent_run_id,
+        "started_at": iso(record.started_at),
+        "ended_at": iso(ended_at),
+        "steps": None if result is None else result.steps,
+        "usage": None if result is None else msgspec.structs.asdict(result.usage),
+        "response": None if result is None else result.response,
+        "error": None if result is None else result.error,
+        "termination": None if result is None else result.termination,
+        "waits_for": {} if result is None else msgspec.to_builtins(result.suspended),
+    }
+
+
+def result_json(result: RunResult) -> dict[str, Any]:
+    """Return the fields of a result, with its messages as `message_json`."""
+    shown: dict[str, Any] = to_json_value(result)
+    return {**shown, "messages": [message_json(one) for one in result.messages if one.visibility is Visibility.ALL]}
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message with all its fields, and its text."""
+    return {
+        "id": message.id,
+        "role": message.role.value,
+        "text": message.text,
+        "parts": msgspec.to_builtins(message.parts),
+        "tool_calls": msgspec.to_builtins(message.tool_calls),
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+
+
+def page_json(items: list[Any], next_cursor: str | None) -> dict[str, Any]:
+    return {"items": items, "next_cursor": next_cursor}
+
+
+def encode_cursor(place: Place) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str) -> Place:
+    """Return the place that a cursor names. Raise ValueError if it is none of ours."""
+    try:
+        at, name = msgspec.json.decode(
+            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=tuple[float, str]
+        )
+    except (ValueError, TypeError) as exc:
+        raise ValueError(
+            f"cursor {cursor[:40]!r} is not one of ours: leave it out to begin with the first page"
+        ) from exc
+    return at, name
+
+
+def parse_decisions(given: Mapping[str, Decision]) -> dict[str, Any]:
+    """Return decisions as a body that `Decisions` reads."""
+    return {
+        name: {k: v for k, v in msgspec.structs.asdict(one).items() if v is not None} for name, one in given.items()
+    }

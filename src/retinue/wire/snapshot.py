@@ -1,0 +1,161 @@
+"""A log as one JSON tree: the runs, their calls, the open questions, and the usage of each run alone and with its children.
+
+A page paints it first, then follows the events after its `seq`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ..core.codec import to_json_value
+from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
+from ..core.lifecycle import ToolCallStatus
+from ..core.results import SuspendTicket
+from ..core.runs import Usage
+from .resources import iso
+from .tree import CallNode, RunNode, RunTree
+
+
+class SnapshotTree(RunTree):
+    """The tree of a log, with what a page shows beside it."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        super().__init__()
+        self.seq = 0
+        self.own_usage: dict[str, Usage] = {}
+        self.tickets: dict[tuple[str, str], SuspendTicket] = {}
+        self.tasks: dict[str, dict[str, Any]] = {}
+        for event in events:
+            self(event)
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        self.seq = event.seq
+        if isinstance(event, InferenceFinished):
+            self.own_usage[event.run_id] = self.own_usage.get(event.run_id, Usage()) + event.usage
+        elif isinstance(event, ToolCallFinished) and event.result.suspension is not None:
+            self.tickets[event.run_id, event.call_id] = event.result.suspension
+        elif isinstance(event, TaskUpdated):
+            known = self.tasks.setdefault(event.task_id, {"task_id": event.task_id, "started_at": iso(event.at)})
+            known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.run_id}
+            known["updated_at"] = iso(event.at)
+
+    def find(self, ns: Namespace) -> RunNode | None:
+        """Return the run of a namespace."""
+        return next((run for run in self.runs.values() if run.ns == ns), None)
+
+    # --- as JSON
+
+    def snapshot(self, ns: Namespace = ()) -> dict[str, Any] | None:
+        """Return the subtree of a namespace; None if there is none."""
+        run = self.find(ns)
+        if run is None:
+            return None
+        return {"seq": self.seq, "run": self.run_json(run), "questions": self.questions(ns), "tasks": self.task_list()}
+
+    def task_list(self) -> list[dict[str, Any]]:
+        return list(self.tasks.values())
+
+    def run_json(self, run: RunNode, *, deep: bool = True) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "run_id": run.run_id,
+            "agent": run.agent,
+            "ns": list(run.ns),
+            "thread_id": run.thread_id,
+            "task": run.task,
+            "model": run.model,
+            "status": run.status.value,
+            "termination": run.termination,
+            "error": run.error,
+            "response": run.response,
+            "tail": run.tail,
+            "started_at": iso(run.started),
+            "ended_at": iso(run.ended),
+            "steps": len(run.steps),
+            "usage": msgspec.structs.asdict(self.own_usage.get(run.run_id, Usage())),
+            "total_usage": msgspec.structs.asdict(self.total_usage(run)),
+            "children": sum(1 for call in run.calls.values() for _ in call.children),
+            "notes": list(run.notes),
+        }
+        if deep:
+            shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]
+            shown["messages"] = [to_json_value(message) for message in run.conversation()]
+        return shown
+
+    def _call_json(self, call: CallNode, step: int) -> dict[str, Any]:
+        ticket = self.tickets.get((call.run_id, call.call_id))
+        return {
+            "call_id": call.call_id,
+            "tool": call.tool,
+            "step": step,
+            "args": to_json_value(dict(call.args or {})),
+            "status": call.status.value,
+            "result": call.result,
+            "output": call.output,
+            "error": call.error,
+            "started_at": iso(call.started),
+            "ended_at": iso(call.ended),
+            "is_task": call.is_task,
+            "ticket": to_json_value(ticket) if ticket is not None and _waits(call) else None,
+            "children": [self.run_json(child) for child in call.children.values()],
+        }
+
+    def total_usage(self, run: RunNode) -> Usage:
+        """Return the usage of a run and of everything below it."""
+        total = self.own_usage.get(run.run_id, Usage())
+        for call in run.calls.values():
+            for child in call.children.values():
+                total += self.total_usage(child)
+        return total
+
+    def children(self, ns: Namespace = ()) -> list[dict[str, Any]] | None:
+        """Return the children of the run of a namespace, without what is below them."""
+        run = self.find(ns)
+        if run is None:
+            return None
+        return [
+            {"call_id": call.call_id, "parent_run_id": run.run_id, **self.run_json(child, deep=False)}
+            for call in run.calls.values()
+            for child in call.children.values()
+        ]
+
+    def questions(self, ns: Namespace = ()) -> list[dict[str, Any]]:
+        """Return the open questions of a subtree, at any depth, in the order in which they were asked."""
+        run = self.find(ns)
+        if run is None:
+            return []
+        found = sorted(self._questions(run, run.run_id, ()), key=lambda one: one["asked_at"])
+        return found
+
+    def _questions(self, run: RunNode, answer_to: str, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        """Yield the questions of a run. `answer_to` is the run whose decisions they are: a background child has its own."""
+        for call in run.calls.values():
+            below: list[dict[str, Any]] = []
+            for child in call.children.values():
+                name = child.ns[-1].removeprefix("tools:") if child.ns else call.call_id
+                if call.is_task:
+                    below += self._questions(child, child.run_id, ())
+                else:
+                    below += self._questions(child, answer_to, (*path, name))
+            yield from below
+            ticket = self.tickets.get((run.run_id, call.call_id))
+            if _waits(call) and ticket is not None and not (below and not call.is_task):
+                yield {
+                    "call_id": call.call_id,
+                    "path": "/".join((*path, call.call_id)),
+                    "run_id": run.run_id,
+                    "answer_to": answer_to,
+                    "agent": run.agent,
+                    "ns": list(run.ns),
+                    "tool": call.tool,
+                    "args": to_json_value(dict(call.args or {})),
+                    "ticket": to_json_value(ticket),
+                    "asked_at": iso(call.ended),
+                }
+
+
+def _waits(call: CallNode) -> bool:
+    return call.status is ToolCallStatus.SUSPENDED

@@ -1,0 +1,115 @@
+"""A real server in the event loop of a test, and a client that reads JSON and events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import aiohttp
+import uvicorn
+from starlette.types import ASGIApp
+
+from retinue import Runtime
+from retinue.server import create_app
+
+TOKEN = "secret-of-the-test"
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any
+    headers: Any
+
+
+class Received(NamedTuple):
+    id: str | None
+    event: str
+    data: dict[str, Any]
+
+
+class Site:
+    """A client of one server with one token."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, service: Any = None) -> None:
+        self.url, self.session, self.service = url, session, service
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        if body is not None:
+            options["json"] = body
+        async with self.session.request(method, path, **options) as response:
+            data = await response.read()
+            is_json = response.content_type == "application/json"
+            return Answer(response.status, json.loads(data) if is_json else data.decode(), response.headers)
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.ask("GET", path, **options)
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> Answer:
+        return await self.ask("POST", path, {} if body is None else body, **options)
+
+    async def start(self, agent: str, input: str = "go", **more: Any) -> Any:
+        answer = await self.post("/api/v1/runs", {"agent": agent, "input": input, **more})
+        assert answer.status == 201, answer
+        return answer.body
+
+    async def result(self, run_id: str) -> Any:
+        answer = await self.get(f"/api/v1/runs/{run_id}/result?wait=30")
+        assert answer.status == 200, answer
+        return answer.body
+
+    async def events(self, path: str, **headers: str) -> AsyncIterator[Received]:
+        """Yield server-sent events until the server ends the stream."""
+        async with self.session.get(path, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            fields: dict[str, str] = {}
+            async for line in response.content:
+                text = line.decode().rstrip("\n")
+                if text and not text.startswith(":"):
+                    name, _, value = text.partition(": ")
+                    fields[name] = value
+                elif not text and "data" in fields:
+                    yield Received(fields.get("id"), fields["event"], json.loads(fields["data"]))
+                    fields = {}
+
+    async def all_events(self, path: str, **headers: str) -> list[Received]:
+        return [event async for event in self.events(path, **headers)]
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve an application on a free port of loopback."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    server.install_signal_handlers = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
+    config = server.config
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    task = asyncio.create_task(server.main_loop())
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+        await server.shutdown()
+
+
+@asynccontextmanager
+async def serving(runtime: Runtime, token: str = TOKEN, **options: Any) -> AsyncIterator[Site]:
+    """Serve a runtime; it is entered and closed here."""
+    async with runtime:
+        app = create_app(runtime, **{"auth": token, **options})
+        async with listening(app) as url, asking(url, token) as site:
+            site.service = app.state.service
+            yield site
+
+
+@asynccontextmanager
+async def asking(url: str, token: str | None) -> AsyncIterator[Site]:
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(url, headers=headers) as session:
+        yield Site(url, session)
