@@ -19,7 +19,7 @@ from ..core.errors import RetinueError, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
-from ..core.stores import DurableStore, RunRecord, Store, StoredLog, WhenBusy
+from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
 from ..loop.state import LogState
 from ..storage.logs import LogWriter, stored_events
@@ -259,29 +259,6 @@ class LocalRuns:
         if run is not None:
             return run.log.follow(after, past_waits=True, stored=stored)
         return stored_events(self._others(run_id).owner.store, run_id, after)
-
-    async def is_open(self, log_id: str) -> bool:
-        """Return whether some process works on a log."""
-        if self.owner is not None:
-            return await self.owner.store.owner_of(log_id) is not None
-        run = self.get(log_id)
-        return run is not None and not run.log.closed
-
-    async def has_event(self, log_id: str, seq: int) -> bool:
-        """Return whether a log has an event of this number, or a later one."""
-        if self.owner is None:
-            run = self.get(log_id)
-            return run is not None and run.log.tree.seq >= seq
-        found = await self.owner.store.read_events(log_id, seq - 1, 1)
-        return found is not None and bool(found[0])
-
-    async def events_so_far(self, log_id: str) -> list[Event]:
-        """Return the stored events of a log, without deltas where it is in a database."""
-        if self.owner is None:
-            run = self.get(log_id)
-            return [] if run is None else list(run.log.events)
-        stored = await self.owner.store.read_log(log_id) or StoredLog()
-        return [row.event for row in stored.rows if row.event is not None]
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""

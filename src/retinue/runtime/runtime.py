@@ -29,6 +29,7 @@ from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
 from .fork import fork_run, state_at
 from .owner import LEASE
+from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Run
 from .runs import LocalRuns
@@ -364,26 +365,17 @@ class Runtime:
         """Wait until a run has ended or waits for a human, whichever process works on it, and return its result."""
         return await self._runs.result(run_id)
 
-    def events(self, run_id: str, after: int = 0, *, stored: bool = False) -> AsyncIterator[AnyEvent]:
+    def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Iterate over the log of a run after event number `after`: stored events, then new ones.
 
         It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
-        store the run may be another process's, or one that ended long ago. With `stored`, a new event comes only once
-        the store has it, so that it is the same after a crash.
+        store the run may be another process's, or one that ended long ago.
         """
-        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after, stored=stored))
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after))
 
-    async def is_open(self, run_id: str) -> bool:
-        """Return whether a process works on the log of a run, be it on the run or on tasks under it."""
-        return await self._runs.is_open(run_id)
-
-    async def has_event(self, run_id: str, seq: int) -> bool:
-        """Return whether the log of a run has reached an event number."""
-        return await self._runs.has_event(run_id, seq)
-
-    async def events_so_far(self, run_id: str) -> list[AnyEvent]:
-        """Return the events of a log that are stored now. Deltas are left out where the log is in a database."""
-        return cast("list[AnyEvent]", await self._runs.events_so_far(run_id))
+    def log(self, run_id: str) -> StoredEvents:
+        """Return the log of a root run, to read what is stored of it."""
+        return StoredEvents(self._runs, run_id)
 
     async def cancel(
         self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"

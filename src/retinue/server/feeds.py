@@ -48,7 +48,7 @@ class Feed:
     """The last events of a log, for those who follow it here."""
 
     def __init__(self, runtime: Runtime, log_id: str, after: int) -> None:
-        self._runtime, self.log_id = runtime, log_id
+        self._log, self.log_id = runtime.log(log_id), log_id
         self._frames: list[Frame] = []
         self._seqs: list[int] = []
         self._before = after
@@ -68,7 +68,7 @@ class Feed:
     async def _follow(self) -> None:
         while not self.ended and self.problem is None:
             try:
-                async for event in self._runtime.events(self.log_id, self._last, stored=True):
+                async for event in self._log.follow(self._last):
                     self._add(make_frame(event))
                     while self._last - self._taken > RING:
                         self._room.clear()
@@ -125,7 +125,7 @@ class Feed:
 
     async def _read_earlier(self, after: int) -> list[Frame]:
         frames: list[Frame] = []
-        async for event in self._runtime.events(self.log_id, after, stored=True):
+        async for event in self._log.follow(after):
             if event.seq > self._before:
                 break
             frames.append(make_frame(event))

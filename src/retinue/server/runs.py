@@ -212,7 +212,7 @@ async def run_events(call: Call) -> Response:
 
 async def tree_of(service: Service, record: RunRecord) -> SnapshotTree:
     """Return the tree of the log of a run, as far as it is stored."""
-    return SnapshotTree(await service.runtime.events_so_far(record.log_id or record.identity.run_id))
+    return SnapshotTree(await service.runtime.log(record.log_id or record.identity.run_id).so_far())
 
 
 def namespace_of(tree: SnapshotTree, record: RunRecord, query: SubtreeQuery) -> tuple[str, ...]:

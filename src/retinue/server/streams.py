@@ -96,7 +96,7 @@ async def open_run(
     """Check what a reader wants of a run, and return its events."""
     wanted, after = Filter(query), read_place(query.after, header)
     log_id = record.log_id or record.identity.run_id
-    if after and not await service.runtime.has_event(log_id, after):
+    if after and not await service.runtime.log(log_id).has_event(after):
         raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {after}")
     return _run_batches(service, log_id, after, wanted)
 
@@ -142,7 +142,7 @@ async def _is_idle(service: Service, log_id: str, after: int) -> bool:
     """Return whether a run has ended or waits, and no event comes after a number."""
     record = await service.runtime.store.load_run(log_id)
     is_idle = record is not None and record.result is not None
-    return is_idle and not await service.runtime.has_event(log_id, after + 1)
+    return is_idle and not await service.runtime.log(log_id).has_event(after + 1)
 
 
 # --- threads
@@ -264,7 +264,7 @@ class _ThreadReader:
             after = self._after if run_id == self._first_run else 0
             if place >= start:
                 return self._open(run_id, after)
-            if await runtime.is_open(run_id):
+            if await runtime.log(run_id).is_open():
                 self._tails.append(self._open(run_id, 0))
         return None
 

@@ -112,7 +112,7 @@ async def thread_questions(call: Call) -> Any:
     await call.service.check_thread(call.user, thread_id)
     found: list[dict[str, Any]] = []
     for record in reversed(await call.runtime.store.list_runs(thread_id)):
-        if not record.has_ended or await call.runtime.is_open(record.identity.run_id):
+        if not record.has_ended or await call.runtime.log(record.identity.run_id).is_open():
             found += (await tree_of(call.service, record)).questions()
     return page_json(found, None)
 

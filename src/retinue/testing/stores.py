@@ -120,6 +120,31 @@ class StoreSuite(Suite[S]):
             assert _ids(await store.list_runs("t1", user_id="u1", status="completed", limit=5)) == ["r1"]
             assert await store.list_runs("t1", user_id="u1", status="failed") == []
 
+    async def check_runs_are_listed_in_pages(self) -> None:
+        async with self._one() as store:
+            for number in range(5):
+                await store.save_run(stored_run(f"r{number}", float(number), user_id=None if number == 2 else "u1"))
+            assert _ids(await store.list_runs(before=(3.0, "r3"), limit=2)) == ["r2", "r1"]
+            assert _ids(await store.list_runs(user_id="u1", before=(3.0, "r3"))) == ["r1", "r0"]
+            assert _ids(await store.list_runs(user_id="u1", unowned=True, before=(3.0, "r3"))) == ["r2", "r1", "r0"]
+
+    async def check_threads_are_created_listed_and_deleted(self) -> None:
+        async with self._two() as (store, other):
+            assert await store.create_thread(stored_thread("made", "one"))
+            assert not await store.create_thread(stored_thread("made", "two", user_id="u2"))
+            assert await other.load_thread("made") == stored_thread("made", "one")
+            await store.save_thread(stored_thread("of a child", "x"))  # it carries no root run: it is not listed
+            listed = await other.list_threads("u1")
+            assert [(thread.thread_id, thread.user_id) for thread in listed] == [("made", "u1")]
+            assert await other.list_threads("u2") == []
+            place = (listed[0].used_at, "made")
+            assert await other.list_threads("u1", before=place) == []
+            assert await other.user_of_thread("made") == ("u1",)
+            assert await other.user_of_thread("nope") is None
+            assert await store.delete_thread("made")
+            assert not await store.delete_thread("made")
+            assert await other.load_thread("made") is None
+
     async def check_writers_side_by_side_lose_nothing(self) -> None:
         async with self._two() as (store, other):
             records = [stored_thread(f"t{number}", str(number)) for number in range(100)]

@@ -1,0 +1,49 @@
+"""What is stored of a log, for those who show it to others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
+
+from ..core.events import AnyEvent
+from ..core.stores import StoredLog
+
+if TYPE_CHECKING:
+    from .runs import LocalRuns
+
+
+class StoredEvents:
+    """The events of a log that the store has. What was read here is the same after a crash.
+
+    Without a store, the events in memory count as stored.
+    """
+
+    def __init__(self, runs: LocalRuns, log_id: str) -> None:
+        self._runs, self.log_id = runs, log_id
+
+    def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
+        """Yield the events after a number, each once it is stored, until the run and every task under it have ended."""
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(self.log_id, after, stored=True))
+
+    async def so_far(self) -> list[AnyEvent]:
+        """Return the events that are stored now. Deltas are left out where the log is in a database."""
+        if self._runs.owner is None:
+            run = self._runs.get(self.log_id)
+            return [] if run is None else cast("list[AnyEvent]", list(run.log.events))
+        stored = await self._runs.owner.store.read_log(self.log_id) or StoredLog()
+        return cast("list[AnyEvent]", [row.event for row in stored.rows if row.event is not None])
+
+    async def has_event(self, seq: int) -> bool:
+        """Return whether the log has an event of this number, or a later one."""
+        if self._runs.owner is None:
+            run = self._runs.get(self.log_id)
+            return run is not None and run.log.tree.seq >= seq
+        found = await self._runs.owner.store.read_events(self.log_id, seq - 1, 1)
+        return found is not None and bool(found[0])
+
+    async def is_open(self) -> bool:
+        """Return whether a process works on the log: on its root run, or on tasks under it."""
+        if self._runs.owner is not None:
+            return await self._runs.owner.store.owner_of(self.log_id) is not None
+        run = self._runs.get(self.log_id)
+        return run is not None and not run.log.closed
