@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models] [--stores]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models] [--stores] [--pauses]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
     parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
+    parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile files and patterns cause")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -184,6 +185,10 @@ def main() -> int:
 
         stores.show(options.rounds)
         return 0
+    if options.pauses:
+        from benchmarks import pauses  # it makes 200,000 files
+
+        return 0 if pauses.main(rounds=options.rounds) else 1
     if options.harness:
         harness.show(options.rounds)
         return 0

@@ -226,7 +226,6 @@ async def test_a_cancelled_call_stops_within_a_line(
 async def test_a_sparse_file_is_read_up_to_a_limit(call: Call, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_module, "READ_BYTES", 2_000_000)
     monkeypatch.setattr(tools_module, "READ_BYTES", 2_000_000)
-    monkeypatch.setattr(text_module.read_lines, "__defaults__", (lambda: None, 2_000_000, text_module.LINE_BYTES))
     with (root / "a.txt").open("wb") as file:
         file.write(b"first\n" * 2000)
         file.truncate(1 << 42)

@@ -17,7 +17,7 @@ KeptBack = Callable[[tuple[str, ...]], bool]
 """Returns True for a folder, by the names that lead to it, that must not be entered."""
 
 
-class FileEntry(Struct, frozen=True):
+class FileEntry(Struct, frozen=True, gc=False):
     """One file or folder below the root."""
 
     path: str

@@ -122,10 +122,9 @@ class Catalog:
                     _log.warning("%s", problem)
 
     async def refresh_without_blocking(self) -> None:
-        """Refresh, in a thread if it may take long."""
-        if self._parent.files.is_local and all(folder.is_small for folder in self._folders):
-            self.refresh()
-        else:
+        """Refresh in a thread, as files may be many and large; not where there are none."""
+        is_quick = self._is_fresh and self._parent.files.is_local
+        if not is_quick or not all(folder.is_still_missing() for folder in self._folders):
             await in_thread(self.refresh, {})
 
     async def load_entries(self) -> dict[str, Entry]:

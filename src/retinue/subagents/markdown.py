@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from heapq import nsmallest
 from typing import Any
 from unicodedata import normalize
 
@@ -227,8 +228,8 @@ def _claude_model(front: FrontMatter) -> str | None:
 
 MANY, PATIENCE = 200, 1.0
 """More files than `MANY` are checked one by one only every `PATIENCE` seconds. Added or removed ones are noticed at once."""
-SMALL = 16
-"""The number of files that are checked on the event loop."""
+MOST_FILES = 1000
+"""The number of declarations that are read: all of them go to a model."""
 DEEPEST = 4
 """The levels of folders that are searched."""
 
@@ -246,10 +247,12 @@ class DeclarationFolder:
         self._files: dict[str, Loaded] = {}
         self.problems: tuple[Problem, ...] = ()
 
-    @property
-    def is_small(self) -> bool:
-        """True if checking it again takes microseconds."""
-        return self._stamps is not None and len(self._stamps) <= SMALL
+    def is_still_missing(self) -> bool:
+        """Return whether there was no such folder and is none now; microseconds, where anything else may take long."""
+        try:
+            return self._stamps == {} and self._folder_stamp is None is self._filesystem.folder_stamp(self._folder)
+        except FilesystemError:
+            return False
 
     @property
     def declarations(self) -> list[SubagentDeclaration]:
@@ -274,9 +277,16 @@ class DeclarationFolder:
             return False
         before = self._stamps or {}
         is_kept = {name: name in self._files and before.get(name) == stamp for name, stamp in stamps.items()}
-        self._files = {name: self._files[name] if is_kept[name] else self._read(name) for name in sorted(stamps)}
+        names = nsmallest(MOST_FILES, stamps)
+        self._files = {name: self._files[name] if is_kept[name] else self._read(name) for name in names}
         self._stamps = stamps
-        self.problems = tuple([problem for loaded in self._files.values() for problem in loaded.problems])
+        problems = [problem for loaded in self._files.values() for problem in loaded.problems]
+        if len(stamps) > MOST_FILES:
+            too_many = (
+                f"it has {len(stamps):,} declarations: those after {names[-1]!r}, the {MOST_FILES:,}th, are ignored"
+            )
+            problems.append(Problem(self._folder, too_many))
+        self.problems = tuple(problems)
         return True
 
     def _find_stamps(self, below: str, depth: int) -> dict[str, Stamp]:

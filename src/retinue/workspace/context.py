@@ -56,15 +56,14 @@ class WorkspaceContext(Plugin):
         return StateCommand().schedule(AddSystemText(self.text)) if self.text else None
 
     async def _refresh_beside(self) -> None:
-        """Refresh, in a thread if it may take long."""
-        if self._filesystem.is_local and len(self._paths) <= LOOP_FILES and self._stamps is not None:
-            self.refresh()
-        else:
+        """Refresh, in a thread unless nothing has changed."""
+        is_quick = self._filesystem.is_local and len(self._paths) <= LOOP_FILES and self._stamps is not None
+        if not is_quick or self._find_stamps() != self._stamps:
             await in_thread(self.refresh, {})
 
     def refresh(self) -> None:
         """Read the files if one has changed. Blocking."""
-        stamps = tuple([self._stamp(path) for path in self._paths])
+        stamps = self._find_stamps()
         if stamps == self._stamps:
             return
         problems: list[str] = []
@@ -89,6 +88,9 @@ class WorkspaceContext(Plugin):
                 shown.append(f'<file path="{path}">\n{text}\n</file>')
         self.text = "\n\n".join(["What the workspace says about itself:", *shown]) if shown else ""
         self.problems, self._stamps = tuple(problems), stamps
+
+    def _find_stamps(self) -> tuple[Stamp | None, ...]:
+        return tuple([self._stamp(path) for path in self._paths])
 
     def _stamp(self, path: str) -> Stamp | None:
         try:

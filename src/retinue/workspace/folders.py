@@ -12,7 +12,7 @@ import random
 import stat
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -25,6 +25,9 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # Without blocking, opening a pipe returns at once and can be refused.
 _LEAF = _NO_FOLLOW | _CLOSED_ON_EXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LINK_TAGS = (0xA000000C, 0xA0000003)  # Windows: symbolic link, junction
+
+MOST_SCANNED = 500_000
+"""The number of entries of a folder that can be listed."""
 
 CAN_ANCHOR = (
     {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
@@ -75,15 +78,15 @@ class Folder:
     def rmdir(self, name: str) -> None:
         os.rmdir(self._at(name), dir_fd=self._fd)
 
-    def scan(self, suffix: str = "") -> list[tuple[str, os.stat_result]]:
-        """Return the names that end with the suffix, and their status."""
-        found: list[tuple[str, os.stat_result]] = []
+    def scan(self, suffix: str = "") -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the names that end with the suffix, and their status. OverflowError if there are too many."""
         with os.scandir(self._own()) as entries:
-            for entry in entries:
+            for count, entry in enumerate(entries):
+                if count >= MOST_SCANNED:
+                    raise OverflowError
                 if entry.name.endswith(suffix):
                     with suppress(OSError):  # it was deleted after the folder was read
-                        found.append((entry.name, entry.stat(follow_symlinks=False)))
-        return found
+                        yield entry.name, entry.stat(follow_symlinks=False)
 
     def sync(self) -> None:
         if self._fd is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from secrets import token_hex
@@ -14,13 +14,15 @@ from typing import BinaryIO, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
 from ..core.filesystem import Command, FileEntry, KeptBack, Stamp
-from .folders import CAN_ANCHOR, LINK, Folder, ResolvedFolder, is_link, locked, refusal_of
+from .folders import CAN_ANCHOR, LINK, MOST_SCANNED, Folder, ResolvedFolder, is_link, locked, refusal_of
 from .paths import TEMPORARY, join_path, name_problem, split_path
 from .tree import sort_entries, walk_files
 
 T = TypeVar("T")
 
 READ_LIMIT = 10_000_000
+LARGEST = 256 * 2**20
+"""The most bytes of a file that is changed."""
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM")
 """The environment a command sees: keys and tokens of this process are not its business."""
 
@@ -119,17 +121,19 @@ class LocalFilesystem:
                 # The stamp belongs to the data read or written, not to a later write without the lock.
                 try:
                     with _stream(folder, name, path) as stream:
-                        stamp, before = _stamp(os.fstat(stream.fileno())), stream.read()
+                        stamp, before = _stamp(os.fstat(stream.fileno())), stream.read(LARGEST + 1)
                 except FileMissing:
                     stamp = before = None
+                if before is not None and len(before) > LARGEST:
+                    raise PathError(path, f"it has more than {LARGEST:,} bytes, which is the limit for a change")
                 after = change(before)
                 return stamp if after is None else self._replace(folder, name, path, after)
 
     def list(self, path: str = "") -> list[FileEntry]:
         names = split_path(path)
         with self._folder(names) as folder:
-            found = _call(folder.scan, path)
-        entries = [entry for name, status in found if (entry := _entry((*names, name), status)) is not None]
+            found = _scan(folder, path, "")
+            entries = [entry for name, status in found if (entry := _entry((*names, name), status)) is not None]
         return sort_entries(entries, lambda entry: entry.path)
 
     def walk(self, path: str = "") -> list[FileEntry]:
@@ -152,10 +156,10 @@ class LocalFilesystem:
     def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
         try:
             with self._folder(split_path(path)) as folder:
-                found = _call(lambda: folder.scan(suffix), path)
+                found = _scan(folder, path, suffix)
+                return {name: _stamp(status) for name, status in found if not stat.S_ISDIR(status.st_mode)}
         except FileMissing:
             return {}
-        return {name: _stamp(status) for name, status in found if not stat.S_ISDIR(status.st_mode)}
 
     def folder_stamp(self, path: str = "") -> Stamp | None:
         try:
@@ -316,6 +320,15 @@ def _entry(names: tuple[str, ...], status: os.stat_result) -> FileEntry | None:
     if stat.S_ISDIR(status.st_mode):
         return FileEntry(join_path(names), True)
     return FileEntry(join_path(names), False, status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+
+def _scan(folder: Folder, path: str, suffix: str) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        yield from folder.scan(suffix)
+    except OSError as error:
+        raise refusal_of(error, path) from error
+    except OverflowError:
+        raise PathError(path, f"it has more than {MOST_SCANNED:,} entries, which is the limit for a listing") from None
 
 
 def _stamp(status: os.stat_result) -> Stamp:

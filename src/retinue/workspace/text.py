@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from io import SEEK_CUR, BytesIO
 from typing import BinaryIO, NamedTuple
 
 LINE_BYTES = 10_000
@@ -15,6 +17,11 @@ READ_BYTES = 1_000_000_000
 """The part of a file, from its beginning, that can be read."""
 _COUNTED_BYTES = 100_000_000
 _CHUNK = 1 << 20
+_PIECE = 1 << 18
+MOST_EDITED = 32_000_000
+"""The size of a file after an edit."""
+MOST_LINES = 20
+"""The number of occurrences whose lines are named."""
 
 
 class Line(NamedTuple):
@@ -58,9 +65,9 @@ def read_lines(
 
     `check` is called for each megabyte, and may raise.
     """
-    if stream.read(3) != codecs.BOM_UTF8:
+    if stream.tell() == 0 and stream.read(3) != codecs.BOM_UTF8:
         stream.seek(0)
-    left = checked = most
+    left = checked = most - stream.tell()
     while left > 0 and (raw := stream.readline(min(width + 1, left))):
         left -= len(raw)
         cut = 0
@@ -87,10 +94,8 @@ def _skip_line(stream: BinaryIO, most: int, check: Callable[[], None]) -> tuple[
 
 def read_window(stream: BinaryIO, offset: int, limit: int, check: Callable[[], None] = lambda: None) -> Window:
     """Read `limit` lines after the first `offset`, fewer where they are long."""
-    lines = read_lines(stream, check)
-    position = 0
-    for _ in zip(range(offset), lines, strict=False):
-        position += 1
+    position = _skip_lines(stream, offset, check)
+    lines = read_lines(stream, check, READ_BYTES)
     shown: list[str] = []
     chars, lossy = 0, False
     for _, line in zip(range(limit), lines, strict=False):
@@ -107,6 +112,24 @@ def read_window(stream: BinaryIO, offset: int, limit: int, check: Callable[[], N
     return Window(shown, position, position + rest, counted, lossy)
 
 
+def _skip_lines(stream: BinaryIO, most: int, check: Callable[[], None]) -> int:
+    """Go to the line after so many; return the number of lines that were passed, which may be fewer."""
+    passed, last = 0, b"\n"
+    while passed < most and (chunk := stream.read(max(0, min(_CHUNK, READ_BYTES - stream.tell())))):
+        check()
+        count = chunk.count(b"\n")
+        if passed + count >= most:
+            stream.seek(_end_of_line(chunk, most - passed) - len(chunk), SEEK_CUR)
+            return most
+        passed, last = passed + count, chunk
+    return passed + (not last.endswith(b"\n"))
+
+
+def _end_of_line(chunk: bytes, number: int) -> int:
+    """Return the position after a line end, by its number."""
+    return bisect_left(range(len(chunk)), number, key=lambda place: chunk.count(b"\n", 0, place))
+
+
 def _count_lines(stream: BinaryIO, check: Callable[[], None]) -> tuple[int, bool]:
     count, read, last = 0, 0, b"\n"
     while chunk := stream.read(_CHUNK):
@@ -118,38 +141,67 @@ def _count_lines(stream: BinaryIO, check: Callable[[], None]) -> tuple[int, bool
 
 
 class Edit(NamedTuple):
-    """The lines of the old text, and the file with it replaced."""
+    """The number of occurrences of the old text, the lines of the first ones, and the file with all replaced."""
 
+    occurrences: int
     lines: list[int]
     data: bytes
 
 
 def replace_text(data: bytes, old: bytes, new: bytes) -> Edit:
-    """Replace every occurrence. A line end in `old` matches either kind; those of `new` become like the file's."""
+    """Replace every occurrence. A line end in `old` matches either kind; those of `new` become like the file's.
+
+    ValueError if the result is too large. Everything goes in pieces, so that none holds the interpreter lock for long.
+    """
     ending = b"\r\n" if b"\r\n" in data[: data.find(b"\n") + 1] else b"\n"
-    replacement = ending.join(_lines(new))
-    pattern = re.compile(rb"\r?\n".join(re.escape(line) for line in _lines(old)))
-    starts = [match.start() for match in pattern.finditer(data)]
-    return Edit(_line_numbers(data, starts), pattern.sub(lambda _: replacement, data))
+    flat, old = data, old.replace(b"\r\n", b"\n")
+    endings: Iterator[re.Match[bytes]] | None = None
+    if b"\n" in old and b"\r\n" in data:
+        flat, endings = data.replace(b"\r\n", b"\n"), re.finditer(rb"\r?\n", data)
+    new = new.replace(b"\r\n", b"\n").replace(b"\n", ending)
+    made, lines, count, line = bytearray(), list[int](), 0, 1
+    height = old.count(b"\n")
+    for piece in _around(flat, old):
+        if piece is None:
+            made += new
+            if len(made) > MOST_EDITED:
+                raise ValueError(f"the file would have more than {MOST_EDITED:,} bytes")
+            if count < MOST_LINES:
+                lines.append(line)
+            count, line = count + 1, line + height
+            if endings is not None:
+                for _ in zip(range(height), endings, strict=False):
+                    continue
+        else:
+            made += piece if endings is None else _with_endings(piece, endings)
+            if count < MOST_LINES:
+                line += piece.count(b"\n")
+    return Edit(count, lines, bytes(made))
+
+
+def _around(data: bytes, old: bytes) -> Iterator[bytes | None]:
+    """Yield what is before, between and after the occurrences of `old`, and None for each of these."""
+    start = 0
+    while start < len(data):
+        end = min(start + _PIECE, len(data))
+        window = data[start : end + len(old) - 1]  # whatever begins before `end` is in it
+        *before, rest = window.split(old)
+        for piece in before:
+            yield piece
+            yield None
+        after = max(end, start + len(window) - len(rest))
+        yield rest[: len(rest) - (start + len(window) - after)]
+        start = after
+
+
+def _with_endings(piece: bytes, endings: Iterator[re.Match[bytes]]) -> bytes:
+    first, *others = piece.split(b"\n")
+    return first + b"".join([next(endings)[0] + line for line in others])
 
 
 def nearly_at(data: bytes, old: bytes) -> int | None:
     """Return the line that matches the first one of `old`, white space apart."""
-    wanted = next((line.split() for line in _lines(old) if line.strip()), None)
+    wanted = next((line.split() for line in BytesIO(old) if line.strip()), None)
     if wanted is None:
         return None
-    return next((number for number, line in enumerate(data.split(b"\n"), 1) if line.split() == wanted), None)
-
-
-def _lines(text: bytes) -> list[bytes]:
-    return text.replace(b"\r\n", b"\n").split(b"\n")
-
-
-def _line_numbers(data: bytes, positions: list[int]) -> list[int]:
-    numbers: list[int] = []
-    line, before = 1, 0
-    for position in positions:
-        line += data.count(b"\n", before, position)
-        before = position
-        numbers.append(line)
-    return numbers
+    return next((number for number, line in enumerate(BytesIO(data), 1) if line.split() == wanted), None)

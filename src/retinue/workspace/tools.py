@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -25,10 +26,10 @@ from ..core.errors import (
 from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
-from .grep import LinePattern, grep
+from .grep import SECONDS, LinePattern, grep
 from .paths import join_path, normal_path, split_path
 from .text import READ_BYTES, Edit, Window, is_binary, nearly_at, read_window, replace_text
-from .tree import GlobPattern, shown, walk_files
+from .tree import GlobPattern, Places, shown, walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""
@@ -120,17 +121,20 @@ class _FileTools:
         if not old:
             raise InvalidArguments("old must not be empty; use write_file to make a file or to replace all of it")
         old_data, new_data = _encoded("old", old), _encoded("new", new)
-        edit = Edit([], b"")
+        edit = Edit(0, [], b"")
 
         def change(data: bytes) -> bytes:
             nonlocal edit
-            edit = replace_text(data, old_data, new_data)
+            try:
+                edit = replace_text(data, old_data, new_data)
+            except ValueError as error:
+                raise InvalidArguments(f"{normal_path(path)}: {error}") from None
             _check_edit(edit, normal_path(path), data, old_data, replace_all)
             return edit.data
 
         with self._refusing(path):
             self._change(path, change)
-        return f"replaced {_count(len(edit.lines), 'occurrence')} in {normal_path(path)}, at {_lines(edit.lines)}"
+        return f"replaced {_count(edit.occurrences, 'occurrence')} in {normal_path(path)}, at {_lines(edit)}"
 
     def _change(self, path: str, change: Callable[[bytes], bytes]) -> None:
         """Change a file. A local one needs the lock of this process, a shared one the atomic update of its store."""
@@ -176,7 +180,13 @@ class _FileTools:
         with self._refusing(path):
             glob = GlobPattern(pattern)
             found: list[str] = []
-            for entry in walk_files(self._listing(cancellation), normal_path(path), glob.start, glob.step):
+            listing, check = self._listing(cancellation), cancellation.raise_if_set
+
+            def step(places: Places, entry: FileEntry) -> Places | None:
+                check()
+                return glob.step(places, entry)
+
+            for entry in walk_files(listing, normal_path(path), glob.start, step):
                 found.append(entry.path)
                 if len(found) > MOST_ENTRIES:
                     break
@@ -215,10 +225,13 @@ class _FileTools:
             return iter([FileEntry(normal_path(path), False)])
 
     def _listing(self, cancellation: CancellationToken) -> Callable[[str], list[FileEntry]]:
-        """Return a function that lists folders until the call is cancelled, without `NOT_SEARCHED`."""
+        """Return a function that lists folders until the call is cancelled or too long, without `NOT_SEARCHED`."""
+        end = time.monotonic() + SECONDS
 
         def listing(path: str) -> list[FileEntry]:
             cancellation.raise_if_set()
+            if time.monotonic() > end:
+                raise ExecutionFailed(f"the search was stopped after {SECONDS:g} s: search in a smaller folder")
             entries = self._filesystem.list(path)
             return [entry for entry in entries if not entry.is_dir or entry.path.rpartition("/")[2] not in NOT_SEARCHED]
 
@@ -278,11 +291,11 @@ def _render(window: Window, path: str, offset: int) -> str:
 
 def _check_edit(edit: Edit, path: str, data: bytes, old: bytes, replace_all: bool) -> None:
     """Refuse an edit that matches nothing, matches too much or changes nothing."""
-    if not edit.lines:
+    if not edit.occurrences:
         raise ExecutionFailed(_not_found(path, data, old))
-    if len(edit.lines) > 1 and not replace_all:
+    if edit.occurrences > 1 and not replace_all:
         raise ExecutionFailed(
-            f"{path}: the old text occurs {len(edit.lines)} times, at {_lines(edit.lines)}; "
+            f"{path}: the old text occurs {edit.occurrences} times, at {_lines(edit)}; "
             "add lines around it to say which one, or set replace_all"
         )
     if edit.data == data:
@@ -312,9 +325,9 @@ def _encoded(name: str, text: str) -> bytes:
         raise InvalidArguments(f"{name} has a character that is not text, at position {error.start}") from error
 
 
-def _lines(numbers: list[int]) -> str:
-    listed = ", ".join(str(number) for number in numbers[:20])
-    return f"line{'s' * (len(numbers) > 1)} {listed}{', …' * (len(numbers) > 20)}"
+def _lines(edit: Edit) -> str:
+    listed = ", ".join(map(str, edit.lines))
+    return f"line{'s' * (edit.occurrences > 1)} {listed}{', …' * (edit.occurrences > len(edit.lines))}"
 
 
 def _count(number: int, noun: str) -> str:
