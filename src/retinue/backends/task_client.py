@@ -59,11 +59,11 @@ class HttpTaskClient:
             raise self._refused(status, data, "did not take the task")
 
     async def state(self, task_id: str) -> RemoteTask:
-        return await self._task(task_path(task_id))
+        return await self._task(task_id, task_path(task_id))
 
     async def wait(self, task_id: str, seconds: float) -> RemoteTask:
         path = f"{task_path(task_id, 'wait')}?timeout_seconds={max(int(seconds), 1)}"
-        return await self._task(path, seconds + 60)
+        return await self._task(task_id, path, seconds + 60)
 
     async def cancel(self, task_id: str) -> None:
         status, data = await self._ask("POST", task_path(task_id, "cancel"), b"")
@@ -91,10 +91,12 @@ class HttpTaskClient:
             async with self._session().get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
                 if response.status in _TRANSIENT:
                     raise ConnectionError(f"{self._url} answered {response.status}")
-                if response.status in _NOT_OFFERED or response.content_type != "text/event-stream":
+                if response.status in _NOT_OFFERED:
                     raise EventsNotOffered
                 if response.status >= 300:
                     raise self._refused(response.status, b"", "did not send the events of the task")
+                if response.content_type != "text/event-stream":
+                    raise ConnectionError(f"{self._url} answered {response.content_type}")
                 async for data in response.content.iter_any():
                     if found := decoder.feed(data):
                         yield [decode_event(self._without_secrets(one)) for one in found]
@@ -109,18 +111,21 @@ class HttpTaskClient:
         if session is not None:
             await session.close()
 
-    async def _task(self, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
+    async def _task(self, task_id: str, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
         status, data = await self._ask("GET", path, None, seconds)
         if status == 404:
             return RemoteTask("error", None, "the server does not know the task any more")
         if status >= 400:
             raise self._refused(status, data, "did not say how the task stands")
         try:
-            return decode_task(self._without_secrets(data))
+            task = decode_task(self._without_secrets(data))
         except ValueError as exc:
             raise ExecutionBackendError(
                 self._name, f"{self._url} did not answer as a task server ({self._words(str(exc))}): check the url"
             ) from None
+        if task.task_id not in ("", task_id):  # something between here and the server mixes up its answers
+            raise ConnectionError(f"{self._url} answered about another task")
+        return task
 
     def _without_secrets(self, data: bytes) -> bytes:
         return redact(data.decode(errors="replace"), self._secrets).encode() if self._secrets else data

@@ -221,6 +221,10 @@ class EventStore(Protocol):
         """Return the next events of a log, and True if the log ends with them; None if there is no such log."""
         ...
 
+    async def last_event(self, log_id: str) -> int:
+        """Return the number of the last event of a log; 0 if it has none."""
+        ...
+
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         """Watch a log, by its id, or all inboxes (`WISHES`). A reply counts as a change of its log."""
         ...

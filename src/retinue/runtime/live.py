@@ -194,6 +194,8 @@ class LiveRun:
             if not self.is_done:
                 owner.add(self.run_id, self)
         except RetinueError as exc:
+            self.begun.set_exception(exc)
+            self.begun.exception()  # nobody need be waiting
             if self.writer is not None:
                 self.writer.stop(exc)
 
@@ -207,8 +209,8 @@ class LiveRun:
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
+        self.record.result = None
         if self.writer is not None:
-            self.record.result = None
             await self.writer.settle(runs=(self.record,), replies=replies)
         try:
             x = await self._open()
@@ -397,7 +399,7 @@ class LiveRun:
         self.log.ended = False
         self.first = self.log.tree.seq
         start_leg(self.log, state, tuple(answers))
-        self.is_done = False
+        self.is_done, self.record.result = False, None
         self.proceed(replies)
         return True
 

@@ -41,6 +41,13 @@ class StoredEvents:
         found = await self._runs.owner.store.read_events(self.log_id, seq - 1, 1)
         return found is not None and bool(found[0])
 
+    async def last(self) -> int:
+        """Return the number of the last event that is stored; 0 if there is none."""
+        if self._runs.owner is None:
+            run = self._runs.get(self.log_id)
+            return 0 if run is None else run.log.tree.seq
+        return await self._runs.owner.store.last_event(self.log_id)
+
     async def is_open(self) -> bool:
         """Return whether a process works on the log: on its root run, or on tasks under it."""
         if self._runs.owner is not None:

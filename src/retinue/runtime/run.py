@@ -133,13 +133,15 @@ class Run(RunHandle[Out]):
             await asyncio.wait({self._end, self._accepted}, return_when=asyncio.FIRST_COMPLETED)
             if not self._accepted.done():
                 self._end.result()
-        elif (live := self._home.get(self.run_id)) is not None and live.writer is not None:
+        elif (live := self._home.get(self.run_id)) is not None:
+            if live.writer is None:
+                await self._home.store.save_run(live.record)
+                return
             if live.is_adopted or live.first > 0:
                 await live.writer.flush()
                 return
             await asyncio.wait({live.begun, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            if not live.begun.done():
-                self._end.result()
+            (live.begun if live.begun.done() else self._end).result()
         elif self._end.done() and not isinstance(self._end.exception(), OwnershipLost):
             self._end.result()
 

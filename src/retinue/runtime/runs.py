@@ -79,8 +79,10 @@ class LocalRuns:
     # --- starting
 
     def start(self, request: RunRequest, sinks: Sequence[Sink], when_busy: WhenBusy, *, new_thread: bool) -> Run:
-        """Start a run. A mistake in the request raises here."""
+        """Start a run, or return the one that has this id. A mistake in the request raises here."""
         identity = request.identity
+        if (known := self.get(identity.run_id)) is not None:
+            return self.handle(known)
         line = () if new_thread else self._line(identity.thread_id)
         if line and (when_busy == "reject" or not all(run.is_of_this_loop() for run in line)):
             raise ThreadBusy(identity.thread_id, line[0].run_id)

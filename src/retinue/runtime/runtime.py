@@ -54,6 +54,8 @@ class RunOptions(TypedDict, total=False):
     """Used by the agent in place of its own, and by sub-agents that have none."""
     sinks: Iterable[Sink]
     """Called with every event of the run."""
+    run_id: str | None
+    """An id of the caller's, who may ask twice: if this process has that run, its handle is returned."""
     when_busy: WhenBusy
     """If another run has the thread, this one is refused ("reject"), waits ("enqueue"), or ends it ("interrupt")."""
 
@@ -271,6 +273,7 @@ class Runtime:
         limits: Limits | None = None,
         model: str | Model | None = None,
         sinks: Iterable[Sink] = (),
+        run_id: str | None = None,
         when_busy: WhenBusy = "reject",
         **unknown: object,
     ) -> Run[Out]:
@@ -287,7 +290,7 @@ class Runtime:
         spec = self._registry.find(agent)
         made = unique()
         identity = RunIdentity(
-            run_id=f"run_{made}", thread_id=thread_id or f"thread_{made}", agent=spec.name, user_id=user_id
+            run_id=run_id or f"run_{made}", thread_id=thread_id or f"thread_{made}", agent=spec.name, user_id=user_id
         )
         request = RunRequest(
             agent=spec,
@@ -315,8 +318,8 @@ class Runtime:
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
         """Answer a suspended run and wait for its end, or for the next time it waits.
 
-        The run may be another process's, or a background child: its id is in its events and in its task's record.
-        DecisionRefused is also raised where a server refuses a decision on a sub-agent there: then the run waits again.
+        The run may be another process's, or a background child: its id is in its events and in its task's record. If the
+        server of a sub-agent refuses a decision, DecisionRefused is raised and the run waits again.
         """
         here = self._runs.resume_here(run_id, decisions)
         result = await (self._runs.answer(run_id, decisions) if here is None else _result_or_cancel(here))

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from ..core.errors import ConfigurationError, StoreError
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
-from . import runs, sockets, threads
+from . import runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
 from .http import ApiError, Call, Endpoint, as_api_error, error_response, json_response, prepare
 from .limits import UserLimits
@@ -43,7 +43,7 @@ def create_app(
     the runtime's database are used. `cors`: the origins of pages that may use it. `rate`: requests a second for each user.
     """
     service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body)
-    endpoints = [*runs.ENDPOINTS, *threads.ENDPOINTS, *ENDPOINTS]
+    endpoints = [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *ENDPOINTS]
     description = describe(endpoints)
 
     async def openapi(request: Request) -> Response:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from ..core.stores import RunRecord
 from ..runtime import Runtime
@@ -14,6 +16,9 @@ from .limits import UserLimits
 from .metrics import Metrics
 
 MAX_BODY = 4_000_000
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -25,15 +30,29 @@ class Service:
         self.closing = asyncio.Event()
         """Set when the server is about to end: streams tell their readers to reconnect."""
 
+        self._jobs: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something to its end, also if the request that began it is over."""
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._forget)
+        return job
+
+    def _forget(self, job: asyncio.Task[Any]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (problem := job.exception()) is not None:
+            _log.warning("what a request had begun failed: %s", problem)
+
     def close(self) -> None:
         self.closing.set()
         self.feeds.wake_all()
 
-    async def run_of(self, user: User, run_id: str) -> RunRecord:
+    async def run_of(self, user: User, run_id: str, what: str = "run") -> RunRecord:
         """Return a run of a user: a root run or a background child."""
         record = await self.runtime.store.load_run(run_id)
         if record is None or not owns(user, record.identity.user_id):
-            raise not_found("run")
+            raise not_found(what)
         return record
 
     async def check_thread(self, user: User, thread_id: str) -> None:

@@ -213,6 +213,9 @@ class SqlStore:
         except UNREADABLE as exc:
             raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
 
+    async def last_event(self, log_id: str) -> int:
+        return await self._value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
+
     async def read_log(self, log_id: str) -> StoredLog | None:
         return await self.database.read(lambda link: read_log(link, log_id, self.place))
 

@@ -1,0 +1,177 @@
+"""The task protocol: sub-agents for parents on other machines.
+
+A task is a root run. Its run id follows from the user and the task id, so a repeated request finds the same run, also on
+another node of the same store and after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+from ..core.errors import StoreError
+from ..core.lifecycle import RunStatus
+from ..core.stores import RunRecord
+from ..wire.resources import ID, Decisions
+from ..wire.task_protocol import RemoteTask, TaskSubmission
+from .auth import User
+from .http import ApiError, Call, Endpoint, json_response
+from .service import Service
+from .streams import EventsQuery, EventStream, open_run
+
+MOST_WAIT = 300.0
+CANCEL_WAIT = 1.0
+"""Seconds that a cancel waits for the end of the run; it goes on after that."""
+_LONGEST_ID = 256
+
+_STATUS = {
+    RunStatus.COMPLETED: "success",
+    RunStatus.FAILED: "error",
+    RunStatus.TIMEOUT: "error",
+    RunStatus.CANCELLED: "cancelled",
+}
+
+
+class TaskWait(Struct, frozen=True):
+    """Seconds to wait until a task has ended or waits for a human."""
+
+    timeout_seconds: float = 30.0
+
+
+def run_id_of(user: User, task_id: str) -> str:
+    """Return the id of the run of a task."""
+    said = f"{len(user.id)}:{user.id}/{task_id}".encode()
+    return f"run_{hashlib.blake2b(said, digest_size=12).hexdigest()}"
+
+
+async def submit(call: Call) -> Response:
+    body: TaskSubmission = call.body
+    if not body.task_id.strip() or len(body.task_id) > _LONGEST_ID:
+        raise ApiError(422, "invalid_body", f"body: task_id has 1 to {_LONGEST_ID} characters")
+    try:
+        session_id = msgspec.convert(body.context.get("session_id"), ID | None)
+    except msgspec.ValidationError as exc:
+        raise ApiError(422, "invalid_body", f"body: context.session_id: {exc}") from None
+    run_id, store = run_id_of(call.user, body.task_id), call.runtime.store
+    if await store.load_run(run_id) is not None:
+        return json_response(await _state(call, body.task_id))
+    if session_id is not None:
+        await call.service.check_new_thread(call.user, session_id)
+    try:
+        run = call.runtime.stream(
+            body.agent_id,
+            body.input,
+            thread_id=session_id or f"thread_{run_id}",
+            user_id=call.user.id,
+            context=body.context,
+            when_busy="enqueue",
+            run_id=run_id,
+        )
+        await run.stored()
+    except StoreError:
+        if await store.load_run(run_id) is None:  # else another node was faster
+            raise
+    return json_response(await _state(call, body.task_id), 201)
+
+
+async def _record(call: Call, task_id: str) -> RunRecord:
+    return await call.service.run_of(call.user, run_id_of(call.user, task_id), "task")
+
+
+async def _state(call: Call, task_id: str) -> RemoteTask:
+    record = await _record(call, task_id)
+    # The number is read last: nothing that led to the state comes after it.
+    return state_of(task_id, record, await call.runtime.log(record.identity.run_id).last())
+
+
+def state_of(task_id: str, record: RunRecord, seq: int) -> RemoteTask:
+    """Return a run as the state of a task."""
+    result, run_id = record.result, record.identity.run_id
+    if result is None:
+        return RemoteTask("pending" if record.queued else "running", task_id=task_id, run_id=run_id, seq=seq)
+    return RemoteTask(
+        _STATUS.get(result.status, "running"),
+        result.response,
+        result.error,
+        task_id,
+        awaiting=result.suspended,
+        usage=result.usage,
+        steps=result.steps,
+        output=result.output,
+        termination=result.termination,
+        run_id=run_id,
+        seq=seq,
+    )
+
+
+async def get_task(call: Call) -> Any:
+    return await _state(call, call.param("task_id"))
+
+
+async def wait_for_task(call: Call) -> Any:
+    query: TaskWait = call.query
+    record = await _record(call, call.param("task_id"))
+    if record.result is None and query.timeout_seconds > 0:
+        try:
+            async with asyncio.timeout(min(query.timeout_seconds, MOST_WAIT)):
+                await call.runtime.result(record.identity.run_id)
+        except TimeoutError:
+            pass
+    return await _state(call, call.param("task_id"))
+
+
+async def cancel_task(call: Call) -> Any:
+    record = await _record(call, call.param("task_id"))
+    if record.result is None or not record.result.status.is_terminal:
+        service: Service = call.service
+        cancelling = service.spawn(call.runtime.cancel(record.identity.run_id))
+        done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT)
+        if done:
+            cancelling.result()
+    return await _state(call, call.param("task_id"))
+
+
+async def task_events(call: Call) -> Response:
+    query: EventsQuery = call.query
+    record = await _record(call, call.param("task_id"))
+    batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
+    return EventStream(call.service, call.user.id, batches)
+
+
+async def resume_task(call: Call) -> Response:
+    body: Decisions = call.body
+    record = await _record(call, call.param("task_id"))
+    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
+    await run.stored()
+    return json_response(await _state(call, call.param("task_id")), 202)
+
+
+_TASK = "/tasks/{task_id}"
+ENDPOINTS = (
+    Endpoint(
+        method="POST", path="/tasks", handle=submit, scope="run", body=TaskSubmission, status=201, returns=RemoteTask,
+        summary="Have an agent work on an input. The same task again changes nothing.",
+    ),
+    Endpoint(method="GET", path=_TASK, handle=get_task, returns=RemoteTask, summary="Return the state of a task."),
+    Endpoint(
+        method="GET", path=f"{_TASK}/wait", handle=wait_for_task, query=TaskWait, returns=RemoteTask,
+        summary="Wait until a task has ended or waits for a human, or until the time is over.",
+    ),
+    Endpoint(
+        method="POST", path=f"{_TASK}/cancel", handle=cancel_task, scope="run", returns=RemoteTask,
+        summary="Stop a task.",
+    ),
+    Endpoint(
+        method="GET", path=f"{_TASK}/events", handle=task_events, query=EventsQuery, media="text/event-stream",
+        summary="Follow the events of a task, from any number.",
+    ),
+    Endpoint(
+        method="POST", path=f"{_TASK}/resume", handle=resume_task, scope="answer", body=Decisions, status=202,
+        returns=RemoteTask, summary="Answer a task that waits.",
+    ),
+)  # fmt: skip
