@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,8 +21,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="it is a POSIX shell")
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr("retinue.workspace.shell.PATIENCE", 0.2)
+def shell(tmp_path: Path) -> Shell:
     return Shell(LocalFilesystem(tmp_path))
 
 
@@ -102,15 +103,40 @@ async def test_what_a_command_leaves_running_neither_holds_it_nor_outlives_it(
     assert await until(lambda: not is_alive(pid_in(tmp_path / "left")))
 
 
-async def test_something_that_left_the_group_with_the_output_does_not_hold_the_call(
-    shell: Shell, tmp_path: Path
+@pytest.mark.parametrize(
+    "how",
+    [
+        "setsid sh -c '{}' &",
+        "env -i setsid sh -c '{}' >/dev/null 2>&1 &",
+        "(setsid sh -c '({}) & exit' &);",
+        "setsid sh -c 'trap \"\" TERM HUP INT; {}' &",
+    ],
+)
+@pytest.mark.parametrize("ends", ["echo started", "echo started; kill -9 $$", "echo started; sleep 3600"])
+async def test_what_left_the_group_neither_holds_the_call_nor_outlives_it(
+    shell: Shell, tmp_path: Path, how: str, ends: str
 ) -> None:
-    answer = await shell(
-        "setsid sh -c 'echo $$ > away; exec sleep 3600' & until [ -s away ]; do sleep 0.01; done; echo started",
-        timeout_seconds=60,
+    left = how.format("echo $$ > away; sleep 3600")
+    line = f"{left} until [ -s away ]; do sleep 0.01; done; {ends}"
+    if "sleep 3600" in ends:
+        with pytest.raises(ExecutionFailed, match="started"):
+            await shell(line, timeout_seconds=1)
+    else:
+        code = -9 if "kill" in ends else 0
+        assert await shell(line, timeout_seconds=60) == f"exit code: {code}\nstarted\n"
+    assert not is_alive(pid_in(tmp_path / "away"))
+
+
+async def test_nothing_outlives_the_program_that_ran_the_command(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from retinue import LocalFilesystem; from tests.workspace.commands import Shell; "
+        "asyncio.run(Shell(LocalFilesystem(sys.argv[1]))('setsid sh -c \"echo \\$\\$ > away; sleep 3600\" & sleep 3600'))"
     )
-    assert answer == "exit code: 0\nstarted\n"
-    os.kill(pid_in(tmp_path / "away"), 9)
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    assert await until(lambda: (tmp_path / "away").exists() and (tmp_path / "away").read_text() != "")
+    process.kill()
+    process.wait()
+    assert await until(lambda: not is_alive(pid_in(tmp_path / "away")))
 
 
 async def test_huge_output_is_cut_and_counted(shell: Shell) -> None:

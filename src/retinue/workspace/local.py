@@ -20,6 +20,7 @@ from .tree import sort_entries, walk_files
 
 T = TypeVar("T")
 
+SUPERVISOR = os.path.join(os.path.dirname(__file__), "supervisor.py")
 READ_LIMIT = 10_000_000
 LARGEST = 256 * 2**20
 """The most bytes of a file that is changed."""
@@ -82,9 +83,13 @@ class LocalFilesystem:
         """Do nothing: the shell of the system needs no check."""
 
     def command(self, line: str) -> Command:
-        """Return a shell on this machine, in the root folder. It is not confined to that folder."""
+        """Return a shell on this machine, in the root folder. It is not confined to that folder.
+
+        On Linux a supervisor runs it and ends the processes it leaves; elsewhere these are found by their group.
+        """
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        return Command(("/bin/sh", "-c", line), self.root, environment)
+        supervisor = (sys.executable, "-I", "-S", SUPERVISOR) if sys.platform == "linux" and sys.executable else ()
+        return Command((*supervisor, "/bin/sh", "-c", line), self.root, environment)
 
     def make_folder(self, path: str) -> None:
         with self._folder(split_path(path), create=True):

@@ -18,8 +18,8 @@ from ..core.tools import Tool
 
 LONGEST = 600
 """Seconds a command may be given."""
-PATIENCE = 1.0
-"""Seconds to wait for processes to end after a signal."""
+PATIENCE = 5.0
+"""Seconds to wait for processes to end after a signal. A supervisor needs a part of them itself."""
 MOST_OUTPUT = 1_000_000
 """Characters of output that are kept; the rest is counted."""
 LONGEST_SETUP = 30.0

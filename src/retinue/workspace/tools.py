@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from copy import copy
 from difflib import get_close_matches
-from heapq import nsmallest
 from typing import Any
 
 from ..core.context import CancellationToken, ToolContext
@@ -29,7 +28,7 @@ from ..core.tools import Tool
 from .grep import SECONDS, LinePattern, grep
 from .paths import join_path, normal_path, split_path
 from .text import READ_BYTES, Edit, Window, is_binary, nearly_at, read_window, replace_text
-from .tree import GlobPattern, Places, shown, walk_files
+from .tree import GlobPattern, Places, first_entries, shown, walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""
@@ -159,7 +158,7 @@ class _FileTools:
             path: The folder, relative to the workspace. Empty is the workspace itself.
         """
         with self._refusing(path):
-            entries = self._filesystem.list(path)
+            entries = first_entries(self._filesystem.list(path), MOST_ENTRIES + 1)
         if not entries:
             return f"{shown_path(normal_path(path))} is empty"
         return _capped([_entry_line(entry) for entry in entries], "entries", "use glob_files with a narrower pattern")
@@ -262,9 +261,11 @@ def _similar(filesystem: Filesystem, path: str) -> list[str]:
     parents: tuple[str, ...] = ()
     try:
         for name in split_path(path):
-            names = {entry.path.rpartition("/")[2] for entry in filesystem.list(join_path(parents))}
-            if name not in names:
-                lowered = {known.lower(): known for known in nsmallest(MOST_ENTRIES, names)}
+            entries, wanted = filesystem.list(join_path(parents)), join_path((*parents, name))
+            is_there = any(entry.path == wanted for entry in entries)
+            names = [entry.path.rpartition("/")[2] for entry in first_entries(entries, MOST_ENTRIES)]
+            if not is_there:
+                lowered = {known.lower(): known for known in names}
                 return [join_path((*parents, lowered[near])) for near in get_close_matches(name.lower(), lowered)]
             parents = (*parents, name)
     except FilesystemError:

@@ -28,16 +28,20 @@ def walk_files(
     `step` gives each file and folder a state, made from that of the folder it is in; None leaves it out. A folder
     that vanishes or cannot be read on the way is passed over; the first one is read at once and must be there.
     """
-    return _walk(listing, [(entry, state) for entry in _backwards(listing(path))], step)
+    return _walk(listing, [(_backwards(listing(path)), state)], step)
 
 
 def _walk(
     listing: Callable[[str], list[FileEntry]],
-    stack: list[tuple[FileEntry, S]],
+    levels: list[tuple[list[FileEntry], S]],
     step: Callable[[S, FileEntry], S | None],
 ) -> Iterator[FileEntry]:
-    while stack:
-        entry, above = stack.pop()
+    while levels:
+        entries, above = levels[-1]
+        if not entries:
+            levels.pop()
+            continue
+        entry = entries.pop()
         own = step(above, entry)
         if own is None:
             continue
@@ -50,7 +54,7 @@ def _walk(
             raise
         except FilesystemError:
             continue
-        stack += [(inner, own) for inner in _backwards(below)]
+        levels.append((_backwards(below), own))
 
 
 def sort_entries(entries: list[FileEntry], key: Callable[[FileEntry], str], reverse: bool = False) -> list[FileEntry]:
@@ -58,6 +62,14 @@ def sort_entries(entries: list[FileEntry], key: Callable[[FileEntry], str], reve
     starts = range(0, len(entries), _SORTED_AT_ONCE)
     parts = [sorted(entries[start : start + _SORTED_AT_ONCE], key=key, reverse=reverse) for start in starts]
     return parts[0] if len(parts) == 1 else list(merge(*parts, key=key, reverse=reverse))
+
+
+def first_entries(entries: list[FileEntry], most: int) -> list[FileEntry]:
+    """Return the first entries and empty the list: freeing all of it at once would hold the interpreter lock."""
+    first = entries[:most]
+    while entries:
+        del entries[-_SORTED_AT_ONCE:]
+    return first
 
 
 def _backwards(entries: list[FileEntry]) -> list[FileEntry]:
