@@ -345,4 +345,4 @@ def few_tokens(spot: Spot) -> Scene:
 
 
 def few_steps(spot: Spot) -> Scene:
-    return Scene(frugal(spot).agents, options={"limits": Limits(steps=8)})
+    return Scene(frugal(spot).agents, options={"limits": Limits(steps=9)})

@@ -193,7 +193,7 @@ def answering(spot: Spot) -> Scene:
 
 def limited(spot: Spot) -> Scene:
     """A model that never has enough, with a limit on its steps."""
-    used = Usage(requests=1, input_tokens=10)
+    used = Usage(requests=1, input_tokens=1000)
 
     def more(request: Any) -> Any:
         if "limit" in request.messages[-1].text:
@@ -203,7 +203,7 @@ def limited(spot: Spot) -> Scene:
             call("look", {"text": str(turn_of(request))}, id=f"c{turn_of(request)}"),
         ]
 
-    return Scene([Agent("solo", Model(spot, "m", more), "", tools(spot), [Keys()], limits=Limits(tokens=30))])
+    return Scene([Agent("solo", Model(spot, "m", more), "", tools(spot), [Keys()], limits=Limits(tokens=4500))])
 
 
 def slow(spot: Spot) -> Scene:
@@ -217,10 +217,7 @@ def slow(spot: Spot) -> Scene:
         return "rested"
 
     def more(request: Any) -> Any:
-        turn = turn_of(request)
-        if "limit" in request.messages[-1].text:
-            return say("Enough.")
-        return call("rest", {"seconds": 3601}, id=f"c{turn}")
+        return call("rest", {"seconds": 1801 * turn_of(request)}, id=f"c{turn_of(request)}")
 
     return Scene([Agent("solo", Model(spot, "m", more), "", [rest], limits=Limits(seconds=3600))])
 

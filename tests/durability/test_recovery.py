@@ -129,7 +129,8 @@ async def test_what_was_spent_stays_spent(spot: Spot, other: Spot, point: str) -
 async def test_time_that_was_used_stays_used(spot: Spot, other: Spot) -> None:
     played = await died(spot, solo.slow, "m:2")
     same(await undisturbed(other, solo.slow), played)
-    assert played.done == {"m:1": 1, "rest": 1, "m:2": 2}
+    assert played.done == {"m:1": 1, "rest": 2, "m:2": 2}
+    assert played.result.termination == "limit:seconds"
 
 
 async def test_a_runtime_that_does_not_recover_leaves_it(spot: Spot) -> None:

@@ -512,3 +512,25 @@ def test_errors_can_be_copied() -> None:
     error = ModelRateLimited("slow", "a:b", 429, 3.0)
     again = copy.copy(error)
     assert (again.retry_after, str(again)) == (3.0, "a:b: slow")
+
+
+async def test_half_a_chat_answer_is_no_answer() -> None:
+    """A proxy sends [DONE] also where the server behind it broke off."""
+    async with failing(stream([chat_chunk({"content": "half an ans"}), b"data: [DONE]\n\n"])) as (_, error):
+        assert isinstance(error, ModelStreamBroken)
+        assert "ended before it was complete" in str(error)
+
+
+@pytest.mark.parametrize("wire", RENDER)
+async def test_json_that_is_nested_too_deeply(wire: str) -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    pieces = [
+        b'data: {"type": "x", "choices": ' + deep + b"}\n\n",
+        b'data: {"error": ' + deep + b"}\n\n",
+        b"data: " + deep,
+    ]
+    for piece in pieces:
+        async with failing(stream([piece]), wire) as (_, error):
+            assert isinstance(error, ModelResponseInvalid | ModelStreamBroken)
+    async with failing(refuse(400, deep), wire) as (_, error):
+        assert isinstance(error, ModelRequestInvalid)

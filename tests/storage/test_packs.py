@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from retinue import Event, Message, RunStatus
-from retinue.core.codec import to_json_bytes
+from retinue.core.content import to_json_bytes
 from retinue.core.decisions import Decision
 from retinue.core.events import ChildStarted, ReasoningDelta, StepStarted, TextDelta, ToolCallArgsDelta
 from retinue.core.plugins import AddMessage, StopRun, UseSummary

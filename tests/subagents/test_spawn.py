@@ -296,7 +296,7 @@ agent_key: agent:cheap:<3>
 agent_id: cheap
 session_id: sub-<3>
 status: error
-error: the limit on steps was reached
+error: the limit on steps is reached: 1 of 1 used, too little is left for another step
 reply so far:
 still going\
 """,
@@ -340,10 +340,10 @@ async def test_a_child_spends_its_parents_budget_whatever_its_declaration_says(t
     declared = SubagentDeclaration("r", "d", limits=wide, max_steps=1_000)
     agent = harness(tmp_path, spawn("r", "x"), child=lambda _: call("look"), tools=[look], subagents=[declared])
     result = await Runtime([agent]).run("boss", "go", limits=Limits(steps=5))
-    assert told(result) == [
-        "agent_key: agent:r:<1>\nagent_id: r\nsession_id: sub-<1>\nstatus: error\nerror: the limit on steps was reached"
-    ]
-    assert (len(stage(agent).of_parent), len(stage(agent).of_children)) == (2, 5)  # four, and one to answer with
+    error = "error: the limit on steps is reached: 4 of 5 used, and the model asked for more calls"
+    assert told(result) == [f"agent_key: agent:r:<1>\nagent_id: r\nsession_id: sub-<1>\nstatus: error\n{error}"]
+    # One of the five is left to the parent, which answers with it.
+    assert (len(stage(agent).of_parent), len(stage(agent).of_children)) == (2, 3)
 
 
 async def test_the_number_of_children_is_limited(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class LocalBackground:
         child = log.tree.runs.get(run_id)
         if child is None or not child.request.detached:
             raise DecisionRefused(f"run {run_id!r} waits for nothing")
-        answers = match_decisions(log.tree, child, decisions, stored=log.writer is not None)
+        answers = match_decisions(log.tree, child, decisions)
         if not answers:
             return
         answer = self._answer(run_id)

@@ -13,19 +13,20 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, Resolver, RunRequest
-from ..core.codec import to_json_bytes
-from ..core.context import GRACE, TIMED_OUT, CancellationToken
+from ..core.content import to_json_bytes
+from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Sink
 from ..core.messages import Role
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
+from ..loop.budget import child_refusal, refuse_child, time_left
 from ..loop.calls import context_for
 from ..loop.execution import Execution, close_run, start_leg
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
-from ..loop.state import ChildRef, RunState, child_refusal, refuse_child
+from ..loop.state import ChildRef, RunState
 from .setup import Blueprint, begin, result_again, thread_after
 
 LAST_MOMENT = 1.0
@@ -338,7 +339,7 @@ class LocalBackend:
             if x.request.detached:
                 return await self._conduct(x, work, given)
             parent.give_slot_back(x.identity.parent_tool_call_id or "")
-            if host is None or given is not parent.cancellation or x.request.timeout is not None:
+            if host is None or given is not parent.cancellation or _time_left(x) is not None:
                 return await self._conduct(x, work, given)
             # In the task of its call: it lives and is cancelled with it, and costs no task of its own.
             run_id, pass_on = x.run_id, given.pass_on_to(x.cancellation)
@@ -371,7 +372,8 @@ class LocalBackend:
 
         given.on_set(stop)
         try:
-            result = await task if x.request.timeout is None else await _within(x, task)
+            time = _time_left(x)
+            result = await task if time is None else await _within(x, task, *time)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -407,12 +409,21 @@ def seconds_left(timeout: float | None, state: RunState | None) -> float | None:
     return max(timeout - state.worked, LAST_MOMENT)
 
 
-async def _within(x: Execution, task: asyncio.Task[RunResult]) -> RunResult:
-    """Return the result of a child with a timeout. One that does not stop then is ended without it."""
+def _time_left(x: Execution) -> tuple[float, str] | None:
+    """Return the seconds that a child may work, and the reason for which it is stopped then."""
+    timeout = seconds_left(x.request.timeout, x.state)
+    limit = time_left(x.log.tree, x.state, x.now()) if x.is_limited else None
+    if limit is not None and (timeout is None or limit < timeout):
+        return limit, OUT_OF_TIME
+    return None if timeout is None else (timeout, TIMED_OUT)
+
+
+async def _within(x: Execution, task: asyncio.Task[RunResult], seconds: float, reason: str) -> RunResult:
+    """Return the result of a child that has limited time. One that does not stop then is ended without it."""
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds_left(x.request.timeout, x.state))
+        done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
-            x.cancellation.set(TIMED_OUT)
+            x.cancellation.set(reason)
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=GRACE)
     except asyncio.CancelledError:

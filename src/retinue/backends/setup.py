@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import Resolver, RunRequest
-from ..core.codec import to_json_value
+from ..core.content import to_json_value
 from ..core.errors import RecordUnreadable, UnknownKey
 from ..core.events import Namespace
 from ..core.hooks import Registrar

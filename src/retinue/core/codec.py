@@ -15,6 +15,8 @@ from typing import Annotated, Any, Protocol, get_args, get_origin
 
 import msgspec
 
+from .content import to_json_value
+
 
 class Codec(Protocol):
     """Both directions raise ValueError or TypeError with a reason when the value does not fit."""
@@ -37,9 +39,9 @@ class JsonCodec:
     def encode(self, value: Any) -> Any:
         kind = self._kind
         if kind is object:
-            return to_json_value(value)
+            return to_json_value(value, exact=True)
         if type(value) is kind or (kind is float and type(value) is int):
-            return value if kind not in (list, dict) else to_json_value(value)
+            return value if kind is bool else to_json_value(value, exact=True)
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
     def decode(self, value: Any) -> Any:
@@ -57,7 +59,7 @@ class PlainCodec:
         self._schema = msgspec.json.schema(kind, schema_hook=_foreign_schema)
 
     def encode(self, value: Any) -> Any:
-        encoded = to_json_value(value)
+        encoded = to_json_value(value, exact=True)
         self.decode(encoded)  # a value that cannot be read back must not be written
         return encoded
 
@@ -141,23 +143,6 @@ def _is_pydantic(kind: Any) -> bool:
     return any(_is_pydantic(part) for part in get_args(kind))
 
 
-def to_json_value(value: Any) -> Any:
-    """Return a fresh copy of a value as plain JSON values; TypeError names the type that has no JSON form."""
-    return _read(to_json_bytes(value))
-
-
-def to_json_text(value: Any) -> str:
-    """Return compact JSON text; TypeError as above."""
-    return to_json_bytes(value).decode()
-
-
-def _encode_foreign(value: Any) -> Any:
-    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
-    if dump is not None:
-        return dump(mode="json")
-    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
-
-
 def _decode_foreign(kind: type, value: Any) -> Any:
     validate: Callable[[Any], Any] | None = getattr(kind, "model_validate", None)
     if validate is None:
@@ -171,11 +156,6 @@ def _foreign_schema(kind: type) -> dict[str, Any]:
     if schema is None or "$defs" in schema:  # its references would point nowhere inside another schema
         raise TypeError(f"type {kind.__name__} cannot be described inside another")
     return schema
-
-
-to_json_bytes: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_encode_foreign).encode
-"""Return compact JSON text in UTF-8; TypeError names the type that has no JSON form."""
-_read = msgspec.json.decode
 
 
 def default_of(kind: Any) -> Any:

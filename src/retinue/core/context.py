@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from msgspec import Struct
 
-from .codec import isolate
+from .content import clean_text, to_json_value
 from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
 from .runs import ParentContext
@@ -29,6 +29,8 @@ GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
 TIMED_OUT = "timeout"
 """The cancel reason of a run that took too long."""
+OUT_OF_TIME = "limit:seconds"
+"""The cancel reason of a run that has reached its limit on time."""
 
 
 class ProgressStatus(StrEnum):
@@ -63,7 +65,7 @@ class CancellationToken(Struct, eq=False):
         with _TOKENS:
             if self.reason is not None:
                 return
-            self.reason = reason
+            self.reason = clean_text(reason)
             callbacks, self._callbacks = self._callbacks, {}
         for callback in callbacks:
             callback()
@@ -111,7 +113,10 @@ def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
 
 
 class ToolContext:
-    """A read-only view of the run for one call. Reports may be sent from any thread and never block."""
+    """A read-only view of the run for one call. Reports may be sent from any thread and never block.
+
+    A report holds JSON values: one that has no JSON form raises TypeError, one that is too deep or too large ValueError.
+    """
 
     def __init__(
         self,
@@ -189,12 +194,14 @@ class ToolContext:
 
     def report_activity(self, activity_type: str, content: Any) -> None:
         """Show the activity of the call; it replaces the earlier one of its type."""
-        self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=activity_type, content=isolate(content)))
+        kind, shown = clean_text(activity_type), to_json_value(content)
+        self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=kind, content=shown))
 
     def report_activity_delta(self, activity_type: str, patch: Any) -> None:
         """Change the activity of a type with a JSON Patch."""
         operations = cast("list[Any]", patch) if isinstance(patch, list) else [patch]
-        self._emit(ActivityDelta(call_id=self.call_id, activity_type=activity_type, delta=isolate(operations)))
+        kind, delta = clean_text(activity_type), to_json_value(operations)
+        self._emit(ActivityDelta(call_id=self.call_id, activity_type=kind, delta=delta))
 
     def report_progress(
         self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
@@ -214,15 +221,15 @@ class ToolContext:
 
     def stream_output(self, text: str) -> None:
         """Show a piece of the call's output before its result is there."""
-        self._emit(ToolCallStreamDelta(call_id=self.call_id, tool_name=self.tool_name, delta=text))
+        self._emit(ToolCallStreamDelta(call_id=self.call_id, tool_name=self.tool_name, delta=clean_text(text)))
 
     def report_error(self, message: str, code: str | None = None) -> None:
         """Send an `error` event that does not end the run."""
-        self._emit(ErrorRaised(message=message, code=code))
+        self._emit(ErrorRaised(message=clean_text(message), code=None if code is None else clean_text(code)))
 
     def emit(self, data: Any) -> None:
         """Send a `custom` event."""
-        self._emit(Custom(data=isolate(data), call_id=self.call_id))
+        self._emit(Custom(data=to_json_value(data), call_id=self.call_id))
 
 
 class CallSink:

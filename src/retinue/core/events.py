@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from .codec import to_json_value
+from .content import to_json_value
 from .decisions import Decision
 from .lifecycle import RunStatus, ToolCallStatus
 from .messages import Message

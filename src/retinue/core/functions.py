@@ -17,7 +17,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
-from .codec import to_json_value
+from .content import to_json_value
 from .context import ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe

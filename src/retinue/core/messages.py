@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from .content import MAX_BYTES, to_json_value
 from .errors import ConfigurationError
+
+R = TypeVar("R", bound=Struct)
 
 
 class Role(StrEnum):
@@ -140,9 +144,9 @@ def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
 def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ...]:
     """Return the input of a caller as messages."""
     if isinstance(content, str):
-        return (Message(role=Role.USER, parts=(TextPart(content),) if content else ()),)
+        return (_checked(Message(role=Role.USER, parts=(TextPart(content),) if content else ())),)
     if isinstance(content, Message):
-        return (content,)
+        return (_checked(content),)
     given: list[Any] = list(content) if isinstance(cast("Any", content), Sequence | Iterator) else [content]
     for item in given:
         if not isinstance(item, str | Message):
@@ -151,4 +155,25 @@ def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ..
             )
     if not given:
         raise ConfigurationError('the input is empty: give text, such as "Hello", or at least one message')
-    return tuple([Message.user(item) if isinstance(item, str) else item for item in given])
+    return tuple([_checked(Message.user(item) if isinstance(item, str) else item) for item in given])
+
+
+def _checked(message: Message) -> Message:
+    """Return a message that can be stored: with clean text and with JSON values only. Raise ConfigurationError if it cannot."""
+    parts: Any = message.parts
+    if not message.tool_calls and message.name is None and message.id is None and message.tool_call_id is None:
+        if all(type(part) is TextPart and _is_plain(part.text) for part in parts):
+            return message  # the common case
+    try:
+        return checked_record(message)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"the input cannot be used: {exc}") from None
+
+
+def _is_plain(text: Any) -> bool:
+    return type(text) is str and text.isascii() and len(text) <= MAX_BYTES
+
+
+def checked_record(record: R) -> R:
+    """Return a record with clean text and JSON values only; TypeError or ValueError says what does not fit."""
+    return msgspec.convert(to_json_value(record), type(record))

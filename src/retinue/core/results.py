@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from .codec import to_json_text, to_json_value
+from .content import to_json_text, to_json_value
 from .errors import InternalError
 from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema

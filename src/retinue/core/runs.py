@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from msgspec import Struct
 from typing_extensions import TypeVar
 
+from .content import id_problem
 from .errors import ConfigurationError
 from .lifecycle import RunStatus
 from .messages import Message
@@ -39,6 +40,9 @@ class RunIdentity(Struct, frozen=True, gc=False):
             name = "thread_id" if type(self.thread_id) is not str else "user_id"
             value: Any = getattr(self, name)
             raise ConfigurationError(f"{name} is text, not {value!r}: write {name}={str(value)!r}")
+        for name, value in (("thread_id", self.thread_id), ("user_id", self.user_id or "")):
+            if (problem := id_problem(value)) is not None:
+                raise ConfigurationError(f"{name} cannot be used: {problem}: {value!r:.60}")
 
 
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,8 @@ import jsonschema_rs
 import msgspec
 from msgspec import Struct
 
-from .codec import Codec, codec_for, to_json_text
+from .codec import Codec, codec_for
+from .content import to_json_text
 from .errors import ConfigurationError, InvalidArguments
 
 Decoder = Callable[[dict[str, Any]], dict[str, Any]]

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from typing_extensions import TypeVar
 
 from .codec import JsonCodec, codec_for, default_of, isolate
+from .content import to_json_value
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey, is_no_type
 
 V = TypeVar("V")
@@ -21,7 +22,7 @@ Scope = Literal["run", "thread"]
 Merge = Literal["exclusive", "commutative"]
 
 _UNSET: Any = object()
-_PLAIN = (str, int, float, bool)
+_PLAIN = (int, bool)
 
 
 class UnknownKeyPolicy(StrEnum):
@@ -224,7 +225,7 @@ class StateCommand(Struct, eq=False):
         return self
 
     def event(self, data: Any) -> StateCommand:
-        self.events.append(data)
+        self.events.append(to_json_value(data))
         return self
 
     def __bool__(self) -> bool:
@@ -318,4 +319,9 @@ def as_persisted(seed: Seed | None) -> PersistedState:
     given: Any = seed
     if not isinstance(given, PersistedState | Mapping):
         raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {given!r}")
-    return seed if isinstance(seed, PersistedState) else PersistedState.of(seed)
+    if not isinstance(seed, PersistedState):
+        return PersistedState.of(seed)
+    try:
+        return PersistedState(seed.revision, to_json_value(seed.extensions, exact=True))
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"the state cannot be used: {exc}") from None

@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.codec import isolate, to_json_value
+from ..core.codec import isolate
+from ..core.content import check_shape, clean_text, to_json_value
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import (
     Denied,
@@ -31,15 +32,16 @@ from ..core.errors import (
 )
 from ..core.events import Custom, StateDelta, ToolCallFinished
 from ..core.lifecycle import ToolCallStatus
-from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall
+from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, checked_record
 from ..core.plugins import Block
 from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
 from ..core.state import Snapshot, StateCommand
 from ..core.tools import Tool
+from .budget import deadline
 from .execution import Execution, close_children
 from .phases import WorkItem, private_of
-from .state import CALL_SUSPENDED, RUNNING, CallState, deadline
+from .state import CALL_SUSPENDED, RUNNING, CallState
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ _PLAIN = ToolResult()
 """The fields of a result whose tool returns just a value."""
 _NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
 _NOTHING: Mapping[str, Any] = {}
+_NO_METADATA: dict[str, Any] = {}
 
 
 class CallOutcome(Struct, frozen=True, gc=False):
@@ -77,27 +80,50 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     if isinstance(returned, ToolOutput):
         command, returned = returned.command, returned.result
     if returned.__class__ is str:
-        return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, returned), command)
+        return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, _text(call, returned)), command)
     result = returned if isinstance(returned, ToolResult) else _PLAIN
     data, message = returned if result is _PLAIN else result.data, result.message
     parts: tuple[Part, ...] = ()
-    if type(data) is not str:
+    if type(data) is str:
+        data = _text(call, data)
+    else:
         try:
+            check_shape(data)
             if parts := media_parts(data):
                 if message is not None:  # it takes the place of the text
                     parts = (TextPart(message), *[part for part in parts if isinstance(part, ImagePart | FilePart)])
                 data = [media_json(part) for part in parts]
                 message = "".join([part.text for part in parts if isinstance(part, TextPart)])
+                parts = tuple([checked_record(part) for part in parts])
             data = to_json_value(data)
         except (TypeError, ValueError) as exc:
-            raise InternalError(f"tool {call.name!r} returned a value that cannot be written as JSON: {exc}") from exc
-    named = ToolResult(call.name, result.status, data, message, result.suspension, result.metadata)
+            raise _unwritable(call, exc) from exc
+    message = None if message is None else _text(call, message)
+    ticket, metadata = result.suspension, result.metadata
+    try:
+        ticket = None if ticket is None else checked_record(ticket)
+        metadata = to_json_value(metadata) if metadata else _NO_METADATA
+    except (TypeError, ValueError) as exc:
+        raise _unwritable(call, exc) from exc
+    named = ToolResult(call.name, result.status, data, message, ticket, metadata)
     return CallOutcome(_STATUS[result.status], named, command, parts)
+
+
+def _text(call: ToolCall, text: str) -> str:
+    try:
+        return clean_text(text)
+    except (TypeError, ValueError) as exc:
+        raise _unwritable(call, exc) from exc
+
+
+def _unwritable(call: ToolCall, exc: Exception) -> InternalError:
+    return InternalError(f"tool {call.name!r} returned a value that cannot be written as JSON: {exc}")
 
 
 def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
     """The outcome of a call that ended by an error: the model reads kind and message, its state is dropped."""
     kind, message = ("blocked", error.reason) if isinstance(error, Block) else (error.kind, error.message)
+    message = clean_text(str(message))
     data = {"error": {"kind": kind, "message": message}}
     return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, f"{kind}: {message}"))
 

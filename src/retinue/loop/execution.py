@@ -11,8 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
+from ..core.content import clean_text
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove, ToolCancelled
 from ..core.events import (
@@ -36,15 +38,17 @@ from ..core.runs import Limits, RunIdentity, RunResult
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor
+from .budget import is_limited
 from .log import LiveLog
 from .phases import HookTable
-from .state import CALL_NEW, RUNNING, CallState, RunState, is_limited, message_id
+from .state import CALL_NEW, RUNNING, CallState, RunState, message_id
 from .tickets import tickets_of
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
 
-_LEGAL_CALL_ID = re.compile(r"[^:|~\0\s]{1,256}")
+_LEGAL_CALL_ID = re.compile(r"(?!ticket_)[A-Za-z0-9_.+=@$#-]{1,256}")
+"""Ids that cannot be taken for a path, a namespace, a child's place or a ticket."""
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -201,7 +205,7 @@ class Execution:
 
     def emit_error(self, message: str, code: str, private: Private | None = None) -> None:
         """Emit an error event for something that does not end the run."""
-        self.log.append(self.state, ErrorRaised(message=message, code=code), private)
+        self.log.append(self.state, ErrorRaised(message=clean_text(message), code=code), private)
 
     def stop_if_cancelled(self) -> None:
         """A tool may have swallowed the cancellation; the loop does not."""
@@ -255,10 +259,7 @@ class Execution:
     def claim_call_id(self, wanted: str | None) -> str:
         """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
         call_id, used = wanted or "", self.state.used_call_ids
-        # Most ids are identifiers, which is quicker to see and stricter.
-        while (
-            call_id in used or not (call_id.isidentifier() or _LEGAL_CALL_ID.fullmatch(call_id)) or len(call_id) > 256
-        ):
+        while call_id in used or _LEGAL_CALL_ID.fullmatch(call_id) is None:
             self._made_call_ids += 1
             call_id = f"call_{self.run_id}_{self._made_call_ids}"
         return call_id
@@ -279,6 +280,8 @@ class Execution:
     def finish(self, ending: Ending) -> RunResult:
         """End the run, or this leg of it: its last events, and its result."""
         state = self.state
+        if ending.error is not None and (error := clean_text(ending.error)) is not ending.error:
+            ending = replace(ending, error=error)
         if ending.status not in RUN_MOVES[state.status]:
             raise IllegalMove(f"run {state.run_id!r}", state.status, ending.status)
         said = "".join(self.partial_text)

@@ -291,6 +291,7 @@ def _inference_finished(tree: LogState, run: RunState, event: InferenceFinished,
     if p is not None:
         run.offered = p.offered
         _commit(run, p)
+    run.last_call = event.usage
     _count(tree, run, event.usage, 1)
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from ..core.codec import Codec, JsonCodec, codec_for, to_json_bytes
+from ..core.codec import Codec, JsonCodec, codec_for
+from ..core.content import to_json_bytes
 from ..core.errors import (
     Escape,
     HookFailed,

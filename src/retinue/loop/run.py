@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from msgspec.structs import replace
 
-from ..core.context import TIMED_OUT
+from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import Escape, HookFailed, ModelError, OwnershipLost, RetinueError, ToolError
 from ..core.events import (
     Handoff,
@@ -32,11 +32,12 @@ from ..core.runs import RunResult
 from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
 from ..core.together import run_together
+from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
 from .execution import Execution, close_calls
 from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
-from .state import CALL_NEW, RUNNING, CallState, exhausted, is_runnable, message_id, next_move
+from .state import CALL_NEW, RUNNING, CallState, is_runnable, message_id, next_move
 from .turn import ask_model, continue_turn
 
 _log = logging.getLogger(__name__)
@@ -93,17 +94,18 @@ async def _open_step(x: Execution) -> Ending | None:
 
 
 def _check_budget(x: Execution) -> Ending | None:
-    """A budget that is spent allows no model call at the start of a run, and later one last answer."""
+    """End a run that can afford no further step; tell the model if this step is the last one."""
     run = x.state
-    limit = exhausted(x.log.tree, run, x.now()) if run.limit is None else None
+    limit = reached(x.log.tree, run, x.now())
     if limit is None:
         return None
-    if run.step == 0:
-        return Ending(RunStatus.FAILED, f"limit:{limit}", f"the limit on {limit} leaves nothing to begin with")
-    # The calls of the last step have spent it: children, or the time they took.
-    said = f"[limit:{limit}] {_last_turn(limit)}"
-    message = Message.user(said, id=x.next_message_id(), visibility=Visibility.INTERNAL)
-    x.emit_error(said, f"limit:{limit}", Private(message=message, limit=limit))
+    if limit.is_over:
+        error = f"{limit.text}, too little is left for another step"
+        return Ending(RunStatus.FAILED, f"limit:{limit.name}", error)
+    if run.step and run.limit is None:
+        said = f"[limit:{limit.name}] {_last_turn(limit)}"
+        message = Message.user(said, id=x.next_message_id(), visibility=Visibility.INTERNAL)
+        x.emit_error(said, f"limit:{limit.name}", Private(message=message, limit=limit.name))
     return None
 
 
@@ -117,9 +119,8 @@ def _refuse_calls(x: Execution) -> bool:
     fields: dict[str, Any] = {}
     if run.stopping is not None:
         code, reason = f"limit:{run.stopping.name}", run.stopping.reason
-    elif x.is_limited and (limit := exhausted(x.log.tree, run, x.now())) is not None:
-        # The model gets one more turn to answer with what it has; asking again ends the run.
-        code, reason, fields = f"limit:{limit}", _last_turn(limit), {"limit": limit}
+    elif x.is_limited and (limit := _limit_of_calls(x)) is not None:
+        code, reason, fields = f"limit:{limit.name}", f"{limit.text}: the call is not made", {"limit": limit.name}
     else:
         return False
     for call in run.open():
@@ -131,8 +132,17 @@ def _refuse_calls(x: Execution) -> bool:
     return True
 
 
-def _last_turn(limit: str) -> str:
-    return f"the limit on {limit} is reached: no further calls are made, answer with what you have"
+def _limit_of_calls(x: Execution) -> Reached | None:
+    """Return the limit that forbids the calls of this step: no turn is left in which their results could be read."""
+    run, now = x.state, x.now()
+    if run.limit is not None:  # the model knows that it was its last turn
+        return limit_reached(x.log.tree, run, run.limit, now)
+    limit = reached(x.log.tree, run, now)
+    return limit if limit is not None and limit.is_over else None
+
+
+def _last_turn(limit: Reached) -> str:
+    return f"{limit.text}: no further calls are made, answer with what you have"
 
 
 def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:
@@ -184,7 +194,8 @@ async def _close_step(x: Execution) -> Ending | None:
     if run.blocked is not None:
         close_calls(x.log, run)  # nobody needs to answer any more
     if run.limit_over:
-        return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"the limit on {run.limit} was reached")
+        limit = limit_reached(x.log.tree, run, run.limit or "", x.now())
+        return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"{limit.text}, and the model asked for more calls")
     if x.has_hooks:
         await run_phase(x, "step_end", x.own_messages())
     if run.blocked is not None:
@@ -237,10 +248,10 @@ def _take_answer(x: Execution) -> Ending | None:
         try:
             x.output = form.read(_answer(x))
         except ValueError as exc:
-            limit = exhausted(x.log.tree, run, x.now()) if x.is_limited else None
-            if limit is not None:
-                reason = f"the limit on {limit} was reached, and the answer does not fit the output type: {exc}"
-                return Ending(RunStatus.FAILED, f"limit:{limit}", reason)
+            limit = reached(x.log.tree, run, x.now()) if x.is_limited else None
+            if limit is not None and limit.is_over:
+                reason = f"{limit.text}, and the answer does not fit the output type: {exc}"
+                return Ending(RunStatus.FAILED, f"limit:{limit.name}", reason)
             if run.output_tries >= OUTPUT_TRIES:
                 return Ending(RunStatus.FAILED, "error", f"the answer does not fit the output type: {exc}")
             feedback = f"Your answer does not fit the required JSON: {exc}\nAnswer again, with JSON only."
@@ -299,8 +310,22 @@ def begin_run(
         x.emit(StateSnapshot(revision=state.revision, state=state.extensions))
 
 
-async def execute_run(x: Execution) -> RunResult:
-    """Run the loop and make a result of whatever happens; only an Escape comes out as an exception."""
+async def execute_run(x: Execution, at_time_limit: Callable[[], object] | None = None) -> RunResult:
+    """Run the loop and make a result of whatever happens; only an Escape comes out as an exception.
+
+    `at_time_limit` is called when a limit on time is reached; what it does stops the work in progress.
+    """
+    left = time_left(x.log.tree, x.state, x.now()) if at_time_limit is not None and x.is_limited else None
+    if left is None or at_time_limit is None:
+        return await _execute(x)
+    timer = asyncio.get_running_loop().call_later(left, at_time_limit)
+    try:
+        return await _execute(x)
+    finally:
+        timer.cancel()
+
+
+async def _execute(x: Execution) -> RunResult:
     try:
         was_decided = x.state.ending is not None
         ending = await run_loop(x)
@@ -335,6 +360,8 @@ def stopped(x: Execution) -> Ending:
     """The ending of a run that was cancelled or timed out."""
     if x.cancellation.reason == TIMED_OUT:
         return Ending(RunStatus.TIMEOUT, "timeout", "the run took longer than it may")
+    if x.cancellation.reason == OUT_OF_TIME:
+        return Ending(RunStatus.FAILED, OUT_OF_TIME, limit_reached(x.log.tree, x.state, "seconds", x.now()).text)
     return Ending(RunStatus.CANCELLED, "cancelled", x.cancellation.reason)
 
 

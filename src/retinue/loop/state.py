@@ -6,7 +6,7 @@ read back from a store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, RunIdentity, Usage
+from ..core.runs import NO_USAGE, RunIdentity, Usage
 
 
 class _Empty(dict[Any, Any]):
@@ -47,7 +47,6 @@ def _new_set() -> set[str]:
     return set()
 
 
-_NO_BUDGET = (None, None, None, None)
 _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
@@ -182,6 +181,8 @@ class RunState:
     """The reason for which the model ended its last answer."""
     total: Usage = NO_USAGE
     """The usage of this run and of everything below it."""
+    last_call: Usage = NO_USAGE
+    """The usage of its last model call, by which the next one is estimated."""
     total_steps: int = 0
     total_children: int = 0
     worked: float = 0.0
@@ -288,79 +289,3 @@ def is_runnable(run: RunState, call: CallState) -> bool:
 
 def message_id(run: RunState, number: int) -> str:
     return f"{run.identity.run_id}-m{number}"
-
-
-def _limits(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
-    """Yield this run and those above it that have limits."""
-    above: RunState | None = run
-    while above is not None:
-        if above.request.limits is not None:
-            yield above, above.request.limits
-        above = tree.parent_of(above)
-
-
-def is_limited(tree: LogState, run: RunState) -> bool:
-    """Return whether this run or one above it has a budget."""
-    above: RunState | None = run
-    while above is not None:  # not by `_limits`: every run asks
-        limits = above.request.limits
-        if limits is not None and limits is not DEFAULT_LIMITS:
-            if (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
-                return True
-        above = tree.parent_of(above)
-    return False
-
-
-def limits_cost(tree: LogState, run: RunState) -> bool:
-    return any(limits.cost is not None for _, limits in _limits(tree, run))
-
-
-def exhausted(tree: LogState, run: RunState, now: float) -> str | None:
-    """Return the name of the first limit that this run or one above it has reached."""
-    for above, limits in _limits(tree, run):
-        if limits.steps is not None and above.total_steps >= limits.steps:
-            return "steps"
-        if limits.tokens is not None and above.total.tokens >= limits.tokens:
-            return "tokens"
-        if limits.cost is not None and above.total.cost >= limits.cost:
-            return "cost"
-        if limits.seconds is not None and above.elapsed(now) >= limits.seconds:
-            return "seconds"
-    return None
-
-
-def deadline(tree: LogState, run: RunState, now: float) -> float | None:
-    """Return when the first limit on time is reached, if no run waits before that."""
-    ends = [
-        now + limits.seconds - above.elapsed(now) for above, limits in _limits(tree, run) if limits.seconds is not None
-    ]
-    return min(ends, default=None)
-
-
-def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] = ()) -> tuple[str, int] | None:
-    """Return the name and value of the limit that forbids another child of this run.
-
-    `dispatching` holds the runs that are starting a child now, once for each child.
-    """
-    depth = run.identity.depth + 1
-    for above, limits in _limits(tree, run):
-        if depth - above.identity.depth > limits.depth:
-            return "depth", limits.depth
-        starting = sum([_is_within(tree, one, above) for one in dispatching]) if dispatching else 0
-        if above.total_children + starting >= limits.children:
-            return "children", limits.children
-    return None
-
-
-def _is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
-    """Return whether `run` is `above` or a descendant of it."""
-    while run is not None and run is not above:
-        run = tree.parent_of(run)
-    return run is not None
-
-
-def child_refusal(limit: str, value: int) -> str:
-    """The reason for which a child is refused, as the model reads it."""
-    if limit == "depth":
-        return f"agents may be nested {value} deep: do this yourself"
-    return f"this tree may start {value} children: go on with what you have"

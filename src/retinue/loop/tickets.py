@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.codec import to_json_bytes
+from ..core.content import clean_text, to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
 from ..core.lifecycle import ToolCallStatus
-from ..core.messages import ToolCall
+from ..core.messages import ToolCall, checked_record
 from ..core.results import SuspendTicket
 from ..core.rows import Answer
 from ..core.schema import ArgumentCheck
@@ -92,17 +92,14 @@ def tickets_of(tree: LogState, run: RunState) -> dict[str, SuspendTicket]:
 
 def encode_decisions(given: Mapping[str, Decision]) -> bytes:
     """Decisions as they are stored; DecisionRefused where they cannot be."""
-    _check_decisions(given)
-    try:
-        return to_json_bytes(dict(given))
-    except (TypeError, ValueError) as exc:
-        raise DecisionRefused(f"a decision on a run that is stored must have a JSON form: {exc}") from exc
+    return to_json_bytes(_checked_decisions(given))
 
 
 _METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .cancel(reason)"
 
 
-def _check_decisions(given: Mapping[str, Decision]) -> None:
+def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Return decisions with clean text and JSON values only; DecisionRefused says what is wrong with them."""
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {given!r}")
     if not given:
@@ -110,19 +107,16 @@ def _check_decisions(given: Mapping[str, Decision]) -> None:
     for target, decision in given.items():
         if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DecisionRefused(f"the decision on {target!r} is {decision!r}: write Decision.{_METHODS}")
+    try:
+        return {clean_text(target): checked_record(decision) for target, decision in given.items()}
+    except (TypeError, ValueError) as exc:
+        raise DecisionRefused(f"a decision must have a JSON form: {exc}") from exc
 
 
-def match_decisions(
-    tree: LogState, run: RunState, given: Mapping[str, Decision], *, stored: bool = False
-) -> list[Answer]:
-    """The new decisions, each with its call. One that was accepted before is left out: repeating it changes nothing.
-
-    With `stored`, they must have a JSON form.
-    """
-    _check_decisions(given)
-    if stored:
-        encode_decisions(given)
-    fresh = {name: decision for name, decision in given.items() if name not in run.decided.get(decision.id, ())}
+def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]) -> list[Answer]:
+    """The new decisions, each with its call. One that was accepted before is left out: repeating it changes nothing."""
+    checked = _checked_decisions(given)
+    fresh = {name: decision for name, decision in checked.items() if name not in run.decided.get(decision.id, ())}
     if not fresh:
         return []
     if not run.waits:

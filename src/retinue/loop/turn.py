@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from math import inf
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.errors import ModelRefused, OutputTruncated
+from ..core.content import clean_text, to_json_bytes, to_json_value
+from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
     InferenceFinished,
@@ -18,7 +21,7 @@ from ..core.events import (
     ToolCallStarted,
 )
 from ..core.lifecycle import ToolCallStatus
-from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility
+from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility, checked_record
 from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
     AddContextMessage,
@@ -31,12 +34,21 @@ from ..core.plugins import (
 )
 from ..core.rows import Private
 from ..core.runs import Usage
+from .budget import limits_cost
 from .execution import Execution, drop_drafts
 from .phases import run_phase
-from .state import limits_cost
 
 _decode = msgspec.json.decode
 _ASSISTANT = Role.ASSISTANT
+
+MAX_ANSWER = 16 * 1024 * 1024
+"""Characters of one answer: its text, reasoning and calls."""
+MAX_CALLS = 1000
+"""Calls that one answer may ask for."""
+_CHUNK = 32
+"""Characters that a chunk counts for at least: each is an event, however little it says."""
+_TURN = 200
+"""Chunks after which other work has its turn."""
 
 
 class _Draft(Struct, eq=False):
@@ -46,49 +58,74 @@ class _Draft(Struct, eq=False):
     message_id: str
     parts: list[Part] = []
     calls: dict[int, _CallDraft] = {}
+    thought: list[str] = []
+    """The text of the reasoning that goes on."""
     end: TurnEnd = TurnEnd()
+    size: int = 0
+    count: int = 0
 
     def add(self, chunk: Any) -> None:
         """Add a chunk that is not text, a call or the end: `_stream` adds those itself, for speed."""
         if isinstance(chunk, ReasoningChunk):
             self.add_reasoning(chunk)
         elif isinstance(chunk, PartChunk):
-            self.parts.append(chunk.part)
+            self.end_reasoning()
+            part = checked_record(chunk.part)
+            self.measure(len(to_json_bytes(part)))
+            self.parts.append(part)
         elif isinstance(chunk, Retrying):
             self.restart(chunk)
         else:
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
+    def measure(self, size: int) -> None:
+        """Count a chunk; an answer without end must not fill the memory."""
+        self.size += max(size, _CHUNK)
+        if self.size > MAX_ANSWER:
+            model = self.run.model.name
+            raise ModelResponseInvalid(f"the answer is too long: it has more than {MAX_ANSWER:,} characters", model)
+
     def add_reasoning(self, chunk: ReasoningChunk) -> None:
-        last = self.parts[-1] if self.parts else None
-        if isinstance(last, ReasoningPart) and last.signature is None:
-            self.parts[-1] = ReasoningPart(last.text + chunk.text, chunk.signature or last.signature)
-        else:
-            self.parts.append(ReasoningPart(chunk.text, chunk.signature))
-        if chunk.text:
-            self.run.emit(ReasoningDelta(delta=chunk.text, message_id=self.message_id))
+        text, signature = clean_text(chunk.text), chunk.signature
+        self.measure(len(text) + len(signature or ""))
+        self.thought.append(text)
+        if signature is not None:
+            self.end_reasoning(clean_text(signature))
+        if text:
+            self.run.emit(ReasoningDelta(delta=text, message_id=self.message_id))
+
+    def end_reasoning(self, signature: str | None = None) -> None:
+        """Make a part of the reasoning so far."""
+        if self.thought:
+            self.parts.append(ReasoningPart("".join(self.thought), signature))
+            self.thought = []
 
     def add_call(self, chunk: CallChunk) -> None:
         run, call = self.run, self.calls.get(chunk.index)
+        arguments, name = chunk.arguments, chunk.name or ""
+        self.measure(len(arguments) + len(name))
         if call is None:
-            call = self.calls[chunk.index] = _CallDraft(run.claim_call_id(chunk.id), chunk.name or "")
+            if len(self.calls) >= MAX_CALLS:
+                raise ModelResponseInvalid(f"the answer asks for more than {MAX_CALLS:,} calls", run.model.name)
+            call = self.calls[chunk.index] = _CallDraft(run.claim_call_id(chunk.id), clean_text(name))
             run.emit(ToolCallStarted(call_id=call.id, tool_name=call.name, message_id=self.message_id))
-        elif chunk.name and not call.name:  # some servers send the name after the id
-            call.name = chunk.name
-        if chunk.arguments:
-            call.arguments += chunk.arguments
-            run.emit(ToolCallArgsDelta(call_id=call.id, delta=chunk.arguments))
+        elif name and not call.name:  # some servers send the name after the id
+            call.name = clean_text(name)
+        if arguments:
+            arguments = clean_text(arguments)
+            call.arguments.append(arguments)
+            run.emit(ToolCallArgsDelta(call_id=call.id, delta=arguments))
 
     def restart(self, chunk: Retrying) -> None:
         """Emit that the model is called again; drop a partial answer and start under another message id."""
         run, dropped = self.run, self.message_id if chunk.restarts else None
         if dropped is not None:
             drop_drafts(run.log, run.state)
-            self.parts, self.calls = [], {}
+            self.parts, self.calls, self.thought, self.size = [], {}, [], 0
             run.partial_text.clear()
         run.emit(
             ErrorRaised(
-                message=chunk.message,
+                message=clean_text(chunk.message),
                 code=chunk.code,
                 retry_model=chunk.model,
                 retry_delay=chunk.delay,
@@ -99,6 +136,7 @@ class _Draft(Struct, eq=False):
 
     def message(self) -> Message:
         """Return the whole answer."""
+        self.end_reasoning()
         calls: tuple[ToolCall, ...] = ()
         if self.calls:
             calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
@@ -114,12 +152,12 @@ class _Draft(Struct, eq=False):
 class _CallDraft(Struct, gc=False):
     id: str
     name: str
-    arguments: str = ""
+    arguments: list[str] = []
 
     def finished(self) -> ToolCall:
-        text = self.arguments.strip()
+        text = "".join(self.arguments).strip()
         try:
-            args: Any = _decode(text) if text else {}
+            args: Any = to_json_value(_decode(text)) if text else {}
         except (ValueError, RecursionError):
             args = text
         if args is None:  # some models say null for "no arguments"
@@ -243,6 +281,14 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
 
 
+def _checked_end(end: TurnEnd) -> TurnEnd:
+    """Return the end of a turn with clean text and with numbers that can be added up."""
+    counts = msgspec.structs.asdict(end.usage)
+    sane = {name: count for name, count in counts.items() if 0 <= count < inf}
+    usage = end.usage if len(sane) == len(counts) else Usage(**sane)
+    return replace(end, stop_reason=clean_text(end.stop_reason), model=clean_text(end.model), usage=usage)
+
+
 async def _stream(x: Execution, request: ModelRequest) -> _Draft:
     """Call the model and emit its answer piece by piece."""
     draft, said = _Draft(x, x.answer_id()), x.partial_text
@@ -251,15 +297,20 @@ async def _stream(x: Execution, request: ModelRequest) -> _Draft:
         async for chunk in chunks:
             kind = chunk.__class__
             if kind is TextChunk:
-                if chunk.text:
-                    said.append(chunk.text)
-                    x.emit(TextDelta(delta=chunk.text, message_id=draft.message_id))
+                text = clean_text(chunk.text)
+                draft.measure(len(text))
+                if text:
+                    said.append(text)
+                    x.emit(TextDelta(delta=text, message_id=draft.message_id))
             elif kind is CallChunk:
                 draft.add_call(chunk)
             elif kind is TurnEnd:
-                draft.end = chunk
+                draft.end = _checked_end(chunk)
             else:
                 draft.add(chunk)
+            draft.count += 1
+            if draft.count % _TURN == 0:
+                await asyncio.sleep(0)
     except BaseException:
         # A stream that is left half-way is closed at once, so that its connection does not linger.
         if (close := getattr(chunks, "aclose", None)) is not None:

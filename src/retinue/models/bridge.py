@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core.codec import to_json_text
+from ..core.content import to_json_text
 from ..core.errors import (
     ConfigurationError,
     ContextOverflow,

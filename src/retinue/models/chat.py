@@ -216,9 +216,9 @@ class ChatDecoder:
         return self._rest_of(delta)
 
     def end(self) -> TurnEnd | None:
-        if self._finish is None and not self.done:
+        if self._finish is None:  # also after [DONE]: a proxy sends that for half an answer too
             return None
-        stop = _STOPS.get(self._finish or "stop", "stop")
+        stop = _STOPS.get(self._finish, "stop")
         if self._refused:
             stop = "refusal"
         elif stop == "stop" and self._last_call >= 0:

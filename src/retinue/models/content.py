@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..core.codec import to_json_text
+from ..core.content import to_json_text
 from ..core.errors import ModelRequestInvalid
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Role, TextPart, ToolCall
 

@@ -78,7 +78,7 @@ class HttpClient:
             failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc.os_error)})")
         except (TimeoutError, aiohttp.ServerTimeoutError) as exc:
             slow = isinstance(exc, aiohttp.ConnectionTimeoutError)
-            silent = f"no connection within {CONNECT_TIMEOUT:g} s" if slow else self._silence()
+            silent = f"no connection within {CONNECT_TIMEOUT:g} s" if slow else self.silence()
             failure = ModelTimeout(f"{where}: {silent}")
         except aiohttp.InvalidURL:
             failure = ModelNotFound(f"{where} is not a valid address: correct base_url")
@@ -90,7 +90,7 @@ class HttpClient:
             failure = ModelResponseInvalid(f"{where} did not answer with valid HTTP ({_reason(exc)})")
         raise endpoint.redact_error(failure) from None
 
-    def _silence(self) -> str:
+    def silence(self) -> str:
         return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model needs longer"
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:

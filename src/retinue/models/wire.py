@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from ..core.errors import ModelError, ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
-from ..core.model import ModelChunk, ModelRequest, TurnEnd
+from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..wire.sse import EventDecoder, EventTooLong
 from .http import HttpClient
 
@@ -54,11 +55,17 @@ class WireModel:
         decoder, events = self._wire.decoder(), EventDecoder()
         decode, feed = decoder.decode, events.feed
         answer: Any = self._client.post(self._wire.path, body, lambda: decoder.done)
+        now = asyncio.get_running_loop().time
+        heard = now()
         try:
             async for piece in answer:
                 for data in feed(piece):
                     for chunk in decode(data):
                         yield chunk
+                        if not _is_empty(chunk):
+                            heard = now()
+                if now() - heard > self._client.idle_timeout:  # pings and empty pieces are silence
+                    raise ModelTimeout(f"{self._where}: {self._client.silence()}")
             for chunk in _last_chunks(decoder, events):
                 yield chunk
         except (ModelStreamBroken, ModelTimeout) as exc:
@@ -67,9 +74,7 @@ class WireModel:
                 raise self._client.endpoint.redact_error(exc) from None
         except ModelError as exc:
             raise self._client.endpoint.redact_error(exc) from None
-        except EventTooLong as exc:
-            raise ModelResponseInvalid(f"{self._where} sent an event that is too long ({exc})", self.name) from None
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise self._unreadable(exc) from None
         finally:
             await answer.aclose()
@@ -101,14 +106,27 @@ class WireModel:
             raise ModelRequestInvalid(f"the request has no JSON form: {exc}", self.name) from None
 
     def _unreadable(self, exc: Exception) -> ModelError:
+        problem = "is too long" if isinstance(exc, EventTooLong) else "cannot be read"
         return self._client.endpoint.redact_error(
-            ModelResponseInvalid(f"{self._where} sent an event that cannot be read ({exc})")
+            ModelResponseInvalid(f"{self._where} sent an event that {problem} ({exc})")
         )
+
+
+def _is_empty(chunk: ModelChunk) -> bool:
+    match chunk:
+        case TextChunk(text):
+            return not text
+        case ReasoningChunk(text, signature):
+            return not text and signature is None
+        case CallChunk():
+            return not (chunk.arguments or chunk.name or chunk.id)
+        case _:
+            return False
 
 
 def _last_chunks(decoder: Decoder, events: EventDecoder) -> Sequence[ModelChunk]:
     """Return the chunks of a last event without its blank line; half an event is dropped."""
     try:
         return [chunk for data in events.finish() for chunk in decoder.decode(data)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()

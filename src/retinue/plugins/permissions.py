@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from ..core.codec import to_json_text
+from ..core.content import to_json_text
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, ToolError, as_tuple
 from ..core.hooks import BeforeToolContext, InferenceContext, Registrar

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.codec import to_json_bytes
+from ..core.content import clean_text, to_json_bytes
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError
@@ -102,11 +102,11 @@ def make_wish(log_id: str, run_id: str, kind: Literal["decide", "cancel"], body:
 
 
 def encode_cancel(reason: str, grace: float = GRACE, tasks: bool = False) -> bytes:
-    return _encode(CancelWish(reason, tasks, grace))
+    return _encode(CancelWish(clean_text(reason), tasks, grace))
 
 
 def _reply(wish: Wish, refused: str = "") -> Reply:
-    return Reply(wish.wish_id, _encode(Refusal(refused)))
+    return Reply(wish.wish_id, _encode(Refusal(clean_text(refused))))
 
 
 async def carry_out(run: LiveRun, wish: Wish) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.setup import begin, result_again, thread_after
 from ..core.backend import RunRequest
-from ..core.context import GRACE
+from ..core.context import GRACE, OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
 from ..core.lifecycle import RunStatus
@@ -158,7 +158,7 @@ class LiveRun:
         begin(x, thread)
         if problem is not None and not never_had_thread:
             return await self._fail(f"it cannot be continued: {problem}")
-        return stop_run(x) if never_had_thread else await execute_run(x)
+        return stop_run(x) if never_had_thread else await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
 
     async def _take_thread(self, x: Execution, owner: Owner, when_busy: WhenBusy | None) -> None:
         """Store a new run and take its thread when it is free; `when_busy` is None for a run that is stored already."""
@@ -219,7 +219,7 @@ class LiveRun:
         self._is_begun = True
         if self.log.is_resumed:
             await self._continue_tasks(x)
-        return await execute_run(x)
+        return await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
 
     async def _open(self) -> Execution:
         """Set a run up that has a state, so that it can work on."""
@@ -393,7 +393,7 @@ class LiveRun:
         state = self.state
         if state is None:
             raise DecisionRefused(f"run {self.run_id!r} has not begun yet, it waits for nothing")
-        answers = match_decisions(self.log.tree, state, decisions, stored=self.writer is not None)
+        answers = match_decisions(self.log.tree, state, decisions)
         if not answers:
             return False
         self.log.ended = False

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
+from ..core.content import id_problem
 from ..core.decisions import Decision
 from ..core.errors import RetinueError, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
@@ -168,7 +169,7 @@ class LocalRuns:
 
     def _others(self, run_id: str) -> Elsewhere:
         """The runs of the store; UnknownRun if there is no store."""
-        if self.elsewhere is None:
+        if self.elsewhere is None or id_problem(run_id) is not None:
             raise UnknownRun(run_id)
         return self.elsewhere
 
@@ -272,7 +273,7 @@ class LocalRuns:
         return replace(result, output=form.decode(result.output))
 
     async def record(self, run_id: str) -> RunRecord:
-        record = await self.store.load_run(run_id)
+        record = None if id_problem(run_id) else await self.store.load_run(run_id)
         if record is None:
             raise UnknownRun(run_id)
         return record

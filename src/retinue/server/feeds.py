@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 from msgspec import Struct
 
-from ..core.codec import to_json_bytes
+from ..core.content import to_json_bytes
 from ..core.errors import RetinueError, StoreError
 from ..core.events import AnyEvent
 from ..runtime import Runtime

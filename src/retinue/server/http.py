@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..core.codec import to_json_bytes
+from ..core.content import to_json_bytes
 from ..core.errors import (
     ConfigurationError,
     DecisionRefused,

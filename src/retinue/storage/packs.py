@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.codec import to_json_bytes
+from ..core.content import to_json_anyway
 from ..core.errors import LogUnreadable
 from ..core.events import (
     DELTAS,
@@ -90,10 +90,10 @@ def _pack_others(log_id: str, rows: Iterable[LogRow]) -> Iterator[PackedRow]:
     for row in rows:
         seq, sub, count = row.seq, row.sub, count + 1
         if row.event is not None:
-            bodies.append(to_json_bytes(row.event))
+            bodies.append(to_json_anyway(row.event))
             size += len(bodies[-1])
         if row.private is not None:
-            private.append(to_json_bytes((seq, sub, row.private)))
+            private.append(to_json_anyway((seq, sub, row.private)))
             size += len(private[-1])
         if count == MOST_ROWS or size >= MOST_BYTES:
             yield (log_id, seq, sub, ROWS_KIND, len(bodies), _json_list(bodies), _json_list(private))
@@ -107,7 +107,7 @@ def _json_list(parts: list[bytes]) -> bytes | None:
 
 
 def _pack_deltas(log_id: str, deltas: list[Event]) -> PackedRow:
-    body = to_json_bytes(_as_message(deltas) or deltas)
+    body = to_json_anyway(_as_message(deltas) or deltas)
     return (log_id, deltas[-1].seq, 0, DELTAS_KIND, len(deltas), body, None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.codec import to_json_value
+from ..core.content import to_json_anyway
 from ..core.errors import OwnershipLost, StoreError
 from ..core.stores import WISHES, LogBatch, RunRecord, ThreadUpdate, WhenBusy
 from .database import ConditionFailed, Later, Link
@@ -32,8 +32,8 @@ def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Li
     """Write a thread, without the messages that are stored already. If its run `ended`, release it."""
     record, keep = update.record, update.keep
     thread_id, count = record.thread_id, len(record.messages)
-    rows = [(thread_id, place, encode(record.messages[place])) for place in range(keep, count)]
-    state = encode(record.state)
+    rows = [(thread_id, place, to_json_anyway(record.messages[place])) for place in range(keep, count)]
+    state = to_json_anyway(record.state)
 
     def write(link: Link) -> None:
         link.run_two(
@@ -53,7 +53,7 @@ def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], No
     """Write a run. One that ends releases its thread; one that had ended before is not changed."""
     result = None
     if record.result is not None:
-        result = encode(msgspec.structs.replace(record.result, output=to_json_value(record.result.output)))
+        result = to_json_anyway(record.result)
     ends = has_ended(record)
     values = (*_run_values(record), record.status, result)
     identity = record.identity

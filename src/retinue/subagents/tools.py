@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.codec import to_json_text
+from ..core.content import to_json_text
 from ..core.context import ToolContext
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool

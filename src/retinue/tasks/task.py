@@ -8,6 +8,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from ..core.content import clean_text
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,6 +91,6 @@ def encoded(record: TaskRecord) -> tuple[TaskRecord, bytes]:
         return record, _encode(record)
     except UnicodeEncodeError:  # half a character, from a model or a tool: keep the rest
         fields = [(name, getattr(record, name)) for name in record.__struct_fields__]
-        whole = {name: text.encode(errors="replace").decode() for name, text in fields if type(text) is str}
+        whole = {name: clean_text(text) for name, text in fields if type(text) is str}
         record = msgspec.structs.replace(record, **whole)
         return record, _encode(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.codec import to_json_text
+from ..core.content import to_json_text
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart
 
 json_text = to_json_text

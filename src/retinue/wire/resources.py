@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..core.codec import to_json_value
+from ..core.content import to_json_value
 from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult

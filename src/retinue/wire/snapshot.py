@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.codec import to_json_value
+from ..core.content import to_json_value
 from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
 from ..core.lifecycle import ToolCallStatus
 from ..core.results import SuspendTicket

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.codec import to_json_bytes
+from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.events import Custom, Event, UnknownEvent, event_from_bytes
 from ..core.results import SuspendTicket

@@ -1,0 +1,167 @@
+"""Text and values from outside: cleaned or refused where they enter, so that every store can hold what a run holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in a value. Python's own limit depends on the stack, so a value could pass it here and
+not where it is stored."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of one value or text as JSON."""
+MAX_ITEMS = 4_000_000
+"""Items of all lists and objects in a value: shared lists can make a small object large as JSON."""
+MAX_ID_BYTES = 1000
+"""Bytes of the id of a thread or user: a database has to index it."""
+
+
+def clean_text(text: str) -> str:
+    """Return text that can be written as UTF-8: half a surrogate pair becomes U+FFFD."""
+    if type(text) is not str:
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - tools may give anything
+            raise TypeError(f"expected text, got {type(text).__name__}")
+        text = str.__str__(text)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"the text is too long: {len(text):,} characters, at most {MAX_BYTES:,}")
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def id_problem(value: str) -> str | None:
+    """Return why an id cannot be stored, or None."""
+    if value.isascii() and len(value) <= MAX_ID_BYTES and "\0" not in value:
+        return None
+    if "\0" in value:
+        return "it contains a NUL character"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "it contains half a surrogate pair"
+    return f"it has {size:,} bytes, more than {MAX_ID_BYTES:,}" if size > MAX_ID_BYTES else None
+
+
+def to_json_value(value: Any, *, exact: bool = False) -> Any:
+    """Return a fresh copy of a value as plain JSON values.
+
+    TypeError names a type that has no JSON form. ValueError is for a value that is too deep or too large, or contains
+    itself. NaN and infinity become null and invalid text is cleaned; with `exact`, they are a ValueError too.
+    """
+    if value is None or value is True or value is False:
+        return value
+    check_shape(value)
+    try:
+        data = to_json_bytes(value)
+    except UnicodeEncodeError:
+        if exact:
+            raise ValueError("it contains text with half a surrogate pair") from None
+        data = to_json_bytes(_cleaned(msgspec.to_builtins(value, enc_hook=_encode_foreign, str_keys=True)))
+    except RecursionError:
+        raise ValueError("it is nested too deeply, or contains itself") from None
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it is too large: {len(data):,} bytes as JSON, at most {MAX_BYTES:,}")
+    if exact and b"null" in data and _has_no_number(value):
+        raise ValueError("it contains NaN or infinity, which JSON does not have")
+    try:
+        made = _read(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict | list):  # a record may hold deep values
+        check_shape(made)
+    return made
+
+
+def to_json_text(value: Any) -> str:
+    """Return compact JSON text; TypeError names the type that has no JSON form."""
+    return to_json_bytes(value).decode()
+
+
+def to_json_anyway(value: Any) -> bytes:
+    """Return JSON text in UTF-8 of any record, with a note in place of what has no JSON form.
+
+    Boundaries let nothing in that has none. If something slips through, a run must be stored all the same.
+    """
+    try:
+        return to_json_bytes(value)
+    except (TypeError, ValueError, RecursionError):
+        return to_json_bytes(_storable(value, 0))
+
+
+def _encode_foreign(value: Any) -> Any:
+    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
+
+
+to_json_bytes: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_encode_foreign).encode
+"""Return compact JSON text in UTF-8; TypeError names the type that has no JSON form."""
+_read = msgspec.json.decode
+_LISTS = (list, tuple, set, frozenset)
+
+
+def _items(box: Any) -> Iterable[Any]:
+    return cast("dict[Any, Any]", box).values() if isinstance(box, dict) else box
+
+
+def check_shape(value: Any) -> None:
+    """Raise ValueError for a value that is too deep or has too many items, before anything is made of it."""
+    level: list[Any] = [value] if isinstance(value, dict | list | tuple | set | frozenset) else []
+    depth = count = 0
+    while level:
+        depth += 1
+        count += sum(map(len, level))
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
+        if count > MAX_ITEMS:
+            raise ValueError(f"it is too large: more than {MAX_ITEMS:,} items")
+        level = [
+            item
+            for box in level
+            for item in _items(box)
+            if item.__class__ is dict or item.__class__ is list or isinstance(item, dict | list | tuple)
+        ]
+
+
+def _cleaned(value: Any) -> Any:
+    """Return plain JSON values with clean text."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return {_cleaned(key): _cleaned(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return [_cleaned(item) for item in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
+
+
+def _has_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not isfinite(value)
+    return isinstance(value, dict | list | tuple) and any(map(_has_no_number, _items(value)))
+
+
+def _storable(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return clean_text(value[:MAX_BYTES])
+    if depth > MAX_DEPTH:
+        return "(nested too deeply)"
+    below = depth + 1
+    if isinstance(value, msgspec.Struct):
+        return replace(value, **{name: _storable(getattr(value, name), below) for name in value.__struct_fields__})
+    if isinstance(value, dict):
+        found = cast("dict[Any, Any]", value).items()
+        return {clean_text(str(key)): _storable(item, below) for key, item in found}
+    if isinstance(value, _LISTS):
+        return [_storable(item, below) for item in cast("list[Any]", value)]
+    try:
+        to_json_bytes(value)
+    except (TypeError, ValueError, RecursionError):
+        return f"({type(value).__name__}: it has no JSON form)"
+    return value

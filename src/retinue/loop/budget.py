@@ -1,0 +1,215 @@
+"""The budget of a run: limits that it shares with the runs above and below it.
+
+Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from ..core.messages import Role
+from ..core.model import CHARACTERS_PER_TOKEN
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits
+from .state import RUNNING, LogState, RunState
+
+_NO_BUDGET = (None, None, None, None)
+_ROUNDING = 1e-9
+_NOTICE = 200
+"""Characters that tell the model of its last turn."""
+
+
+class Reached(Struct, frozen=True):
+    """A limit that leaves one more turn to answer in or, with `is_over`, none."""
+
+    name: str
+    limit: float
+    spent: float
+    is_over: bool
+
+    @property
+    def text(self) -> str:
+        """The limit and what is used of it."""
+        return f"the limit on {self.name} is reached: {_number(self.spent)} of {_number(self.limit)} used"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _limits(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
+    """Yield this run and those above it that have limits."""
+    above: RunState | None = run
+    while above is not None:
+        if above.request.limits is not None:
+            yield above, above.request.limits
+        above = tree.parent_of(above)
+
+
+def is_limited(tree: LogState, run: RunState) -> bool:
+    """Return whether this run or one above it has a budget."""
+    above: RunState | None = run
+    while above is not None:  # not by `_limits`: every run asks
+        limits = above.request.limits
+        if limits is not None and limits is not DEFAULT_LIMITS:
+            if (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
+                return True
+        above = tree.parent_of(above)
+    return False
+
+
+def limits_cost(tree: LogState, run: RunState) -> bool:
+    return any(limits.cost is not None for _, limits in _limits(tree, run))
+
+
+def reached(tree: LogState, run: RunState, now: float) -> Reached | None:
+    """Return the first limit of this run or one above it that forbids the next step, or allows it as the last one."""
+    last: Reached | None = None
+    for above, limits in _limits(tree, run):
+        for found in _reached(tree, run, above, limits, now):
+            if found.is_over:
+                return found
+            last = last or found
+    return last
+
+
+def _reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now: float) -> Iterator[Reached]:
+    """Yield the limits of `above` that leave no turn or one. Runs in a turn, and closing turns above, come first."""
+    total = above.total
+    if limits.seconds is not None and (elapsed := above.elapsed(now)) >= limits.seconds:
+        yield Reached("seconds", limits.seconds, round(elapsed, 2), True)
+    if limits.steps is None and limits.tokens is None and limits.cost is None:
+        return
+    ahead = [*_closing(tree, run, above), *_in_turn(tree, run, above)]
+    if limits.steps is not None:
+        left = limits.steps - above.total_steps - len(ahead)
+        if left < 2:
+            yield Reached("steps", limits.steps, above.total_steps, left < 1)
+    if limits.tokens is None and limits.cost is None:
+        return
+    tokens, cost = _next_call(tree, run, above)
+    reserved = [_next_call(tree, one, above) for one in ahead]
+    if limits.tokens is not None:
+        taken = total.tokens + sum([one[0] for one in reserved])
+        yield from _amount("tokens", limits.tokens, total.tokens, taken, tokens, run)
+    if limits.cost is not None:
+        taken = total.cost + sum([one[1] for one in reserved])
+        yield from _amount("cost", limits.cost, total.cost, taken, cost, run)
+
+
+def _amount(name: str, limit: float, spent: float, taken: float, needed: float, run: RunState) -> Iterator[Reached]:
+    most = limit + limit * _ROUNDING
+    # Nothing is known of a first call: it needs something to be left.
+    is_over = taken + needed > most or (not needed and not run.step and taken >= limit)
+    if is_over or taken + 2 * needed > most or taken >= limit:
+        yield Reached(name, limit, spent, is_over)
+
+
+def _next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, float]:
+    """Estimate the tokens and the cost of a run's next model call: its last one, and what has been said since then."""
+    last = run.last_call
+    if last is NO_USAGE:  # it has made none: judge by other runs of its agent, or by all
+        agent, total = run.identity.agent, above.total
+        alike = [one.last_call for one in tree.runs.values() if one.identity.agent == agent]
+        if any(one is not NO_USAGE for one in alike):
+            return max(one.tokens for one in alike), max(one.cost for one in alike)
+        return (total.tokens / total.requests, total.cost / total.requests) if total.requests else (0, 0)
+    if not last.tokens:
+        return 0, last.cost
+    added = _NOTICE
+    for message in reversed(run.messages):
+        if message.role is Role.ASSISTANT:
+            break
+        added += len(message.text)
+    tokens = last.tokens + last.output_tokens + added / CHARACTERS_PER_TOKEN
+    return tokens, last.cost * tokens / last.tokens
+
+
+def _closing(tree: LogState, run: RunState, above: RunState) -> Iterator[RunState]:
+    """Yield the runs between this one and `above`, which it is part of: each needs a closing turn."""
+    parent = None if run is above else tree.parent_of(run)
+    while parent is not None:
+        if parent.status is RUNNING:
+            yield parent
+        parent = None if parent is above else tree.parent_of(parent)
+
+
+def _in_turn(tree: LogState, run: RunState, above: RunState) -> Iterator[RunState]:
+    """Yield the other runs under `above` whose model answers now: what they spend is not counted yet."""
+    for one in tree.runs.values():
+        if one is not run and one.step_open and not one.answered and one.status is RUNNING:
+            if _is_within(tree, one, above):
+                yield one
+
+
+def time_left(tree: LogState, run: RunState, now: float) -> float | None:
+    """Return the seconds until a limit on time ends this run; None if there is none.
+
+    Runs above stop what they wait for. A detached run has to watch their limits itself.
+    """
+    found = inf
+    for above, limits in _limits(tree, run):
+        if limits.seconds is not None and (above is run or run.request.detached):
+            found = min(found, limits.seconds - above.elapsed(now))
+    return None if found == inf else max(found, 0.0)
+
+
+def limit_reached(tree: LogState, run: RunState, name: str, now: float) -> Reached:
+    """Return the limit of that name which is used up the most, of this run or one above it."""
+    found = [
+        Reached(name, limit, _spent(above, name, now), True)
+        for above, limits in _limits(tree, run)
+        if (limit := getattr(limits, name)) is not None
+    ]
+    return max(found, key=lambda one: one.spent / one.limit if one.limit else inf, default=Reached(name, 0, 0, True))
+
+
+def _spent(run: RunState, name: str, now: float) -> float:
+    match name:
+        case "steps":
+            return run.total_steps
+        case "tokens":
+            return run.total.tokens
+        case "cost":
+            return run.total.cost
+        case _:
+            return round(run.elapsed(now), 2)
+
+
+def deadline(tree: LogState, run: RunState, now: float) -> float | None:
+    """Return when the first limit on time is reached, if no run waits before that."""
+    ends = [
+        now + limits.seconds - above.elapsed(now) for above, limits in _limits(tree, run) if limits.seconds is not None
+    ]
+    return min(ends, default=None)
+
+
+def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] = ()) -> tuple[str, int] | None:
+    """Return the name and value of the limit that forbids another child of this run.
+
+    `dispatching` holds the runs that are starting a child now, once for each child.
+    """
+    depth = run.identity.depth + 1
+    for above, limits in _limits(tree, run):
+        if depth - above.identity.depth > limits.depth:
+            return "depth", limits.depth
+        starting = sum([_is_within(tree, one, above) for one in dispatching]) if dispatching else 0
+        if above.total_children + starting >= limits.children:
+            return "children", limits.children
+    return None
+
+
+def _is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
+    """Return whether `run` is `above` or a descendant of it."""
+    while run is not None and run is not above:
+        run = tree.parent_of(run)
+    return run is not None
+
+
+def child_refusal(limit: str, value: int) -> str:
+    """The reason for which a child is refused, as the model reads it."""
+    if limit == "depth":
+        return f"agents may be nested {value} deep: do this yourself"
+    return f"this tree may start {value} children: go on with what you have"

@@ -1,0 +1,332 @@
+"""Text and values that no store can hold are cleaned or refused where they enter, in every store alike."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import (
+    Agent,
+    ConfigurationError,
+    Decision,
+    Message,
+    RunResult,
+    RunStatus,
+    Runtime,
+    StateKey,
+    ToolContext,
+    ToolOutput,
+    ToolResult,
+    tool,
+)
+from retinue.core.content import clean_text, to_json_anyway, to_json_value
+from retinue.errors import DecisionRefused, StateError, UnknownRun
+from retinue.messages import DataPart
+from retinue.models import CallChunk, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
+from retinue.plugins import Plugin
+from retinue.testing import ScriptedModel, call, fail, say
+from tests.control.test_hooks import Hooks
+
+HALF = "\ud800 half"
+CLEAN = "\ufffd half"
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+DEEP: Any = []
+for _ in range(200):
+    DEEP = [DEEP]
+WIDE: Any = ["x"]
+for _ in range(40):
+    WIDE = [WIDE, WIDE]
+
+Report = Callable[[ToolContext], Any]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """Tracebacks of tools that fail on purpose are not of interest."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Chunks:
+    """A model that answers with these chunks first, and then with "end"."""
+
+    name = "test:chunks"
+
+    def __init__(self, *chunks: Any) -> None:
+        self.chunks = list(chunks)
+
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        for chunk in self.chunks or [TextChunk("end")]:
+            yield chunk
+        self.chunks = []
+
+
+def reporting(report: Report) -> Any:
+    @tool
+    async def work(ctx: ToolContext) -> Any:
+        """Work."""
+        return report(ctx)
+
+    return work
+
+
+async def run_in(place: str, agent: Agent, input: Any = "go", **options: Any) -> tuple[RunResult, list[Any]]:
+    """Run an agent, read its log back, use its thread again, and close: none of that may fail."""
+    async with Runtime.open(place, [agent]) as runtime:
+        result = await runtime.run(agent.name, input, thread_id="t", **options)
+        events = [event async for event in runtime.events(result.run_id)]
+        again = await runtime.run(Agent("again", ScriptedModel([say("fine")])), "again", thread_id="t")
+        assert again.response == "fine"
+    return result, events
+
+
+async def result_of(place: str, report: Report) -> tuple[str, list[Any]]:
+    """Return what the model reads of a call whose tool does this, and the events."""
+    agent = Agent("a", ScriptedModel([call("work"), say("ok")]), tools=[reporting(report)])
+    result, events = await run_in(place, agent)
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "ok")
+    (text,) = [message.text for message in result.messages if message.role == "tool"]
+    return text, events
+
+
+REPORTS: dict[str, Callable[[ToolContext, Any], None]] = {
+    "emit": lambda ctx, value: ctx.emit(value),
+    "activity": lambda ctx, value: ctx.report_activity("x", value),
+    "activity_delta": lambda ctx, value: ctx.report_activity_delta("x", [{"op": "add", "path": "/x", "value": value}]),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (Path("/x"), "a value of type PosixPath has no JSON form"),
+        (CYCLE, "nested more than 100 deep, or contains itself"),
+        (DEEP, "nested more than 100 deep"),
+        (WIDE, "it is too large: more than 4,000,000 items"),
+        (10**5000, "4300 digits"),
+    ],
+    ids=["path", "cycle", "deep", "wide", "number"],
+)
+async def test_a_report_that_is_no_json_fails_its_call(place: str, report: Any, value: Any, problem: str) -> None:
+    text, events = await result_of(place, lambda ctx: report(ctx, value))
+    assert text.startswith("internal: ")
+    assert problem in text
+    assert not [event for event in events if event.kind in ("custom", "activity_snapshot", "activity_delta")]
+
+
+async def test_a_report_becomes_json_where_it_can(place: str) -> None:
+    value = {HALF: HALF, "n": math.nan, "i": -math.inf, "d": date(2030, 1, 2), "t": (1, {2}), 3: b"\xff"}
+    expected = {CLEAN: CLEAN, "n": None, "i": None, "d": "2030-01-02", "t": [1, [2]], "3": "/w=="}
+
+    def report(ctx: ToolContext) -> str:
+        ctx.emit(value)
+        ctx.report_activity(HALF, value)
+        ctx.report_activity_delta(HALF, value)
+        ctx.report_progress("running", HALF, math.nan)
+        ctx.stream_output(HALF)
+        ctx.report_error(HALF, HALF)
+        return "done"
+
+    text, events = await result_of(place, report)
+    assert text == "done"
+    found = {event.kind: event for event in events}
+    assert found["custom"].data == expected
+    first, progress = [event for event in events if event.kind == "activity_snapshot"]
+    assert (first.activity_type, first.content) == (CLEAN, expected)
+    assert (progress.content["message"], progress.content["progress"]) == (CLEAN, None)
+    assert (found["activity_delta"].activity_type, found["activity_delta"].delta) == (CLEAN, [expected])
+    assert found["tool_call_stream_delta"].delta == CLEAN
+    assert (found["error"].message, found["error"].code) == (CLEAN, CLEAN)
+
+
+async def test_output_that_is_no_text_fails_its_call(place: str) -> None:
+    text, _ = await result_of(place, lambda ctx: ctx.stream_output(5))  # pyright: ignore[reportArgumentType]
+    assert text == "internal: TypeError: expected text, got int"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (HALF, CLEAN),
+        ({"a": HALF}, f'{{"a":"{CLEAN}"}}'),
+        ([math.nan], "[null]"),
+        (ToolResult.success({"a": 1}, HALF), CLEAN),
+        (ToolResult(data="x", metadata={HALF: HALF}), "x"),
+        (ToolResult.error(HALF, HALF), f"[{CLEAN}] {CLEAN}"),
+        (Path("/x"), "internal: tool 'work' returned a value that cannot be written as JSON: a value of type Posix"),
+        (CYCLE, "internal: tool 'work' returned a value that cannot be written as JSON: it is nested more than 100"),
+        (
+            ToolResult(metadata={"x": Path("/")}),
+            "internal: tool 'work' returned a value that cannot be written as JSON",
+        ),
+        (
+            "x" * (64 * 1024 * 1024 + 1),
+            "internal: tool 'work' returned a value that cannot be written as JSON: the text",
+        ),
+    ],
+    ids=["half", "inside", "nan", "message", "metadata", "error", "path", "cycle", "metadata-path", "large"],
+)
+async def test_results(place: str, value: Any, said: str) -> None:
+    text, _ = await result_of(place, lambda ctx: value)
+    assert text.startswith(said)
+
+
+async def test_errors_of_tools_and_hooks_are_cleaned(place: str) -> None:
+    def boom(*_: Any) -> Any:
+        raise ValueError(HALF)
+
+    text, _ = await result_of(place, boom)
+    assert text == f"internal: ValueError: {CLEAN}"
+    failing = Agent("a", ScriptedModel([say("x")]), plugins=[Hooks(("step_start", boom))])
+    result, _ = await run_in(place, failing)
+    assert (result.status, CLEAN in (result.error or "")) == (RunStatus.FAILED, True)
+    result, _ = await run_in(place, Agent("a", ScriptedModel([fail(RuntimeError(HALF))])))
+    assert (result.status, result.error) == (RunStatus.FAILED, f"RuntimeError: {CLEAN}")
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (TextChunk(HALF),),
+        (ReasoningChunk(HALF, HALF), TextChunk(HALF)),
+        (PartChunk(DataPart({HALF: [HALF]})), TextChunk(HALF)),
+        (TextChunk(HALF), TurnEnd(HALF, model=HALF)),
+        (Retrying(code="x", message=HALF), TextChunk(HALF)),
+        (CallChunk(0, HALF, HALF, HALF), TextChunk(HALF)),
+        (CallChunk(0, "c", "work", f'{{"{HALF}": "{HALF}"}}'), TextChunk(HALF)),
+    ],
+    ids=["text", "reasoning", "part", "end", "retry", "call", "arguments"],
+)
+async def test_what_a_model_says_is_cleaned(place: str, chunks: tuple[Any, ...]) -> None:
+    agent = Agent("a", Chunks(*chunks), tools=[reporting(lambda ctx: "done")])
+    result, events = await run_in(place, agent)
+    assert result.status is RunStatus.COMPLETED
+    assert CLEAN in result.messages[1].text
+    assert "".join([event.delta for event in events if event.kind == "text_delta"]).startswith(CLEAN)
+
+
+async def test_usage_that_cannot_be_added_up_does_not_count(place: str) -> None:
+    from retinue import Usage
+
+    odd = TurnEnd(usage=Usage(requests=1, input_tokens=-1000, output_tokens=7, cost=math.nan))
+    result, _ = await run_in(place, Agent("a", Chunks(TextChunk("x"), odd)))
+    assert result.usage == Usage(requests=1, output_tokens=7)
+
+
+async def test_input(place: str) -> None:
+    agent = Agent("a", ScriptedModel(lambda request: say(request.messages[-1].text or "none")))
+    result, _ = await run_in(place, agent, HALF + "\0")
+    assert result.response == CLEAN + "\0"
+    result, _ = await run_in(place, agent, [Message.user([DataPart({"x": (HALF, math.nan)})], name=HALF)])
+    assert result.messages[0].parts == (DataPart({"x": [CLEAN, None]}),)
+    async with Runtime.open(place, [agent]) as runtime:
+        for value in (Path("/x"), CYCLE, DEEP):
+            with pytest.raises(ConfigurationError, match="the input cannot be used: "):
+                await runtime.run("a", Message.user([DataPart(value)]), thread_id="t")
+        for name in ("thread_id", "user_id"):
+            for value in (HALF, "a\0b", "x" * 1001, "ü" * 501):
+                with pytest.raises(ConfigurationError, match=f"{name} cannot be used: it "):
+                    await runtime.run("a", "go", **{name: value})
+        assert (await runtime.run("a", "go", thread_id="t")).response == "go"
+
+
+async def test_state_is_refused_before_anything_is_committed(place: str) -> None:
+    text, number = StateKey("text", str, persistent=True), StateKey("number", float, persistent=True)
+    many = StateKey("many", list, persistent=True)
+    refused: list[tuple[Any, Any]] = [(text, HALF), (number, math.nan), (number, math.inf), (many, [math.nan])]
+    refused += [(many, [HALF]), (many, CYCLE), (many, [Path("/x")])]
+
+    class Keys(Plugin):
+        name = "keys"
+
+        def register(self, r: Any) -> None:
+            for key in (text, number, many):
+                r.key(key)
+
+    for key, value in refused:
+        with pytest.raises(StateError, match=key.name):
+            await Runtime([Agent("a", ScriptedModel([say("x")]), plugins=[Keys()])]).run("a", "go", state={key: value})
+        write = reporting(lambda ctx, update={key: value}: ToolOutput("x", update=update))
+        agent = Agent("a", ScriptedModel([call("work"), say("ok")]), tools=[write], plugins=[Keys()])
+        result, events = await run_in(place, agent)
+        assert "could not commit its state" in result.messages[2].text
+        assert result.state.extensions.get(key.name) is None
+        assert not [event for event in events if event.kind == "state_delta"]
+
+
+async def test_decisions(place: str) -> None:
+    """A decision that is no JSON changes nothing; one with half a character is cleaned."""
+    ask = reporting(lambda ctx: ToolResult.suspended("?") if ctx.resume_input is None else ctx.resume_input)
+    agent = Agent("a", ScriptedModel([call("work", id="c"), say("ok")]), tools=[ask])
+    async with Runtime.open(place, [agent]) as runtime:
+        waiting = await runtime.run("a", "go", thread_id="t")
+        for value in (Path("/x"), CYCLE, DEEP, object()):
+            with pytest.raises(DecisionRefused, match="a decision must have a JSON form"):
+                await runtime.resume(waiting.run_id, {"c": Decision.resume(value)})
+        for target in (HALF, "c\0", "x" * 100_000, ""):
+            with pytest.raises(DecisionRefused, match="does not wait for"):
+                await runtime.resume(waiting.run_id, {target: Decision.resume(1)})
+        for run_id in (HALF, "run\0", "x" * 100_000):
+            with pytest.raises(UnknownRun):
+                await runtime.resume(run_id, {"c": Decision.resume(1)})
+            with pytest.raises(UnknownRun):
+                await runtime.cancel(run_id)
+        result = await runtime.resume(waiting.run_id, {"c": Decision.resume({"x": [HALF, math.nan]}, id=HALF)})
+    assert result.response == "ok"
+    assert result.messages[2].text == f'{{"x":["{CLEAN}",null]}}'
+
+
+async def test_a_reason_for_cancelling_is_cleaned(place: str) -> None:
+    ask = reporting(lambda ctx: ToolResult.suspended("?"))
+    agent = Agent("a", ScriptedModel([call("work", id="c"), say("ok")]), tools=[ask])
+    async with Runtime.open(place, [agent]) as runtime:
+        waiting = await runtime.run("a", "go", thread_id="t")
+        result = await runtime.cancel(waiting.run_id, reason=HALF)
+    assert (result.status, result.error) == (RunStatus.CANCELLED, CLEAN)
+
+
+async def test_what_slips_through_is_stored_all_the_same(place: str) -> None:
+    """A hook may put anything into a record that the loop makes: the run is stored, and its thread is free."""
+    from retinue import StateCommand
+    from retinue.plugins import AddContextMessage, StopRun
+
+    def hook(ctx: Any) -> Any:
+        return StateCommand().schedule(AddContextMessage(HALF)).schedule(StopRun(HALF, HALF, completed=True))
+
+    agent = Agent("a", ScriptedModel([say("ok")]), plugins=[Hooks(("step_start", hook))])
+    result, _ = await run_in(place, agent)
+    assert result.status is RunStatus.COMPLETED
+
+
+def test_clean_text() -> None:
+    assert clean_text("plain") == "plain"
+    assert clean_text("ü\0") == "ü\0"
+    assert clean_text("\ud83d\ude00") == "\U0001f600"  # two halves that belong together
+    assert clean_text(HALF) == CLEAN
+    with pytest.raises(TypeError, match="expected text, got int"):
+        clean_text(5)  # pyright: ignore[reportArgumentType]
+
+
+def test_values_are_copies() -> None:
+    given = {"a": [1, {"b": 2}]}
+    made = to_json_value(given)
+    assert made == given
+    made["a"][1]["b"] = 3
+    assert given == {"a": [1, {"b": 2}]}
+
+
+def test_any_record_can_be_written() -> None:
+    message = Message.user([DataPart({"x": Path("/x"), "y": CYCLE, HALF: HALF})])
+    written = to_json_anyway(message).decode()
+    assert "(PosixPath: it has no JSON form)" in written
+    assert "(nested too deeply)" in written
+    assert CLEAN in written
