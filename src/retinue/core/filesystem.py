@@ -109,6 +109,10 @@ class Command(Struct, frozen=True):
     waits: bool = False
     """True if its input is a socket: it writes a line when it is ready, and begins when it reads one. Without an answer
     it ends by itself; killed before it is ready, it may leave something behind."""
+    cleanup: tuple[str, ...] = ()
+    """A program to run when it has ended, which removes what it may have left."""
+    disk: tuple[str, int] | None = None
+    """A folder, and the bytes it may have; a command that makes it larger is stopped."""
 
 
 @runtime_checkable

@@ -7,6 +7,9 @@ import codecs
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from contextlib import ExitStack, suppress
 
 from ..core.context import ToolContext
@@ -15,6 +18,7 @@ from ..core.filesystem import Command, Filesystem, RunsCommands, files_of
 from ..core.functions import FunctionTool, in_thread
 from ..core.runs import RunIdentity
 from ..core.tools import Tool
+from .limits import folder_size
 
 LONGEST = 600
 """Seconds a command may be given."""
@@ -22,6 +26,8 @@ PATIENCE = 5.0
 """Seconds to wait for processes to end after a signal. A supervisor needs a part of them itself."""
 MOST_OUTPUT = 1_000_000
 """Characters of output that are kept; the rest is counted."""
+MEASURED_EVERY = 0.25
+"""Seconds between two looks at the size of a folder, or more where a look takes long."""
 LONGEST_SETUP = 30.0
 """Seconds that a sandboxed command may take to be ready."""
 
@@ -32,6 +38,9 @@ def shell_tool(filesystem: Filesystem) -> Tool:
         advice = "leave disable_shell on, or use a LocalFilesystem or a SandboxFilesystem"
         raise ConfigurationError(f"no command can be run on the files of {filesystem!r}: {advice}")
     return FunctionTool(_Shell(filesystem).shell, category="shell")
+
+
+Started = tuple[asyncio.SubprocessTransport, Command]
 
 
 class _Shell:
@@ -51,40 +60,42 @@ class _Shell:
             raise InvalidArguments(f"timeout_seconds must be 1 or more, got {timeout_seconds}")
         seconds = min(timeout_seconds, LONGEST)
         output = _Output(ctx)
-        transport = await self._started(command, ctx.run, output)
-        timed_out = False
+        transport, started = await self._started(command, ctx.run, output)
+        ended = asyncio.create_task(output.exited.wait())
+        filled = asyncio.create_task(_wait_until_full(started))
         try:
-            async with asyncio.timeout(seconds):
-                await output.exited.wait()
-        except TimeoutError:
-            timed_out = True
+            await asyncio.wait({ended, filled}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _stop(transport, output)
-        if timed_out:
-            raise ExecutionFailed(f"stopped after {seconds} s; output so far:\n{output.text}")
+            reason = None if ended.done() else filled.result() if filled.done() else f"stopped after {seconds} s"
+            filled.cancel()
+            ended.cancel()
+            await _stop(transport, output, started)
+        if reason is not None:
+            raise ExecutionFailed(f"{reason}; output so far:\n{output.text}")
         return f"exit code: {transport.get_returncode()}\n{output.text}"
 
-    async def _started(self, line: str, run: RunIdentity, output: _Output) -> asyncio.SubprocessTransport:
+    async def _started(self, line: str, run: RunIdentity, output: _Output) -> Started:
         """Start a command. If cancelled meanwhile, wait for its start, then end it with all its processes."""
         starting = asyncio.create_task(self._start(line, run, output))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             with suppress(ExecutionFailed):
-                await _stop(await starting, output)
+                transport, command = await starting
+                await _stop(transport, output, command)
             raise
 
-    async def _start(self, line: str, run: RunIdentity, output: _Output) -> asyncio.SubprocessTransport:
+    async def _start(self, line: str, run: RunIdentity, output: _Output) -> Started:
         try:
             command = await in_thread(self._command, {"line": line, "run": run})
             if not command.waits:
-                return await _begin(command, output, asyncio.subprocess.DEVNULL)
+                return await _begin(command, output, asyncio.subprocess.DEVNULL), command
             with ExitStack() as ends:
                 ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
                 transport = await _begin(command, output, theirs.fileno())
                 theirs.close()
                 await _release(ours)
-                return transport
+                return transport, command
         except (OSError, ValueError, FilesystemError) as exc:
             raise ExecutionFailed(f"the shell could not be started: {exc}") from exc
 
@@ -151,7 +162,21 @@ class _Output(asyncio.SubprocessProtocol):
         return "".join(self._kept) + more
 
 
-async def _stop(transport: asyncio.SubprocessTransport, output: _Output) -> None:
+async def _wait_until_full(command: Command) -> str:
+    """Return once a command has filled its folder beyond the limit; never if there is none."""
+    if command.disk is None:
+        return await asyncio.get_running_loop().create_future()
+    folder, most = command.disk
+    # A folder that is too large already may be made smaller, but not larger.
+    most = max(most, await in_thread(folder_size, {"root": folder, "most": sys.maxsize}))
+    while True:
+        began = time.monotonic()
+        if await in_thread(folder_size, {"root": folder, "most": most}) > most:
+            return f"stopped because its folder has more than {most:,} bytes"
+        await asyncio.sleep(max(MEASURED_EVERY, 10 * (time.monotonic() - began)))
+
+
+async def _stop(transport: asyncio.SubprocessTransport, output: _Output, command: Command) -> None:
     """End a command and its processes, first with SIGTERM, then with SIGKILL, and read its last output."""
     group, now = transport.get_pid(), asyncio.get_running_loop().time
     for how in (signal.SIGTERM, signal.SIGKILL):
@@ -164,6 +189,15 @@ async def _stop(transport: asyncio.SubprocessTransport, output: _Output) -> None
         async with asyncio.timeout(PATIENCE):
             await output.closed.wait()
     transport.close()
+    if command.cleanup:
+        await in_thread(_clean_up, {"command": command})
+
+
+def _clean_up(command: Command) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            command.cleanup, env=dict(command.environment), capture_output=True, timeout=LONGEST_SETUP, check=False
+        )
 
 
 def _reaches(group: int, number: int) -> bool:
