@@ -50,7 +50,7 @@ WRITE = call("write_file", {"path": "diary.md", "content": SECRET})
 
 
 @pytest.mark.parametrize("sub", [False, True])
-@pytest.mark.parametrize("other", ["bob", "ANN", "ann/../ann", "../ann", "ann\x00", None])
+@pytest.mark.parametrize("other", ["bob", "ANN", "ann/../ann", "../ann", "ann ", None])
 async def test_nobody_reads_the_files_of_another(files: StoreFilesystem, other: str | None, sub: bool) -> None:
     await told(files, "ann", WRITE, sub=sub)
     assert SECRET in await told(files, "ann", call(*READS[0]))
