@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,17 @@ ON_RUNS = [
     ["runs", "cancel", "run_x"],
     ["runs", "fork", "run_x", "--at", "1"],
 ]
+SERVE = ["serve", ".", "--port", "0"]
+ON_TOKENS = [["tokens", "add", "ann"], ["tokens", "list"], ["tokens", "revoke", "token_x"]]
 ON_TASKS = [["tasks", "show", "task_x"], ["tasks", "wait", "task_x"], ["tasks", "cancel", "task_x"]]
 ON_DATABASE = [["db", "check"], ["db", "migrate"], ["db", "prune", "--older-than", "1d"]]
-WITH_DATABASE = [RUN, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_DATABASE]
+WITH_DATABASE = [RUN, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
 AGENTS = [["agents", "list"], ["agents", "validate"]]
 ALL = [*WITH_DATABASE, *AGENTS, ["demo"]]
-NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "db")]
+NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "db")]
+CREATING = [RUN, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
+"""Commands that make the database they are given."""
+SINGLE = ("run", "serve", "demo")
 IN_FOLDER = [RUN, ["tasks", "list"], *ON_TASKS, *AGENTS]
 
 
@@ -52,12 +59,12 @@ def refused(cli: Cli, *words: str) -> str:
 
 def test_the_table_has_every_command() -> None:
     declared = {words for words, *_ in parsers._COMMANDS}  # pyright: ignore[reportPrivateUsage]
-    assert {" ".join(command[:2] if command[0] not in ("run", "demo") else command[:1]) for command in ALL} == declared
+    assert {" ".join(command[:2] if command[0] not in SINGLE else command[:1]) for command in ALL} == declared
 
 
 @named(ALL)
 def test_a_wrong_option(cli: Cli, command: list[str]) -> None:
-    words = command[:1] if command[0] in ("run", "demo") else command[:2]
+    words = command[:1] if command[0] in SINGLE else command[:2]
     says = refused(cli, *command, "--jsn")
     assert says == (
         f"retinue: unrecognized arguments: --jsn; did you mean --json? see retinue {' '.join(words)} --help\n"
@@ -75,7 +82,10 @@ def test_a_missing_argument(cli: Cli, command: list[str]) -> None:
     ("words", "says"),
     [
         (["rnu"], "unknown command 'rnu'; did you mean run? see retinue --help"),
-        (["fly"], "unknown command 'fly'; choose from run, agents, tasks, runs, db, demo; see retinue --help"),
+        (
+            ["fly"],
+            "unknown command 'fly'; choose from run, agents, tasks, runs, serve, tokens, db, demo; see retinue --help",
+        ),
         (["tasks", "lst"], "unknown action 'lst'; did you mean list? see retinue tasks --help"),
         (["runs", "list", "--status", "runing"], "--status: unknown value 'runing'; did you mean running?"),
         (["tasks", "list", "more"], "unrecognized arguments: more; see retinue tasks list --help"),
@@ -96,7 +106,7 @@ def test_what_is_no_url(cli: Cli, command: list[str]) -> None:
     assert "'app.db'" in refused(cli, *command, "--db", "app.db")
 
 
-@named([command for command in WITH_DATABASE if command not in (RUN, ["db", "migrate"])])
+@named([command for command in WITH_DATABASE if command not in CREATING])
 def test_a_missing_database(cli: Cli, tmp_path: Path, command: list[str]) -> None:
     says = refused(cli, *command, "--db", "sqlite:///app.db")
     assert "there is no Retinue database at app.db: is it the right --db?" in says
@@ -116,7 +126,7 @@ def test_a_database_of_an_older_format(cli: Cli, tmp_path: Path, command: list[s
     assert "it was written by a development version before the first release" in says
 
 
-@named([*ON_RUNS, *ON_TASKS])
+@named([*ON_RUNS, *ON_TASKS, ["tokens", "revoke", "token_x"]])
 def test_an_unknown_id(cli: Cli, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_DB", "sqlite:///app.db")
     assert cli("db", "migrate").code == 0
@@ -141,7 +151,7 @@ def test_a_list_of_nothing_is_no_error(cli: Cli, command: list[str]) -> None:
     assert (code, err.count("\n")) == (0, 1)
 
 
-@named([["tasks"], ["runs"], ["agents"], ["db"], []])
+@named([["tasks"], ["runs"], ["agents"], ["tokens"], ["db"], []])
 def test_a_command_without_its_action_prints_help(cli: Cli, command: list[str]) -> None:
     code, out, err = cli(*command)
     assert (code, err) == (0, "")
@@ -150,7 +160,98 @@ def test_a_command_without_its_action_prints_help(cli: Cli, command: list[str]) 
 
 @named(ALL)
 def test_help_has_an_example(cli: Cli, command: list[str]) -> None:
-    words = " ".join(command[:1] if command[0] in ("run", "demo") else command[:2])
+    words = " ".join(command[:1] if command[0] in SINGLE else command[:2])
     code, out, _ = cli(*words.split(), "--help")
     assert code == 0
     assert f"\nExamples:\n  retinue {words} " in out
+
+
+BROKEN = """
+from retinue import Agent, Runtime
+agent = Agent("a", "offline:rules")
+runtime = Runtime([agent])
+number = 3
+none = []
+
+def failing():
+    raise RuntimeError("not today")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["missing"], "there is no folder 'missing'"),
+        (["file.txt"], "'file.txt' is a file"),
+        (["nowhere:agent"], "TARGET nowhere:agent: ModuleNotFoundError"),
+        (["broken:nothing"], "TARGET broken:nothing: AttributeError"),
+        (["broken:number"], "it is int, not an agent or a list of agents"),
+        (["broken:none"], "it is list, not an agent or a list of agents"),
+        (["broken:failing"], "it failed with RuntimeError: not today"),
+        (["broken:"], "write MODULE:ATTR"),
+        (["broken:runtime", "--db", "sqlite:///app.db"], "this Runtime has its own store: leave --db out"),
+        ([".", "--db", "postgresql://nobody@127.0.0.1:1/x"], "127.0.0.1"),
+        ([".", "--db", "mysql://x"], "not the URL of a store: 'mysql://x'"),
+        ([".", "--db", "sqlite:////nowhere/at/all.db"], "there is no folder /nowhere/at: create it"),
+        ([".", "--token-file", "missing"], "cannot read the token in 'missing': No such file"),
+        ([".", "--token-file", "empty"], "'empty' is empty: write a token into it"),
+        ([".", "--token-file", "."], "cannot read the token in '.'"),
+        ([".", "--token", "short"], "a token has at least 8 characters"),
+        ([".", "--token", "with a space"], "none of them white space"),
+        ([".", "--token", "12345678", "--no-auth"], "--no-auth: not allowed with argument --token"),
+        ([".", "--user-header", "x user"], "is not the name of a header"),
+        ([".", "--no-auth", "--host", "0.0.0.0"], "--no-auth on 0.0.0.0 lets everybody"),
+        ([".", "--host", "no such host"], "cannot listen on 'no such host'"),
+        ([".", "--port", "70000"], "--port 70000 is not a port"),
+        ([".", "--port", "x"], "'x' is not a whole number"),
+        ([".", "--cors", "app.example.com"], "'app.example.com' is not an origin"),
+        ([".", "--workers", "0"], "'0' is not a whole number above 0"),
+        ([".", "--workers", "2"], "--workers needs a database that they share"),
+        ([".", "--workers", "2", "--db", "memory:"], "--workers needs a database that they share"),
+        ([".", "--rate", "0"], "'0' is not a number above 0"),
+        ([".", "--max-streams", "-1"], "'-1' is not a whole number above 0"),
+        ([".", "--model", "nobody:x"], "nobody"),
+        ([], "the following arguments are required: TARGET"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_served(
+    cli: Cli, tmp_path: Path, words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "empty").write_text(" \n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    port = [] if "--port" in words else ["--port", "0"]
+    assert says in refused(cli, "serve", *words, *port)
+
+
+def test_a_port_in_use(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        says = refused(cli, "serve", ".", "--port", str(port))
+        assert says.startswith(f"retinue: cannot listen on 127.0.0.1 port {port}: Address already in use: give another")
+
+
+def test_a_server_that_is_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert 'pip install "retinue[server]"' in refused(cli, "serve", ".", "--port", "0")
+    for name in [name for name in sys.modules if name.startswith(("retinue.server", "retinue.cli.tokens"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    assert 'pip install "retinue[server]"' in refused(cli, "tokens", "list", "--db", "sqlite:///app.db")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["ann", "--scopes", "read,fly"], "there is no scope 'fly': use some of read, run, answer, admin"),
+        (["ann", "--scopes", ","], "a token needs a scope"),
+        ([" "], "the user of a token has 1 to 200 characters"),
+        (["a\nb"], "that can be printed"),
+        (["x" * 201], "the user of a token has 1 to 200 characters"),
+    ],
+)
+def test_what_is_no_token(cli: Cli, words: list[str], says: str) -> None:
+    assert says in refused(cli, "tokens", "add", *words, "--db", "sqlite:///app.db")

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             args = parse(argv)
             verbose = args.verbose
-            with _logging(verbose):
+            with _logging(verbose, warns=getattr(args, "warns", False)):
                 code = _run(args)
         except SystemExit as exc:  # from argparse
             code = exc.code if isinstance(exc.code, int) else MISUSED
@@ -45,14 +45,16 @@ def _run(args: argparse.Namespace) -> int:
         return COMPLETED
     import asyncio
 
-    module, _, function = args.command.partition(":")
-    execute = getattr(import_module(f".{module}", __name__), function)
+    name, _, function = args.command.partition(":")
+    module = import_module(f".{name}", __name__)
+    execute = getattr(module, function)
     if not args.handles_interrupt:
         return asyncio.run(execute(args))
     from .interrupt import Interrupt
 
-    with Interrupt() as interrupt:
-        return asyncio.run(execute(args, interrupt))
+    factory = module.loop_factory() if hasattr(module, "loop_factory") else None
+    with Interrupt() as interrupt, asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(execute(args, interrupt))
 
 
 def _report(exc: Exception, verbose: bool) -> int:
@@ -77,9 +79,12 @@ class _StderrHandler(logging.Handler):
 
 
 @contextmanager
-def _logging(verbose: bool) -> Generator[None]:
-    """Log to stderr with --verbose, else nowhere."""
-    logger, handler = logging.getLogger("retinue"), _StderrHandler() if verbose else logging.NullHandler()
+def _logging(verbose: bool, *, warns: bool) -> Generator[None]:
+    """Log to stderr with --verbose; else nothing, or only warnings of a command that works for long."""
+    logger = logging.getLogger("retinue")
+    handler = (
+        _StderrHandler(logging.NOTSET if verbose else logging.WARNING) if verbose or warns else logging.NullHandler()
+    )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
     logger.addHandler(handler)

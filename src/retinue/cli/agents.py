@@ -224,17 +224,29 @@ def join_path(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, path))
 
 
-def load_runtime(target: str, url: str) -> Runtime:
-    """Return the runtime that `module:attribute` names, on a database; it recovers no interrupted runs."""
-    found = _import_target(target)
+def load_runtime(
+    target: str, url: str, *, how: str = "--target", serves: bool = False, is_chosen: bool = False
+) -> Runtime:
+    """Return the runtime that `module:attribute` names, on a database.
+
+    One that serves recovers interrupted runs, and leaves its own to the next process. `is_chosen`: the database was
+    named by the user, so a Runtime with another one is refused. `how` the target was given is part of the errors.
+    """
+    found = _import_target(target, how)
+    if isinstance(found, Runtime) and is_chosen:
+        raise ConfigurationError(
+            f"{how} {target}: this Runtime has its own store: leave --db out, or name a function that takes the URL"
+        )
     if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
-        found = _call_factory(found, target, url)
+        found = _call_factory(found, target, url, how)
     if isinstance(found, Runtime):
         return found
     agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
     if not agents:
-        raise ConfigurationError(f"--target {target}: it is {type(found).__name__}, not an agent or a list of agents")
-    return Runtime.open(url, agents, recover=False)
+        raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
+    store = open_store(url)
+    leaves = serves and isinstance(store, SqlStore)
+    return Runtime(agents, store=store, recover=serves, on_close="leave" if leaves else "cancel")
 
 
 async def workspace_runtime(
@@ -252,10 +264,10 @@ async def workspace_runtime(
     return Runtime([chosen], store=store, recover=False)
 
 
-def _import_target(target: str) -> Any:
+def _import_target(target: str, how: str) -> Any:
     module, colon, path = target.partition(":")
     if not module or not colon or not path:
-        raise ConfigurationError(f"--target {target!r}: write MODULE:ATTR, as in app.agents:assistant")
+        raise ConfigurationError(f"{how} {target!r}: write MODULE:ATTR, as in app.agents:assistant")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -263,18 +275,16 @@ def _import_target(target: str) -> Any:
         for name in path.split("."):
             found = getattr(found, name)
     except Exception as exc:
-        raise ConfigurationError(
-            f"--target {target}: {type(exc).__name__}: {exc}: correct it, or name another"
-        ) from exc
+        raise ConfigurationError(f"{how} {target}: {type(exc).__name__}: {exc}: correct it, or name another") from exc
     return found
 
 
-def _call_factory(factory: Any, target: str, url: str) -> Any:
+def _call_factory(factory: Any, target: str, url: str, how: str) -> Any:
     """Call a function of the user, with the database if it has a parameter."""
     try:
         return factory(url) if inspect.signature(factory).parameters else factory()
     except Exception as exc:
-        raise ConfigurationError(f"--target {target}: it failed with {type(exc).__name__}: {exc}") from exc
+        raise ConfigurationError(f"{how} {target}: it failed with {type(exc).__name__}: {exc}") from exc
 
 
 def _as_agents(found: Any) -> list[Agent]:

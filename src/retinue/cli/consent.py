@@ -28,10 +28,7 @@ class Consent(Permissions):
     """Asks inside the process, so that sub-agents and background tasks are asked about too. One question at a time."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        if args.read_only and (args.yes or args.allow or getattr(args, "shell", False)):
-            raise ConfigurationError("--read-only allows nothing else: leave --yes, --allow and --shell out")
-        default: Verdict = "deny" if args.read_only else "allow" if args.yes else "ask"
-        super().__init__(allow=(*READING, *args.allow), default=default)
+        super().__init__(allow=(*READING, *args.allow), default=_default(args))
         self.terminal = asyncio.Lock()
         """Held while a question is on the terminal: nothing else is shown then."""
         self.view: View | None = None
@@ -82,6 +79,17 @@ class Consent(Permissions):
         refused = count(sum(self._unasked.values()), "call")
         complain(f"{refused} refused, as there is no terminal to ask at: allow them with {options}, or all with --yes")
         return True
+
+
+def make_permissions(args: argparse.Namespace) -> Permissions:
+    """Return what the same options mean without a terminal: a call that needs consent waits for a decision."""
+    return Permissions(allow=(*READING, *args.allow), default=_default(args))
+
+
+def _default(args: argparse.Namespace) -> Verdict:
+    if args.read_only and (args.yes or args.allow or getattr(args, "shell", False)):
+        raise ConfigurationError("--read-only allows nothing else: leave --yes, --allow and --shell out")
+    return "deny" if args.read_only else "allow" if args.yes else "ask"
 
 
 def _argument_lines(args: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from math import isfinite
 from textwrap import fill
@@ -32,6 +33,15 @@ terminal such calls are refused.
 
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds."""
+_SERVE = """\
+TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
+that returns one of them.
+
+Whoever uses it sends a token: that of --token, or one of retinue tokens add. Without --token, one is made and
+printed. Before an agent of a folder writes, edits or executes, its run waits for a decision of a client.
+
+SIGTERM and Ctrl-C let requests finish, and leave runs to the next process; a second one ends it at once.
+docs/server.md says more."""
 _DEMO = """\
 Five questions in one conversation about a small folder: the fourth goes to three sub-agents that the folder
 declares in Markdown, the last to one in the background. The model is the built-in offline:rules: rules, not a
@@ -58,6 +68,7 @@ _GROUPS = {
     "agents": ("list or check the sub-agents that a folder declares", _AGENTS),
     "tasks": ("list, show, await or cancel background tasks", _TASKS),
     "runs": ("list, show, follow, answer, resume, cancel or fork the runs in a database", _MORE),
+    "tokens": ("make, list or revoke the tokens of the users of a server", "docs/server.md says more."),
     "db": ("check, migrate or prune the database of runs", _MORE),
 }
 _COMMANDS = (  # with the function, what it does, and an example
@@ -82,12 +93,22 @@ _COMMANDS = (  # with the function, what it does, and an example
     ("runs resume", "steering:resume", "continue a run whose process has died, or answer several questions", "RUN"),
     ("runs cancel", "steering:cancel", "stop a run, and wait until it has stopped", "RUN --reason 'too slow'"),
     ("runs fork", "steering:fork", "start a new run that continues as another stood after an event", "RUN --at 12"),
+    ("serve", "serve:serve", "serve agents over HTTP", "examples/workspace --db sqlite:///app.db"),
+    ("tokens add", "tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),
+    ("tokens list", "tokens:list_tokens", "list tokens, without their secrets", "--json"),
+    ("tokens revoke", "tokens:revoke_token", "make a token worthless", "tok_7aa7c7"),
     ("db check", "database:check", "read everything, change nothing, and print what is wrong", "--json"),
     ("db migrate", "database:migrate", "bring a database to the schema of this version, or create one", "--dry-run"),
     ("db prune", "database:prune", "drop runs that ended long ago, while others work", "--older-than 30d --dry-run"),
     ("demo", "demo:demo", "see it work, without network or key", "--keep"),
 )
-_HANDLE_INTERRUPT = ("run:run", "demo:demo", "tasks:wait_task", *[f"steering:{name}" for name in _STEERED])
+_HANDLE_INTERRUPT = (
+    "run:run",
+    "serve:serve",
+    "demo:demo",
+    "tasks:wait_task",
+    *[f"steering:{name}" for name in _STEERED],
+)
 """Functions that handle Ctrl-C themselves."""
 _MAX_INTEGER = 2**63 - 1
 """The largest integer of a database."""
@@ -127,6 +148,7 @@ class CommandParser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line. `command` of the result is "module:function", None where none is given."""
     args, left = _make_parser().parse_known_args(argv)
+    args.argv = sys.argv[1:] if argv is None else list(argv)
     if left and hasattr(args, "words") and not any(word.startswith("-") for word in left):
         args.words += left  # arguments that come after an option
     elif left:
@@ -151,20 +173,50 @@ def _make_parser() -> CommandParser:
             inner: CommandParser = places[""].add_parser(group, help=summary, description=_about(summary, more))
             inner.set_defaults(command=None, parser=inner)
             places[group] = inner.add_subparsers(title="actions", metavar="ACTION")
-        more = {"run": _RUN, "demo": _DEMO, "db check": _CHECK_CODES}.get(words) or _GROUPS[group][1]
+        more = {"run": _RUN, "demo": _DEMO, "serve": _SERVE, "db check": _CHECK_CODES}.get(words) or _GROUPS[group][1]
         command: CommandParser = places[group].add_parser(
             name,
             help=about,
             description=_about(about, more),
             epilog=_examples(f"{words} {example}".replace("RUN", "run_7aa7c7")),
         )
-        {"": _add_single, "agents": _add_agents, "tasks": _add_tasks, "runs": _add_runs, "db": _add_db}[group](
-            command, name
-        )
+        _ADD[group](command, name)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=_VERBOSE)
         command.set_defaults(command=function, parser=command, handles_interrupt=function in _HANDLE_INTERRUPT)
     return parser
+
+
+def _add_serve(parser: CommandParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="a folder, or MODULE:ATTR")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=count_from_0, default=8123, help="default: 8123; 0 is any that is free")
+    _add_database(parser)
+    auth = parser.add_mutually_exclusive_group()
+    auth.add_argument("--token", metavar="T", help="the token of the user local (default: a new one)")
+    auth.add_argument("--token-file", metavar="F", help="a file with that token")
+    auth.add_argument("--no-auth", action="store_true", help="ask for no token: whoever reaches the port is let in")
+    auth.add_argument("--user-header", metavar="NAME", help="the header in which a proxy in front names the user")
+    parser.add_argument("--public", action="store_true", help="allow --no-auth on an address that others can reach")
+    cors = "an origin whose pages may use it, as in https://app.example.com; may be repeated"
+    parser.add_argument("--cors", metavar="ORIGIN", action="extend", nargs="+", default=[], help=cors)
+    parser.add_argument("--workers", metavar="N", type=count_from_1, default=1, help="processes that share the port")
+    parser.add_argument("--rate", metavar="R", type=above_0, help="requests a second for each user")
+    parser.add_argument("--max-streams", metavar="N", type=count_from_1, help="open streams for each user")
+    _add_consent(parser)
+    _add_model(parser)
+    parser.add_argument("--listen-fd", type=count_from_0, help=argparse.SUPPRESS)
+    parser.set_defaults(warns=True)
+
+
+def _add_tokens(parser: CommandParser, name: str) -> None:
+    if name == "add":
+        parser.add_argument("user", metavar="USER", help="whose token it is; users do not see each other's runs")
+        scopes = "what it allows: some of read,run,answer,admin (default: read,run,answer)"
+        parser.add_argument("--scopes", metavar="SCOPES", default="read,run,answer", help=scopes)
+    elif name == "revoke":
+        parser.add_argument("token_id", metavar="ID", help="the id of the token; retinue tokens list shows them")
+    _add_database(parser)
 
 
 def _about(about: str, more: str) -> str:
@@ -200,6 +252,9 @@ def _add_consent(parser: CommandParser) -> None:
 def _add_single(parser: CommandParser, name: str) -> None:
     if name == "demo":
         parser.add_argument("--keep", action="store_true", help="keep the folder, and say where it is")
+        return
+    if name == "serve":
+        _add_serve(parser)
         return
     parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
     _add_workspace(parser)
@@ -293,6 +348,17 @@ def _add_db(parser: CommandParser, name: str) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
 
+_ADD = {
+    "": _add_single,
+    "agents": _add_agents,
+    "tasks": _add_tasks,
+    "runs": _add_runs,
+    "tokens": _add_tokens,
+    "db": _add_db,
+}
+"""The functions that add the arguments of a group of commands."""
+
+
 def _one_of(values: Sequence[str]) -> str:
     return f"only these: {', '.join(values)}"
 
@@ -319,6 +385,17 @@ def seconds(text: str) -> float:
         found = -1.0
     if not 0 <= found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return found
+
+
+def above_0(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return found
 
 

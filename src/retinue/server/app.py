@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from ..core.errors import ConfigurationError, StoreError
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from . import runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
-from .http import ApiError, Call, Endpoint, as_api_error, error_response, json_response, prepare
+from .http import ApiError, Call, Endpoint, as_api_error, error_response, headers_of, json_response, prepare
 from .limits import UserLimits
 from .openapi import describe
 from .service import MAX_BODY, Service
@@ -36,37 +42,69 @@ def create_app(
     rate: float | None = None,
     max_streams: int | None = None,
     max_body: int = MAX_BODY,
+    hosts: Sequence[str] = (),
 ) -> Starlette:
     """Return an ASGI application that serves the agents of a runtime, which the caller enters and closes.
 
     `auth`: a token, whose user is "local"; or an `Auth`, such as `NoAuth()` to let everybody in. Left out, the tokens of
     the runtime's database are used. `cors`: the origins of pages that may use it. `rate`: requests a second for each user.
+    `max_streams`: open streams for each user. `max_body`: bytes of a request. `hosts`: the names by which it may be asked
+    for; any if not given.
+
+    At the end of its lifespan it tells the readers of streams to connect again. An application that mounts it enters
+    that itself: `async with runtime, app.router.lifespan_context(app)`.
     """
-    service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body)
-    endpoints = [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *ENDPOINTS]
-    description = describe(endpoints)
-
-    async def openapi(request: Request) -> Response:
-        return json_response(description)
-
-    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in endpoints]
+    service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
+    service.description = describe(all_endpoints())
+    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
     routes += sockets.routes(service)
-    routes += [Route("/openapi.json", openapi), *_open_routes(service)]
-    middleware = [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(cors),
-            allow_methods=["*"],
-            allow_headers=["authorization", "content-type", "x-api-key", "last-event-id"],
+    routes += _open_routes(service)
+    middleware: list[Middleware] = []
+    if hosts:
+        middleware.append(Middleware(KnownHosts, hosts=hosts))
+    if cors:
+        allowed = ["authorization", "content-type", "x-api-key", "last-event-id"]
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=allowed)
         )
-    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        yield
+        service.close()
+
     app = Starlette(
         routes=routes,
-        middleware=middleware if cors else [],
+        lifespan=lifespan,
+        middleware=middleware,
         exception_handlers={HTTPException: _refuse, Exception: _refuse},
     )
     app.state.service = service
     return app
+
+
+class KnownHosts:
+    """Refuses requests under other names: a page could otherwise have its own name lead to this machine."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" or scope["type"] == "websocket":
+            given = Headers(scope=scope).get("host", "").lower()
+            if re.sub(r":\d+$", "", given) not in self._hosts:
+                refusal = error_response(ApiError(421, "wrong_host", "the server is not known by this name"))
+                if scope["type"] == "http":
+                    await refusal(scope, receive, send)
+                else:
+                    await WebSocket(scope, receive, send).send_denial_response(refusal)
+                return
+        await self._app(scope, receive, send)
+
+
+def all_endpoints() -> list[Endpoint]:
+    """Return the table of everything that is served and needs a token."""
+    return [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *ENDPOINTS]
 
 
 def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
@@ -82,18 +120,18 @@ def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
 def _route(endpoint: Endpoint, service: Service) -> Route:
     async def handle(request: Request) -> Response:
         began = time.perf_counter()
-        run_id: str | None = request.path_params.get("run_id")
-        try:
-            answer = await endpoint.handle(await prepare(endpoint, request, service))
-            response = answer if isinstance(answer, Response) else json_response(answer, endpoint.status)
-        except Exception as exc:
-            response = error_response(exc, run_id)
+        with service.request():
+            try:
+                answer = await endpoint.handle(await prepare(endpoint, request, service))
+                response = answer if isinstance(answer, Response) else json_response(answer, endpoint.status)
+            except Exception as exc:
+                response = error_response(exc, request.path_params.get("run_id"))
         seconds = time.perf_counter() - began
         service.metrics.count_request(request.method, endpoint.path, response.status_code, seconds)
-        _access.info(
-            "%s %s %d %.1f ms%s", request.method, endpoint.path, response.status_code, seconds * 1000,
-            f" {run_id}" if run_id else "",
-        )  # fmt: skip
+        if _access.isEnabledFor(logging.INFO):
+            run_id = getattr(request.state, "run_id", None) or request.path_params.get("run_id") or ""
+            shown = (request.method, endpoint.path, response.status_code, seconds * 1000, quote(run_id[:80], "_"))
+            _access.info("%s %s %d %.1f ms %s", *shown)
         return response
 
     return Route(endpoint.path, handle, methods=[endpoint.method])
@@ -133,13 +171,17 @@ async def metrics(call: Call) -> Response:
     return Response("\n".join(call.service.metrics.lines()) + "\n", media_type="text/plain; version=0.0.4")
 
 
+async def openapi(call: Call) -> Any:
+    return call.service.description
+
+
 async def whoami(call: Call) -> Any:
     return {"user_id": call.user.id, "scopes": sorted(call.user.scopes)}
 
 
 async def begin_session(call: Call) -> Response:
     """Give the page a cookie, so that what a browser asks for by itself needs no header."""
-    token = token_in(dict(call.request.headers))
+    token = token_in(headers_of(call.request))
     response = json_response(await whoami(call), 201)
     if token is not None:
         secure = call.request.url.scheme == "https"
@@ -158,6 +200,7 @@ ENDPOINTS = (
         method="GET", path="/metrics", handle=metrics, scope="admin", media="text/plain",
         summary="Figures, as Prometheus reads them.",
     ),
+    Endpoint(method="GET", path="/openapi.json", handle=openapi, scope="none", summary="Describe all of this."),
     Endpoint(method="GET", path="/api/v1/session", handle=whoami, scope="none", summary="Show who asks."),
     Endpoint(
         method="POST", path="/api/v1/session", handle=begin_session, scope="none", status=201,

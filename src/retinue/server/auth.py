@@ -19,6 +19,8 @@ SCOPES = ("read", "run", "answer", "admin")
 LOCAL = "local"
 """The user of a server with one token, or with none. Runs that were started without a user are its runs."""
 COOKIE = "retinue_session"
+MAX_USER = 200
+"""Characters of the name of a user."""
 _PREFIX = "rtn_"
 _REMEMBER_SECONDS = 5.0
 """Seconds for which a known token is not read from the database again: a revoked one works no longer than that."""
@@ -41,11 +43,22 @@ class Auth(Protocol):
 
 def token_in(headers: Mapping[str, str]) -> str | None:
     """Return the token of a request: a bearer token, `x-api-key`, or the cookie of a page."""
+    return _sent_token(headers) or _cookie_token(headers)
+
+
+def uses_cookie(headers: Mapping[str, str]) -> bool:
+    """Return whether the token of a request is in the cookie, which a browser sends by itself."""
+    return _sent_token(headers) is None and _cookie_token(headers) is not None
+
+
+def _sent_token(headers: Mapping[str, str]) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    if key := headers.get("x-api-key"):
-        return key
+    return headers.get("x-api-key") or None
+
+
+def _cookie_token(headers: Mapping[str, str]) -> str | None:
     for pair in headers.get("cookie", "").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == COOKIE and value:
@@ -53,13 +66,11 @@ def token_in(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def uses_cookie(headers: Mapping[str, str]) -> bool:
-    """Return whether a request has no credentials but the cookie, which a browser sends by itself."""
-    return "authorization" not in headers and "x-api-key" not in headers and COOKIE in headers.get("cookie", "")
-
-
 class NoAuth:
     """Everybody is the local user."""
+
+    is_ambient = True
+    """A request needs no secret: pages of other sites must be kept from sending one."""
 
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         return User(LOCAL)
@@ -81,12 +92,15 @@ class OneToken:
 class ProxyHeader:
     """The header in which a trusted proxy names the user. Every user has all scopes but admin."""
 
+    is_ambient = True
+    """The proxy may know the user by a cookie: pages of other sites must be kept from using it."""
+
     def __init__(self, name: str) -> None:
         self._name = name.lower()
 
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         user = headers.get(self._name, "").strip()
-        return User(user, frozenset(SCOPES) - {"admin"}) if user else None
+        return User(user, frozenset(SCOPES) - {"admin"}) if 0 < len(user) <= MAX_USER else None
 
 
 class StoredTokens:
@@ -147,8 +161,8 @@ class TokenStore:
 
     async def add(self, user_id: str, scopes: Iterable[str] = ("read", "run", "answer")) -> tuple[Token, str]:
         """Make a token; return it with its secret, which cannot be read again."""
-        if not user_id.strip() or len(user_id) > 200:
-            raise ConfigurationError("the user of a token has 1 to 200 characters")
+        if not user_id.strip() or len(user_id) > MAX_USER or not user_id.isprintable():
+            raise ConfigurationError(f"the user of a token has 1 to {MAX_USER} characters that can be printed")
         chosen = tuple(scope for scope in SCOPES if scope in check_scopes(scopes))
         secret, token_id = _PREFIX + secrets.token_urlsafe(32), f"tok_{secrets.token_hex(6)}"
         token = Token(token_id=token_id, user_id=user_id, scopes=chosen, made_at=time.time())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from ..core.content import to_json_bytes
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 Scope = Literal["read", "run", "answer", "admin", "none"]
 Handler = Callable[["Call"], Awaitable[Any]]
 
+_DISCARDED = 8
+"""A body of up to so many times the allowed size is read to its end, so that its client reads why it is refused."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownAgent, 404, "unknown_agent"),
@@ -93,6 +95,10 @@ class Call:
     def param(self, name: str) -> str:
         return self.request.path_params[name]
 
+    def note_run(self, run_id: str) -> None:
+        """Name the run that the request has started, for the access log."""
+        self.request.state.run_id = run_id
+
 
 class Page(Struct, frozen=True):
     """The query of a list."""
@@ -131,14 +137,38 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Call:
-    """Check who asks and what for, in this order: credentials, scope, rate, origin, query, body."""
-    user = await authorize(service, dict(request.headers), endpoint.scope)
+    """Check who asks and what for, in this order: credentials, scope, rate, origin, path, query, body."""
+    headers = headers_of(request)
+    user = await authorize(service, headers, endpoint.scope)
     service.limits.count_request(user.id)
+    if service.closing.is_set():
+        raise ApiError(503, "closing", "the server ends: try again, here or elsewhere", {"retry-after": "1"})
     if request.method not in _READS:
-        check_origin(dict(request.headers))
+        check_origin(service, headers)
+    check_path(request)
     query = None if endpoint.query is None else read_query(request, endpoint.query)
-    body = None if endpoint.body is None else await _read_body(request, endpoint.body, service.max_body)
+    body = None if endpoint.body is None else await _read_body(request, endpoint.body, service)
     return Call(request, service, user, query, body)
+
+
+def headers_of(request: HTTPConnection) -> dict[str, str]:
+    """Return the headers. One that came twice has both values, so that neither can stand in for the other."""
+    found: dict[str, str] = {}
+    for name, value in request.headers.items():
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def check_path(request: HTTPConnection) -> None:
+    """Refuse ids that no resource can have and no database takes."""
+    for name, value in request.path_params.items():
+        if not is_text(value):
+            raise not_found(name.removesuffix("_id"))
+
+
+def is_text(value: str) -> bool:
+    """Return whether a database can hold a text: it has no NUL, and no half of a surrogate pair."""
+    return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) -> User:
@@ -151,20 +181,22 @@ async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) 
     return user
 
 
-def check_origin(headers: Mapping[str, str]) -> None:
-    """Refuse what a page of another site sends with the cookie of ours."""
-    if not uses_cookie(headers):
+def check_origin(service: Service, headers: Mapping[str, str]) -> None:
+    """Refuse what a page of another site has a browser send: with our cookie, or where no secret is asked for."""
+    by_cookie, origin = uses_cookie(headers), headers.get("origin")
+    if not by_cookie and (origin is None or not getattr(service.auth, "is_ambient", False)):
         return
-    origin = headers.get("origin")
-    if origin is None or urlsplit(origin).netloc != headers.get("host"):
-        raise ApiError(403, "wrong_origin", "a request with a cookie must come from a page of this server")
-    if "content-type" in headers and not headers["content-type"].startswith("application/json"):
+    if origin is None or (origin not in service.origins and origin.partition("://")[2] != headers.get("host")):
+        raise ApiError(403, "wrong_origin", "this must come from a page of this server, or of one that it knows")
+    if by_cookie and not headers.get("content-type", "application/json").startswith("application/json"):
         raise ApiError(415, "not_json", "a request with a cookie must have the content type application/json")
 
 
-def read_query(request: Request, kind: type[Struct]) -> Any:
+def read_query(request: HTTPConnection, kind: type[Struct]) -> Any:
     given = dict(request.query_params)
     known = {field.name for field in msgspec.structs.fields(kind)}
+    if wrong := [name for name in sorted(known & given.keys()) if not is_text(given[name])]:
+        raise ApiError(422, "invalid_query", f"query: {wrong[0]} has a character that is no text")
     try:
         query = msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as exc:
@@ -175,21 +207,29 @@ def read_query(request: Request, kind: type[Struct]) -> Any:
     return query
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
-    """Return the body of a request; refuse one that is too large before all of it is read."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise ApiError(413, "too_large", f"the body is larger than {most:,} bytes", {"connection": "close"})
-        parts.append(part)
+async def read_bytes(request: Request, service: Service) -> bytes:
+    """Return the body of a request. Of one that is too large, no more than the allowed part is kept."""
+    most, parts, size = service.max_body, list[bytes](), 0
+    try:
+        async with asyncio.timeout(service.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size <= most:
+                    parts.append(part)
+                elif size > most * _DISCARDED:
+                    break
+    except TimeoutError:
+        detail = f"the body did not come within {service.body_seconds:g} seconds"
+        raise ApiError(408, "too_slow", detail, {"connection": "close"}) from None
+    except ClientDisconnect:
+        raise ApiError(400, "incomplete", "the client left before its body had come") from None
+    if size > most:
+        raise ApiError(413, "too_large", f"the body is larger than {most:,} bytes", {"connection": "close"})
     return b"".join(parts)
 
 
-async def _read_body(request: Request, kind: type[Struct], most: int) -> Any:
-    data = await read_bytes(request, most)
-    return decode_body(data or b"{}", kind)
+async def _read_body(request: Request, kind: type[Struct], service: Service) -> Any:
+    return decode_body(await read_bytes(request, service) or b"{}", kind)
 
 
 def decode_body(data: bytes, kind: Any) -> Any:

@@ -15,6 +15,8 @@ class Metrics:
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._seconds: Counter[tuple[str, float]] = Counter()
         self._total_seconds: Counter[str] = Counter()
+        self.requests = 0
+        """The number of requests that are being handled."""
         self.streams = 0
         self.events_sent = 0
 
@@ -40,6 +42,8 @@ class Metrics:
             yield f'retinue_http_request_seconds_bucket{{route="{route}",le="+Inf"}} {count}'
             yield f'retinue_http_request_seconds_sum{{route="{route}"}} {self._total_seconds[route]:.6f}'
             yield f'retinue_http_request_seconds_count{{route="{route}"}} {count}'
+        yield "# TYPE retinue_http_requests_active gauge"
+        yield f"retinue_http_requests_active {self.requests}"
         yield "# TYPE retinue_streams gauge"
         yield f"retinue_streams {self.streams}"
         yield "# TYPE retinue_events_sent_total counter"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from msgspec import Struct
@@ -103,6 +102,7 @@ async def start_run(call: Call) -> Any:
         limits=body.limits,
         when_busy=body.when_busy,
     )
+    call.note_run(run.run_id)
     await run.stored()
     return json_response(await started_json(call.service, run), 201)
 
@@ -156,11 +156,10 @@ async def get_result(call: Call) -> Any:
     run_id = call.param("run_id")
     record = await call.service.run_of(call.user, run_id)
     if record.result is None and query.wait > 0:
-        try:
-            async with asyncio.timeout(min(query.wait, MOST_WAIT)):
-                return result_json(await call.runtime.result(run_id))
-        except TimeoutError:
-            record = await call.service.run_of(call.user, run_id)
+        found = await call.service.unless_closing(call.runtime.result(run_id), min(query.wait, MOST_WAIT))
+        if found is not None:
+            return result_json(found)
+        record = await call.service.run_of(call.user, run_id)
     if record.result is None:
         return json_response({"run_id": run_id, "status": record.status}, 202)
     return result_json(record.result)
@@ -196,6 +195,7 @@ async def fork_run(call: Call) -> Any:
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
     run = await call.runtime.fork(record.identity.run_id, at=body.after, input=given, decisions=decisions)
+    call.note_run(run.run_id)
     await run.stored()
     return json_response(await started_json(call.service, run), 201)
 

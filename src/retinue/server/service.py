@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..core.stores import RunRecord
@@ -15,8 +16,10 @@ from .http import ApiError, not_found
 from .limits import UserLimits
 from .metrics import Metrics
 
-MAX_BODY = 4_000_000
 T = TypeVar("T")
+MAX_BODY = 4_000_000
+BODY_SECONDS = 60.0
+"""Seconds in which a client must have sent the body of its request."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +27,22 @@ _log = logging.getLogger(__name__)
 class Service:
     """The runtime behind an application, who may use it, and who reads its events."""
 
-    def __init__(self, runtime: Runtime, auth: Auth, limits: UserLimits, max_body: int = MAX_BODY) -> None:
-        self.runtime, self.auth, self.limits, self.max_body = runtime, auth, limits, max_body
+    def __init__(
+        self,
+        runtime: Runtime,
+        auth: Auth,
+        limits: UserLimits,
+        max_body: int = MAX_BODY,
+        origins: Collection[str] = (),
+    ) -> None:
+        self.runtime, self.auth, self.limits, self.max_body, self.origins = runtime, auth, limits, max_body, origins
         self.feeds, self.metrics = Feeds(runtime), Metrics()
+        self.body_seconds = BODY_SECONDS
+        self.description: dict[str, Any] = {}
+        """The OpenAPI description of the application."""
         self.closing = asyncio.Event()
         """Set when the server is about to end: streams tell their readers to reconnect."""
-
+        self._idle = asyncio.Event()
         self._jobs: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -45,8 +58,37 @@ class Service:
             _log.warning("what a request had begun failed: %s", problem)
 
     def close(self) -> None:
+        """Refuse new requests, answer those that wait, and tell the readers of streams to connect again."""
         self.closing.set()
         self.feeds.wake_all()
+        if not self.metrics.requests:
+            self._idle.set()
+
+    @contextmanager
+    def request(self) -> Generator[None]:
+        """Count a request while it is handled."""
+        self.metrics.requests += 1
+        try:
+            yield
+        finally:
+            self.metrics.requests -= 1
+            if not self.metrics.requests and self.closing.is_set():
+                self._idle.set()
+
+    async def finish_requests(self) -> None:
+        """Wait until every request that came before `close` has its answer."""
+        await self._idle.wait()
+
+    async def unless_closing(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        """Return the result of work; None once the time is over or the server is about to end."""
+        task, closing = asyncio.create_task(work), asyncio.create_task(self.closing.wait())
+        try:
+            await asyncio.wait({task, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for one in (task, closing):
+                one.cancel()
+            await asyncio.gather(task, closing, return_exceptions=True)
 
     async def run_of(self, user: User, run_id: str, what: str = "run") -> RunRecord:
         """Return a run of a user: a root run or a background child."""

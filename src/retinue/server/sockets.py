@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from .auth import User
 from .feeds import Frame
-from .http import ApiError, authorize, check_origin, error_response, read_query
+from .http import ApiError, authorize, check_origin, check_path, error_response, headers_of, is_text, read_query
 from .service import Service
 from .streams import Batch, EventsQuery, ServerCloses, open_run, open_thread
 
@@ -57,8 +58,14 @@ def routes(service: Service) -> list[WebSocketRoute]:
         await _serve(service, socket, open_batches)
 
     async def many(socket: WebSocket) -> None:
-        user = await _accept(service, socket)
-        if user is not None:
+        with contextlib.ExitStack() as stack:
+            try:
+                user = await _check(service, socket)
+                stack.enter_context(service.limits.stream(user.id))
+            except Exception as exc:
+                await socket.send_denial_response(error_response(exc))
+                return
+            await socket.accept()
             await Subscriptions(service, socket, user).serve()
 
     return [
@@ -69,25 +76,17 @@ def routes(service: Service) -> list[WebSocketRoute]:
 
 
 def _query(socket: WebSocket) -> EventsQuery:
-    return read_query(socket, EventsQuery)  # pyright: ignore[reportArgumentType]  # both have query_params
+    return read_query(socket, EventsQuery)
 
 
 async def _check(service: Service, socket: WebSocket) -> User:
-    headers = dict(socket.headers)
+    headers = headers_of(socket)
     user = await authorize(service, headers, "read")
     service.limits.count_request(user.id)
-    check_origin(headers)
-    return user
-
-
-async def _accept(service: Service, socket: WebSocket) -> User | None:
-    """Accept a socket, or refuse it as the HTTP request that it was."""
-    try:
-        user = await _check(service, socket)
-    except ApiError as exc:
-        await socket.send_denial_response(error_response(exc))
-        return None
-    await socket.accept()
+    if service.closing.is_set():
+        raise ApiError(503, "closing", "the server ends: connect again, here or elsewhere", {"retry-after": "1"})
+    check_origin(service, headers)
+    check_path(socket)
     return user
 
 
@@ -95,14 +94,15 @@ async def _serve(
     service: Service, socket: WebSocket, open_batches: Callable[[User], Awaitable[AsyncIterator[Batch]]]
 ) -> None:
     """Send the events of one run or thread: each message is a flat event."""
-    try:
-        user = await _check(service, socket)
-        batches = await open_batches(user)
-    except Exception as exc:
-        await socket.send_denial_response(error_response(exc))
-        return
-    await socket.accept()
-    with service.limits.stream(user.id):
+    with contextlib.ExitStack() as stack:
+        try:
+            user = await _check(service, socket)
+            batches = await open_batches(user)
+            stack.enter_context(service.limits.stream(user.id))
+        except Exception as exc:
+            await socket.send_denial_response(error_response(exc))
+            return
+        await socket.accept()
         sending = asyncio.create_task(_send_events(socket, batches))
         await _until_left(socket, sending)
 
@@ -180,6 +180,9 @@ class Subscriptions:
         except (ValueError, RecursionError) as exc:
             await self._tell(None, error={"detail": f"not a request: {exc}", "code": "invalid"})
             return
+        if not all(is_text(value) for value in msgspec.structs.astuple(request) if isinstance(value, str)):
+            await self._tell(None, error={"detail": "a field has a character that is no text", "code": "invalid"})
+            return
         if request.unsubscribe is not None and (task := self._tasks.pop(request.unsubscribe, None)) is not None:
             task.cancel()
         if request.subscribe is not None:
@@ -197,6 +200,7 @@ class Subscriptions:
 
     async def _follow(self, name: str, request: Request) -> None:
         try:
+            self._service.limits.count_request(self._user.id)
             batches = await self._open(request)
             async for batch in batches:
                 for _, frame in batch:

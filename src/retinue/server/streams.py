@@ -24,7 +24,7 @@ from ..core.events import (
 )
 from ..core.stores import RunRecord
 from .feeds import Feed, Frame, make_frame
-from .http import ApiError
+from .http import ApiError, is_text
 from .service import Service
 
 _LOOK_FOR_RUNS = 1.0
@@ -187,8 +187,8 @@ async def _thread_place(service: Service, thread_id: str, cursor: str | None) ->
     if not cursor:
         return None, 0
     run_id, _, seq = cursor.rpartition(":")
-    record = await service.runtime.store.load_run(run_id) if run_id else None
-    if record is None or record.identity.thread_id != thread_id or not seq.isdigit():
+    record = await service.runtime.store.load_run(run_id) if run_id and is_text(run_id) else None
+    if record is None or record.identity.thread_id != thread_id or not seq:
         raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
     return run_id, read_place(seq, None)
 
@@ -324,7 +324,8 @@ class EventStream(Response):
 
     def __init__(self, service: Service, user_id: str, batches: AsyncIterator[Batch]) -> None:
         self.status_code, self.background = 200, None
-        self._service, self._user_id, self._batches = service, user_id, batches
+        self._service, self._batches, self._place = service, batches, contextlib.ExitStack()
+        self._place.enter_context(service.limits.stream(user_id))
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -335,17 +336,18 @@ class EventStream(Response):
         metrics = self._service.metrics
         metrics.streams += 1
         try:
-            with self._service.limits.stream(self._user_id):
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
                 await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
                 await self._send_all(send)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (asyncio.CancelledError, OSError):
             if not leaving.done():
                 raise
             reader.uncancel()
         finally:
             metrics.streams -= 1
+            self._place.close()
             leaving.cancel()
             await self._batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

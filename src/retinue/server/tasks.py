@@ -117,11 +117,8 @@ async def wait_for_task(call: Call) -> Any:
     query: TaskWait = call.query
     record = await _record(call, call.param("task_id"))
     if record.result is None and query.timeout_seconds > 0:
-        try:
-            async with asyncio.timeout(min(query.timeout_seconds, MOST_WAIT)):
-                await call.runtime.result(record.identity.run_id)
-        except TimeoutError:
-            pass
+        seconds = min(query.timeout_seconds, MOST_WAIT)
+        await call.service.unless_closing(call.runtime.result(record.identity.run_id), seconds)
     return await _state(call, call.param("task_id"))
 
 

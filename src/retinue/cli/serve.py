@@ -1,0 +1,235 @@
+"""`retinue serve`: agents over HTTP, in one process or several."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ConfigurationError
+from ..runtime import Runtime
+from ..storage.sql import SqlStore
+from ..storage.stores import open_store
+from ..subagents.harness import HarnessAgent
+from .agents import (
+    DEFAULT_MODEL,
+    check_folder,
+    choose_model,
+    find_problems,
+    is_default_model,
+    load_runtime,
+    make_assistant,
+    read_catalog,
+)
+from .consent import make_permissions
+from .database import VARIABLE, as_misuse, optional_url
+from .interrupt import Interrupt
+from .parsers import COMPLETED
+from .text import complain, count
+from .workers import READY, Workers
+
+if TYPE_CHECKING:
+    from ..server import Auth
+
+_MEMORY = "memory:"
+_MAX_TOKEN_FILE = 10_000
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop of this command: uvloop, where there is one."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Serve the agents of a folder or a module until a signal comes."""
+    if any(find_spec(name) is None for name in ("uvicorn", "starlette", "httptools", "websockets")):
+        raise ConfigurationError('the server is not installed: pip install "retinue[server]"')
+    _check_options(args)
+    is_worker = args.listen_fd is not None
+    token = _read_token(args) if not is_worker else json.loads(sys.stdin.readline())["token"]
+    runtime = _make_runtime(args)
+    if args.workers > 1 and not isinstance(runtime.store, SqlStore):
+        raise ConfigurationError(f"--workers needs a database that they share: give --db URL, or set ${VARIABLE}")
+    from ..server.process import bind
+
+    listener = socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port)
+    announce = _announcement(args, runtime, listener, token)
+    if is_worker:
+        await _serve_here(args, runtime, listener, token, _stopped_or_left(interrupt), announce)
+        return COMPLETED
+    if args.workers > 1:
+        return await Workers(args, listener, token, interrupt).serve(announce)
+    await _serve_here(args, runtime, listener, token, interrupt.wait(), announce)
+    return COMPLETED
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    if args.no_auth and not args.public and not _is_loopback(args.host):
+        raise ConfigurationError(
+            f"--no-auth on {args.host} lets everybody who can reach it run your agents: leave --no-auth out, or add "
+            "--public if you mean it"
+        )
+    if args.user_header is not None and not re.fullmatch(r"[A-Za-z0-9-]{1,100}", args.user_header):
+        raise ConfigurationError(f"--user-header {args.user_header!r} is not the name of a header, such as x-user")
+    for origin in args.cors:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
+            raise ConfigurationError(f"--cors {origin!r} is not an origin: write it as https://app.example.com")
+    if not 0 <= args.port <= 65_535:
+        raise ConfigurationError(f"--port {args.port} is not a port: give one from 1 to 65535, or 0 for any")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_token(args: argparse.Namespace) -> str | None:
+    """Return the token of the command line; a new one if there is none, None if none is wanted."""
+    if args.no_auth or args.user_header is not None:
+        return None
+    from ..server import OneToken
+
+    token = args.token
+    if args.token_file is not None:
+        try:
+            with open(args.token_file, encoding="utf-8") as file:
+                token = file.read(_MAX_TOKEN_FILE).strip()
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+            raise ConfigurationError(f"cannot read the token in {args.token_file!r}: {reason}") from exc
+        if not token:
+            raise ConfigurationError(f"{args.token_file!r} is empty: write a token into it, or leave --token-file out")
+    if token is None:
+        return f"rtn_{secrets.token_urlsafe(32)}"
+    OneToken(token)
+    return token
+
+
+def _make_runtime(args: argparse.Namespace) -> Runtime:
+    """Return the runtime of TARGET. Runs at work are left to the next process when the server ends."""
+    url = optional_url(args) or _MEMORY
+    if not Path(args.target).is_dir() and re.match(r"[A-Za-z_][\w.]*:", args.target):
+        return load_runtime(args.target, url, how="TARGET", serves=True, is_chosen=args.db is not None)
+    check_folder(args.target, "as TARGET, or MODULE:ATTR")
+    store = open_store(url)
+    harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
+    return Runtime([harness], store=store, on_close="leave" if isinstance(store, SqlStore) else "cancel")
+
+
+def _warn(args: argparse.Namespace, runtime: Runtime) -> None:
+    """Say what may not be meant."""
+    harness = next(iter(runtime.agents.values()), None)
+    if isinstance(harness, HarnessAgent) and Path(args.target).is_dir():
+        if errors := sum(not problem.is_warning for problem in find_problems(read_catalog(harness))):
+            complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {args.target}")
+        if is_default_model(args.model):
+            complain(f"{DEFAULT_MODEL} answers: rules, not a language model; choose one with --model provider:model")
+    if not isinstance(runtime.store, SqlStore):
+        complain(f"nothing is kept: runs end with this process; give --db URL or set ${VARIABLE}")
+    if args.user_header is not None and not _is_loopback(args.host):
+        complain(f"whoever reaches {args.host} without the proxy can name any user in {args.user_header}")
+
+
+def _announcement(
+    args: argparse.Namespace, runtime: Runtime, listener: socket.socket, token: str | None
+) -> Callable[[], None]:
+    """Return what prints where the server listens. A token is shown only if it was made here."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    shown = token if args.token is None and args.token_file is None else None
+
+    def announce() -> None:
+        if args.listen_fd is not None:
+            print(READY, flush=True)
+            return
+        _warn(args, runtime)
+        if args.json:
+            print(json.dumps({"url": url, "token": shown, "agents": list(runtime.agents)}), flush=True)
+        else:
+            made = "" if shown is None else f"token: {shown}\n"
+            print(f"serving {', '.join(runtime.agents)} on {url}\n{made}ready", flush=True)
+
+    return announce
+
+
+async def _serve_here(
+    args: argparse.Namespace,
+    runtime: Runtime,
+    listener: socket.socket,
+    token: str | None,
+    stop: Coroutine[Any, Any, object],
+    announce: Callable[[], None],
+) -> None:
+    from ..server import create_app
+    from ..server.process import serve as serve_app
+
+    if not args.verbose:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not what is no HTTP
+    with as_misuse():
+        await runtime.__aenter__()
+    try:
+        app = create_app(
+            runtime,
+            auth=_make_auth(args, runtime, token),
+            cors=args.cors,
+            rate=args.rate,
+            max_streams=args.max_streams,
+            hosts=_known_hosts(args),
+        )
+        await serve_app(app, listener, stop, announce)
+    finally:
+        await runtime.close()
+
+
+def _make_auth(args: argparse.Namespace, runtime: Runtime, token: str | None) -> Auth:
+    from ..server import NoAuth, OneToken, ProxyHeader, StoredTokens
+
+    if args.user_header is not None:
+        return ProxyHeader(args.user_header)
+    if token is None:
+        return NoAuth()
+    one = OneToken(token)
+    return StoredTokens(runtime.store, one) if isinstance(runtime.store, SqlStore) else one
+
+
+def _known_hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names by which a server without tokens is known. A page of another name must not reach it."""
+    return ("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else ()
+
+
+async def _stopped_or_left(interrupt: Interrupt) -> None:
+    """Return at a signal, or when the process that started this worker has gone."""
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            if not os.read(sys.stdin.fileno(), 1024):
+                loop.remove_reader(sys.stdin.fileno())
+                left.set()
+
+    loop.add_reader(sys.stdin.fileno(), read)
+    tasks = [asyncio.create_task(interrupt.wait()), asyncio.create_task(left.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
