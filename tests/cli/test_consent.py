@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from retinue.cli.parsers import parse
+from retinue.cli.serve import make_runtime
+
 from .conftest import Cli
 from .test_process import on_terminal
 
@@ -87,3 +90,22 @@ def test_on_a_terminal_the_user_is_asked(folder: Path, question: str, keys: byte
     assert "\x1b]0" not in out  # what a file holds does not steer the terminal
     assert len(made(folder)) == expected
     assert code == 0
+
+
+@pytest.mark.parametrize("question", BEGINNINGS[:2])
+@pytest.mark.parametrize(
+    ("options", "status", "expected"),
+    [
+        ([], "suspended", []),
+        (["--allow", "write_file(path=made/*)"], "suspended", ["made/a.txt"]),
+        (["--yes"], "completed", ["made/a.txt", "b.txt"]),
+        (["--read-only"], "completed", []),
+    ],
+)
+async def test_a_served_folder_asks_its_clients(
+    folder: Path, question: str, options: list[str], status: str, expected: list[str]
+) -> None:
+    args = parse(["serve", str(folder), "--model", "test:writing", *options])
+    async with make_runtime(args) as runtime:
+        result = await runtime.run("assistant", question)
+    assert (result.status, made(folder)) == (status, expected)

@@ -43,13 +43,6 @@ async def test_a_folder_is_served_with_a_token_of_its_own(tmp_path: Path) -> Non
         assert "nothing is kept" in await server.errors()
 
 
-async def test_a_call_that_needs_consent_waits_for_a_client(tmp_path: Path) -> None:
-    async with served(str(tmp_path), "--db", f"sqlite:///{tmp_path}/app.db") as server:
-        answer = await server.site.get("/api/v1/agents/assistant")
-        assert {"write_file", "read_file"} <= {tool["name"] for tool in answer.body["tools"]}
-        assert await server.end(signal.SIGINT) == 0
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 async def test_a_run_goes_on_after_a_restart(tmp_path: Path, signum: signal.Signals) -> None:
     database = ("--db", f"sqlite:///{tmp_path}/app.db")

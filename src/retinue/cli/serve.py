@@ -63,7 +63,7 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     _check_options(args)
     is_worker = args.listen_fd is not None
     token = _read_token(args) if not is_worker else json.loads(sys.stdin.readline())["token"]
-    runtime = _make_runtime(args)
+    runtime = make_runtime(args)
     if args.workers > 1 and not isinstance(runtime.store, SqlStore):
         raise ConfigurationError(f"--workers needs a database that they share: give --db URL, or set ${VARIABLE}")
     from ..server.process import bind
@@ -123,7 +123,7 @@ def _read_token(args: argparse.Namespace) -> str | None:
     return token
 
 
-def _make_runtime(args: argparse.Namespace) -> Runtime:
+def make_runtime(args: argparse.Namespace) -> Runtime:
     """Return the runtime of TARGET. Runs at work are left to the next process when the server ends."""
     url = optional_url(args) or _MEMORY
     if not Path(args.target).is_dir() and re.match(r"[A-Za-z_][\w.]*:", args.target):

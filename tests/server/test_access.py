@@ -1,0 +1,208 @@
+"""Attempts without the right to something: every endpoint of the table, and every stream."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.routing import Route, WebSocketRoute
+
+from retinue import Runtime
+from retinue.server import SCOPES, StoredTokens, TokenStore, create_app
+from retinue.server.app import all_endpoints
+from retinue.server.http import Endpoint
+from retinue.storage.sql import SqlStore
+
+from .agents import boss, speaker
+from .serving import Site, asking, listening
+
+OPEN = {"/healthz", "/ok", "/readyz"}
+"""The routes that anybody may use."""
+SOCKETS = ("/api/v1/runs/{run_id}/events", "/api/v1/threads/{thread_id}/events", "/api/v1/events")
+BODIES: dict[str, Any] = {
+    "StartRun": {"agent": "speaker", "input": "x"},
+    "Decisions": {"decisions": {"pay_1": {"action": "resume", "payload": {"approved": True}}}},
+    "ForkRun": {"after": 1, "input": "x"},
+}
+"""Bodies that would do something; others are empty."""
+
+
+class CountingStore(SqlStore):
+    """Counts the calls of its methods."""
+
+    calls: Counter[str] = Counter()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if callable(found) and not name.startswith("_") and name != "calls":
+            CountingStore.calls[name] += 1
+        return found
+
+
+class World(NamedTuple):
+    """A server with the suspended run of Ann, and what others hold."""
+
+    url: str
+    runtime: Runtime
+    names: dict[str, str]
+    """Values for the parameters of paths: Ann's."""
+    ann: str
+    bob: str
+    revoked: str
+    scoped: dict[str, str]
+    """Tokens of Ann that lack one scope each, by that scope."""
+
+
+@asynccontextmanager
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    runtime = Runtime.open(f"sqlite:///{tmp_path}/served.db", agents=[boss(), speaker("x")])
+    assert isinstance(runtime.store, SqlStore)
+    runtime.store.__class__ = CountingStore
+    tokens = TokenStore(runtime.store)
+    async with runtime:
+        app = create_app(runtime, auth=StoredTokens(runtime.store))
+        secrets = {user: (await tokens.add(user))[1] for user in ("ann", "bob")}
+        revoked, secret = await tokens.add("ann", SCOPES)
+        await tokens.revoke(revoked.token_id)
+        scoped = {lacks: (await tokens.add("ann", set(SCOPES) - {lacks}))[1] for lacks in SCOPES}
+        async with listening(app) as url, asking(url, secrets["ann"]) as site:
+            started = await site.start("boss")
+            await site.result(started["run_id"])
+            names = {"run_id": started["run_id"], "thread_id": started["thread_id"], "agent": "boss"}
+            yield World(url, runtime, names, secrets["ann"], secrets["bob"], secret, scoped)
+
+
+def filled(path: str, names: dict[str, str]) -> str:
+    return re.sub(r"\{(\w+)(?::\w+)?\}", lambda match: names.get(match[1], "something"), path)
+
+
+async def attempt(site: Site, endpoint: Endpoint, names: dict[str, str], **headers: str) -> tuple[int, Any]:
+    """Send what the endpoint would carry out for one who may."""
+    body = None if endpoint.body is None else BODIES.get(endpoint.body.__name__, {})
+    async with site.session.request(
+        endpoint.method, filled(endpoint.path, names), json=body, headers=headers
+    ) as response:
+        if response.content_type == "text/event-stream":
+            return response.status, None
+        return response.status, await response.json() if response.content_type == "application/json" else None
+
+
+async def knock(site: Site, path: str, **headers: str) -> tuple[int, Any]:
+    """Ask for a WebSocket; return the status and the body of the refusal."""
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    async with site.session.get(
+        path, headers={**upgrade, "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==", **headers}
+    ) as response:
+        return response.status, None if response.status == 101 else await response.json()
+
+
+async def contents(runtime: Runtime) -> Any:
+    """Return all that could be changed, but for leases."""
+    assert isinstance(runtime.store, SqlStore)
+
+    def read(link: Any) -> dict[str, Any]:
+        tables = link.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'logs'")
+        return {name: sorted(link.run(f"SELECT * FROM {name}"), key=repr) for (name,) in tables}
+
+    return await runtime.store.database.read(read)
+
+
+def test_every_route_needs_a_token_but_those_listed() -> None:
+    app = create_app(Runtime([speaker("x")]), auth="token-of-the-test")
+    table = {(endpoint.method, endpoint.path) for endpoint in all_endpoints()}
+    for route in app.routes:
+        if isinstance(route, Route):
+            methods = (route.methods or set()) - {"HEAD"}
+            assert route.path in OPEN or {(method, route.path) for method in methods} <= table, route.path
+        else:
+            assert isinstance(route, WebSocketRoute)
+            assert route.path in SOCKETS
+
+
+async def test_no_attempt_without_a_valid_token_succeeds(tmp_path: Path) -> None:
+    async with world(tmp_path) as there, asking(there.url, None) as site:
+        before = await contents(there.runtime)
+        attempts: list[dict[str, str]] = [
+            {},
+            {"authorization": "Bearer wrong-token"},
+            {"authorization": "Bearer "},
+            {"authorization": f"Basic {there.ann}"},
+            {"authorization": f"Bearer {there.ann} "[:-6]},
+            {"x-api-key": there.revoked},
+            {"cookie": f"retinue_session={there.revoked}"},
+            {"x-user": "ann"},
+        ]
+        for headers in attempts:
+            for endpoint in all_endpoints():
+                status, body = await attempt(site, endpoint, there.names, **headers)
+                assert (status, body["code"]) == (401, "unauthorized"), (endpoint.path, headers)
+            for path in SOCKETS:
+                assert (await knock(site, filled(path, there.names), **headers))[0] == 401, (path, headers)
+        assert await contents(there.runtime) == before
+
+
+async def test_no_attempt_without_the_scope_succeeds(tmp_path: Path) -> None:
+    async with world(tmp_path) as there, asking(there.url, None) as site:
+        before = await contents(there.runtime)
+        for endpoint in all_endpoints():
+            if endpoint.scope != "none":
+                token = there.scoped[endpoint.scope]
+                status, body = await attempt(site, endpoint, there.names, authorization=f"Bearer {token}")
+                assert (status, body["code"]) == (403, "forbidden"), endpoint.path
+        for path in SOCKETS:
+            status, _ = await knock(site, filled(path, there.names), authorization=f"Bearer {there.scoped['read']}")
+            assert status == 403, path
+        assert await contents(there.runtime) == before
+
+
+async def test_another_users_resources_are_like_missing_ones(tmp_path: Path) -> None:
+    """The answers, and the calls of the store, are the same: so nothing tells the two apart, time included."""
+    async with world(tmp_path) as there, asking(there.url, there.bob) as site:
+        before = await contents(there.runtime)
+        missing = {name: f"{value[:-4]}0000" for name, value in there.names.items()}
+        await site.get("/api/v1/session")
+        tried = 0
+        for endpoint in all_endpoints():
+            owned = [name for name in re.findall(r"\{(\w+)", endpoint.path) if name != "agent"]
+            if not owned:
+                continue
+            tried += 1
+            found: list[Any] = []
+            for names in (there.names, missing):
+                CountingStore.calls.clear()
+                status, body = await attempt(site, endpoint, names)
+                assert status == 404, endpoint.path
+                body.pop("run_id", None)
+                found.append((body, dict(CountingStore.calls)))
+            assert found[0] == found[1], endpoint.path
+        assert tried > 15
+        for path in SOCKETS[:2]:
+            theirs, nothing = [await knock(site, filled(path, names)) for names in (there.names, missing)]
+            assert theirs == nothing
+            assert theirs[0] == 404
+        async with site.session.ws_connect("/api/v1/events") as socket:
+            for names in (there.names, missing):
+                for name in ("run_id", "thread_id"):
+                    await socket.send_json({"subscribe": "x", name: names[name]})
+                    answer = await socket.receive_json()
+                    assert answer["error"]["code"] == "not_found"
+        for body in ({"agent": "speaker", "input": "x", "thread_id": there.names["thread_id"]},):
+            assert (await site.post("/api/v1/runs", body)).status == 404
+        assert (await site.post("/api/v1/threads", {"thread_id": there.names["thread_id"]})).status == 404
+        for path in ("/api/v1/runs", "/api/v1/threads"):
+            assert (await site.get(path)).body["items"] == []
+        query = f"?thread_id={there.names['thread_id']}"
+        assert (await site.get(f"/api/v1/runs{query}")).body["items"] == []
+        assert await contents(there.runtime) == before
+
+
+async def test_the_store_notices_changes(tmp_path: Path) -> None:
+    """The comparison that the tests above rely on."""
+    async with world(tmp_path) as there, asking(there.url, there.ann) as site:
+        before = await contents(there.runtime)
+        await site.result((await site.start("speaker"))["run_id"])
+        assert await contents(there.runtime) != before
