@@ -27,6 +27,7 @@ BODIES: dict[str, Any] = {
     "StartRun": {"agent": "speaker", "input": "x"},
     "Decisions": {"decisions": {"pay_1": {"action": "resume", "payload": {"approved": True}}}},
     "ForkRun": {"after": 1, "input": "x"},
+    "TaskSubmission": {"task_id": "errand-2", "agent_id": "boss", "input": "go", "context": {}},
 }
 """Bodies that would do something; others are empty."""
 
@@ -72,7 +73,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         async with listening(app) as url, asking(url, secrets["ann"]) as site:
             started = await site.start("boss")
             await site.result(started["run_id"])
-            names = {"run_id": started["run_id"], "thread_id": started["thread_id"], "agent": "boss"}
+            await site.post("/tasks", {"task_id": "errand-1", "agent_id": "boss", "input": "go", "context": {}})
+            assert (await site.get("/tasks/errand-1/wait")).body["awaiting"]
+            names = {**started, "agent": "boss", "task_id": "errand-1"}
             yield World(url, runtime, names, secrets["ann"], secrets["bob"], secret, scoped)
 
 
