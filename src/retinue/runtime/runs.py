@@ -57,6 +57,7 @@ class LocalRuns:
         self.elsewhere = None if self.owner is None else Elsewhere(self, self.owner)
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
         self.background = registry.background = LocalBackground(self.backend)
+        self._gathering: set[LogWriter] = set()
         self._live: dict[str, LiveRun] = {}
         self._lines: dict[str, list[LiveRun]] = {}
         """The runs of each thread, where no store decides who has it: the first has it, the others wait."""
@@ -126,6 +127,7 @@ class LocalRuns:
         self._live[run.run_id] = run
         if self.owner is not None and run.writer is not None:
             run.writer.on_lost, run.writer.is_fresh = run.lose, self.owner.is_fresh
+            run.writer.gathering = self._gathering
             if stored:
                 self.owner.add(run.run_id, run)
         return run

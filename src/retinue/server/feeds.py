@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Literal
 
 from msgspec import Struct
 
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 RING = 2048
 """Events that a feed keeps."""
 BATCH = 256
+PACE, LONGEST_PACE = 0.00003, 0.05
+"""Seconds between two sends to a reader, for each reader that this process has, and at most: a crowd gets its events in
+fewer, larger pieces."""
 BEAT = 5.0
 """Seconds between two signs of life on a stream."""
 _PAUSE = 1.0
@@ -32,23 +36,58 @@ _PAUSE = 1.0
 class Frame(Struct, frozen=True, gc=False):
     """An event and its JSON."""
 
+    seq: int
     event: AnyEvent
     data: bytes
 
-    @property
-    def seq(self) -> int:
-        return self.event.seq
-
 
 def make_frame(event: AnyEvent) -> Frame:
-    return Frame(event, to_json_bytes(event))
+    return Frame(event.seq, event, to_json_bytes(event))
+
+
+def encode_frame(frame: Frame, name: str) -> bytes:
+    """Return an event as a server-sent event; without a name it has no id."""
+    shown = b"id: %b\n" % name.encode() if name else b""
+    return b"%bevent: %b\ndata: %b\n\n" % (shown, frame.event.kind.encode(), frame.data)
+
+
+class Batch(Struct, gc=False):
+    """Events to send together; none is a sign of life. The id of an event on the stream is `prefix` and its number."""
+
+    frames: list[Frame]
+    prefix: str = ""
+    ids: Literal["all", "last", "none"] = "all"
+    """An event without an id does not move the cursor of the reader."""
+
+    def name_of(self, frame: Frame) -> str:
+        if self.ids == "none" or (self.ids == "last" and frame is not self.frames[-1]):
+            return ""
+        return f"{self.prefix}{frame.seq}"
+
+    def encode(self) -> bytes:
+        """Return the events as server-sent events."""
+        if not self.frames:
+            return b": still here\n\n"
+        return b"".join([encode_frame(frame, self.name_of(frame)) for frame in self.frames])
+
+
+class SharedBatch(Batch, gc=False):
+    """A batch that many readers of a feed get: it is encoded once."""
+
+    encoded: bytes = b""
+
+    def encode(self) -> bytes:
+        if not self.encoded:
+            self.encoded = super().encode()
+        return self.encoded
 
 
 class Feed:
     """The last events of a log, for those who follow it here."""
 
-    def __init__(self, runtime: Runtime, log_id: str, after: int) -> None:
+    def __init__(self, runtime: Runtime, log_id: str, after: int, pace: Callable[[], float]) -> None:
         self._log, self.log_id = runtime.log(log_id), log_id
+        self._pace = pace
         self._frames: list[Frame] = []
         self._seqs: list[int] = []
         self._before = after
@@ -62,7 +101,7 @@ class Feed:
         self._waiting: list[asyncio.Future[None]] = []
         self._room = asyncio.Event()
         self._is_waking = False
-        self._chunk: tuple[int, int, bytes] | None = None
+        self._shared = SharedBatch([])
         self._task = asyncio.create_task(self._follow(), name=f"feed-{log_id}")
 
     async def _follow(self) -> None:
@@ -92,9 +131,9 @@ class Feed:
         if len(self._frames) > 2 * RING:
             self._before = self._seqs[RING - 1]
             del self._frames[:RING], self._seqs[:RING]
-        if not self._is_waking:  # once for all events of this turn
+        if not self._is_waking:  # once for all events of a moment
             self._is_waking = True
-            asyncio.get_running_loop().call_soon(self.wake)
+            asyncio.get_running_loop().call_later(self._pace(), self.wake)
 
     def wake(self) -> None:
         self._is_waking = False
@@ -133,6 +172,13 @@ class Feed:
                 break
         return frames
 
+    def batch(self, frames: list[Frame]) -> Batch:
+        """Return events as a batch; readers who are at the same place share one."""
+        known = self._shared.frames
+        if not known or known[0] is not frames[0] or known[-1] is not frames[-1]:
+            self._shared = SharedBatch(frames)
+        return self._shared
+
     def close(self) -> None:
         self._task.cancel()
 
@@ -144,20 +190,26 @@ class Feeds:
         self._runtime = runtime
         self._feeds: dict[str, Feed] = {}
         self._beats: asyncio.Task[None] | None = None
+        self._followers = 0
+
+    def _pace(self) -> float:
+        return min(self._followers * PACE, LONGEST_PACE)
 
     @contextlib.contextmanager
     def open(self, log_id: str, after: int) -> Generator[Feed]:
         """Follow a log after an event number."""
         feed = self._feeds.get(log_id)
         if feed is None or feed.problem is not None:
-            feed = self._feeds[log_id] = Feed(self._runtime, log_id, after)
+            feed = self._feeds[log_id] = Feed(self._runtime, log_id, after, self._pace)
         feed.followers += 1
+        self._followers += 1
         if self._beats is None:
             self._beats = asyncio.create_task(self._beat(), name="stream-heartbeat")
         try:
             yield feed
         finally:
             feed.followers -= 1
+            self._followers -= 1
             if not feed.followers:
                 feed.close()
                 if self._feeds.get(log_id) is feed:

@@ -13,10 +13,10 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from .auth import User
-from .feeds import Frame
+from .feeds import Batch, Frame
 from .http import ApiError, authorize, check_origin, check_path, error_response, headers_of, is_text, read_query
 from .service import Service
-from .streams import Batch, EventsQuery, ServerCloses, open_run, open_thread
+from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
 RESTART, GOING_WRONG = 1012, 1011
 _MOST_SUBSCRIPTIONS = 256
@@ -127,9 +127,9 @@ async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> None
     code, reason = 1000, ""
     try:
         async for batch in batches:
-            for name, frame in batch:
-                await _send(socket, _with_id(name, frame))
-            if not batch:
+            for frame in batch.frames:
+                await _send(socket, _with_id(batch.name_of(frame), frame))
+            if not batch.frames:
                 await _send(socket, _BEAT)
     except ServerCloses:
         code, reason = RESTART, "connect again"
@@ -203,9 +203,9 @@ class Subscriptions:
             self._service.limits.count_request(self._user.id)
             batches = await self._open(request)
             async for batch in batches:
-                for _, frame in batch:
+                for frame in batch.frames:
                     await self._send(b'{"subscription":%b,"event":%b}' % (msgspec.json.encode(name), frame.data))
-                if not batch:
+                if not batch.frames:
                     await self._send(_BEAT)
             await self._tell(name, ended=True)
         except ServerCloses:

@@ -23,7 +23,7 @@ from ..core.events import (
     ToolCallStreamDelta,
 )
 from ..core.stores import RunRecord
-from .feeds import Feed, Frame, make_frame
+from .feeds import Batch, Feed, Frame, make_frame
 from .http import ApiError, is_text
 from .service import Service
 
@@ -31,9 +31,6 @@ _LOOK_FOR_RUNS = 1.0
 """Seconds between two looks for new runs of a thread."""
 _RECONNECT = b"retry: 500\n: the server ends, connect again\n\n"
 _MOST_MERGE = 5_000
-
-Batch = list[tuple[str, Frame]]
-"""Events, each with its id on the stream; an event without one does not move the cursor of the reader."""
 
 
 class EventsQuery(Struct, frozen=True):
@@ -72,12 +69,9 @@ class Filter:
         depth, ns, kinds = len(self._ns), self._ns, self._kinds
         return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
 
-    def batch(self, frames: list[Frame], prefix: str) -> Batch:
+    def batch(self, frames: list[Frame], prefix: str = "") -> Batch:
         """Return events with their ids. Of deltas that were merged, only the last event moves the cursor."""
-        if not self.merge:
-            return [(f"{prefix}{frame.seq}", frame) for frame in frames]
-        merged = merge_deltas(frames)
-        return [(f"{prefix}{frame.seq}" if frame is merged[-1] else "", frame) for frame in merged]
+        return Batch(merge_deltas(frames), prefix, "last") if self.merge else Batch(frames, prefix)
 
 
 def read_place(given: str | None, header: str | None) -> int:
@@ -105,7 +99,8 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
     """Yield the events of a log as they are stored, and an empty batch as a sign of life."""
     with service.feeds.open(log_id, after) as feed:
         async for frames in _frames(service, feed, after, wanted):
-            yield wanted.batch(frames, "")
+            is_plain = frames and wanted.is_open and not wanted.merge
+            yield feed.batch(frames) if is_plain else wanted.batch(frames)
 
 
 async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> AsyncIterator[list[Frame]]:
@@ -213,7 +208,7 @@ class _ThreadReader:
             while True:
                 batches = [*await self._read_tails(), *await self._read_main()]
                 for batch in batches:
-                    if batch:
+                    if batch.frames:
                         yield batch
                 if batches:
                     continue
@@ -223,7 +218,7 @@ class _ThreadReader:
                 await _any_changed([source.feed for source in sources])
                 if self._service.closing.is_set():
                     raise ServerCloses
-                yield []
+                yield Batch([])
 
     async def _read_tails(self) -> list[Batch]:
         batches: list[Batch] = []
@@ -233,7 +228,7 @@ class _ThreadReader:
             if not frames and source.feed.ended:
                 self._tails.remove(source)
             elif frames:
-                batches.append([("", frame) for frame in self._wanted(frames)] if was_ended else [])
+                batches.append(Batch(self._wanted(frames) if was_ended else [], ids="none"))
         return batches
 
     async def _read_main(self) -> list[Batch]:
@@ -249,7 +244,7 @@ class _ThreadReader:
             self._main = None
         elif not frames and main.feed.ended:
             self._main = None
-            return [[]]
+            return [Batch([])]
         return [self._wanted.batch(self._wanted(frames), f"{main.feed.log_id}:")] if frames else []
 
     async def _next_run(self) -> _Source | None:
@@ -354,22 +349,10 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         try:
             async for batch in self._batches:
-                self._service.metrics.events_sent += len(batch)
-                await send({"type": "http.response.body", "body": encode_batch(batch), "more_body": True})
+                self._service.metrics.events_sent += len(batch.frames)
+                await send({"type": "http.response.body", "body": batch.encode(), "more_body": True})
         except ServerCloses:
             await send({"type": "http.response.body", "body": _RECONNECT, "more_body": True})
-
-
-def encode_batch(batch: Batch) -> bytes:
-    """Return events as server-sent events; an empty batch as a comment."""
-    if not batch:
-        return b": still here\n\n"
-    return b"".join([_encode_frame(name, frame) for name, frame in batch])
-
-
-def _encode_frame(name: str, frame: Frame) -> bytes:
-    shown = b"id: %b\n" % name.encode() if name else b""
-    return b"%bevent: %b\ndata: %b\n\n" % (shown, frame.event.kind.encode(), frame.data)
 
 
 async def _left(receive: Receive) -> None:

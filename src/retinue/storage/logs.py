@@ -15,8 +15,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 5.0
 """Seconds between two reads of a log that another process writes, unless a change is notified."""
-GATHER = 0.02
-"""Seconds for which rows are gathered if nobody waits for them to be stored."""
+GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
+"""Seconds for which rows are gathered if nobody waits for them to be stored: at least, for each log that gathers, and at
+most. Many logs are thus written in fewer, larger transactions."""
 BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
@@ -42,6 +43,8 @@ class LogWriter:
         self._waiting: list[asyncio.Future[None]] = []
         self._is_due = self._is_writing = False
         self._timer: asyncio.TimerHandle | None = None
+        self.gathering: set[LogWriter] = set()
+        """All logs of this process that gather rows now."""
         self.problem: Exception | None = None
         """The reason why nothing more can be stored."""
         self._pause = 0.0
@@ -54,7 +57,9 @@ class LogWriter:
     def notify(self) -> None:
         """Store the rows soon; nobody waits for them."""
         if self._timer is None and not self._is_writing:
-            self._timer = asyncio.get_running_loop().call_later(GATHER, self._write)
+            self.gathering.add(self)
+            seconds = min(max(GATHER, len(self.gathering) * GATHER_FOR_EACH), LONGEST_GATHER)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
 
     def flush(self) -> asyncio.Future[None]:
         """Return a future that is done when all rows of this moment are stored."""
@@ -106,6 +111,7 @@ class LogWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.gathering.discard(self)
 
     def _write(self) -> None:
         """Start to store all rows."""
