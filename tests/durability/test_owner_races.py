@@ -146,3 +146,30 @@ async def test_a_damaged_record_does_not_keep_others_from_their_work(tmp_path: P
         await store.database.write(lambda link: link.run(broken, waiting.run_id))
     async with Runtime.open(url, [asking(), saying()]) as runtime:
         assert (await runtime.run("says", "hi")).status is RunStatus.COMPLETED
+
+
+async def test_a_log_of_ours_that_nothing_works_on_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run can break down here while the store says that we own its log: nobody else may continue it."""
+    now, gate = [1000.0], asyncio.Event()
+
+    async def turn(request: Any) -> Any:
+        await gate.wait()
+        return say("hello")
+
+    waits = Agent("says", ScriptedModel(turn))
+    monkeypatch.setattr("retinue.runtime.owner._now", lambda: now[0])
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [waits], recover=False) as runtime, asyncio.timeout(90):
+        runs: Any = runtime._runs  # pyright: ignore[reportPrivateUsage]
+        run = runtime.stream("says", "hi")
+        await run.stored()
+        live = runs.get(run.run_id)
+        live.lose()
+        runs.owner.remove(run.run_id)
+        assert await runtime.recover() == []  # perhaps it is just being begun
+        now[0] += 11.0
+        gate.set()
+        (again,) = await runtime.recover()
+        assert (await again.result()).status is RunStatus.COMPLETED
+        assert (await runtime.result(run.run_id)).response == "hello"

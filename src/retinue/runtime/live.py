@@ -55,8 +55,7 @@ class LiveRun:
         writer: LogWriter | None,
         x: Execution | None = None,
     ) -> None:
-        self.home, self.request, self.log, self.record, self.writer = home, request, log, record, writer
-        self.x = x
+        self.home, self.request, self.log, self.record, self.writer, self.x = home, request, log, record, writer, x
         """Its execution, while a leg is at work."""
         self.first = log.tree.seq
         """The number of the last event before the present leg."""
@@ -340,10 +339,11 @@ class LiveRun:
         """Pass an exception that came out of the run on to everything that waits for it."""
         self._set_exception(exc)
         self.is_done = True
-        if self.x is not None and self.x.result is not None and not isinstance(exc, ThreadBusy):
-            self.spawn(self._store_broken(self.x.result))
-        else:
-            self._close(True)
+        if not isinstance(exc, ThreadBusy):
+            _log.error("run %s broke down: %s", self.run_id, exc)
+            if self.x is not None and self.x.result is not None:
+                return self.spawn(self._store_broken(self.x.result))
+        self._close(True)
 
     def _set_exception(self, exc: Exception) -> None:
         if not self.end.done():

@@ -44,6 +44,8 @@ class Owner:
         self._seen_wishes: set[tuple[str, str]] = set()
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
         """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
+        self._strays: dict[str, float] = {}
+        """Logs that are ours in the store but not here, and since when: what worked on them has broken down."""
         self._renewed = _now()
         self._poked = asyncio.Event()
         self._job: asyncio.Task[None] | None = None
@@ -74,7 +76,8 @@ class Owner:
         """Become the owner of a log that is free, or whose owner is gone; the new epoch, or None."""
         self.register()
         owner = await self.store.owner_of(log_id) if log is None else log.owner
-        gone = owner if owner is not None and is_gone(owner) else None
+        is_stray = log is not None and owner == self.id and log_id not in self.logs
+        gone = owner if owner is not None and (is_stray or is_gone(owner)) else None
         seen = None
         if gone is None and log is not None and log.expired is None:
             # Its lease cannot be compared with our clock, but has not changed for as long as a lease lasts.
@@ -85,8 +88,13 @@ class Owner:
         """Return the logs that nobody works on though they neither wait nor have ended."""
         found: list[OpenLog] = []
         suspects: dict[str, tuple[OpenLog, float]] = {}
+        strays: dict[str, float] = {}
         for log in await self.store.open_logs():
             if log.owner == self.id:
+                if log.log_id not in self.logs:
+                    since = strays[log.log_id] = self._strays.get(log.log_id, _now())
+                    if _now() - since > self.lease / 3:  # it is not just being begun or released
+                        found.append(log)
                 continue
             if log.owner is None or log.expired or is_gone(log.owner):
                 found.append(log)
@@ -97,7 +105,7 @@ class Owner:
                 suspects[log.log_id] = log, since
                 if _now() - since > self.lease:
                     found.append(log)
-        self._suspects = suspects
+        self._suspects, self._strays = suspects, strays
         return found
 
     def keep_recovering(self, recover: Callable[[], Awaitable[object]]) -> None:

@@ -167,8 +167,9 @@ class LogWriter:
         """Stop for good, and report the first problem."""
         problem = error if isinstance(error, Exception) else StoreError(self._store.place, "it was closed")
         first, self.problem = self.problem is None, self.problem or problem
-        if first and not isinstance(problem, OwnershipLost):
-            _log.error("the log of run %s can no longer be stored: %s", self.log_id, problem)
+        if first:
+            level = logging.INFO if isinstance(problem, OwnershipLost) else logging.ERROR
+            _log.log(level, "the log of run %s can no longer be stored: %s", self.log_id, problem)
         _settle(waiting, self.problem)
         _settle(self._waiting, self.problem)
         if first and self.on_lost is not None:
