@@ -7,6 +7,7 @@ it runs, and waits there for a file `go`.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ LEASE = 2.0
 
 
 def words(text: str) -> Any:
-    return say(text, chunks=[f"{word} " for word in text.split()])
+    return say(text, chunks=re.findall(r"\S+\s*", text))
 
 
 def since_user(request: Any) -> list[Any]:
@@ -52,13 +53,13 @@ def researcher(folder: Path) -> Agent:
         return words("I have looked everywhere.") if done else call("look", {"where": "the attic"}, id="look_1")
 
     def turn(request: Any) -> Any:
-        done, users = since_user(request), sum(message.role == "user" for message in request.messages)
+        done, said = since_user(request), [m.text for m in request.messages if m.role == "user"]
         if len(done) < 3:
             return [words(f"I will dig for the {len(done)}. time now."), call("dig", {"n": len(done)})]
         if len(done) == 3:
-            asked = "asker" if "ask" in request.messages[-1 - 2 * 3].text else "helper"
+            asked = "asker" if "ask" in said[-1] else "helper"
             return call("task", {"subagent_type": asked, "description": "Look."})
-        return words(f"Report number {users}: there is nothing at all in the ground.")
+        return words(f"Report number {len(said)}: there is nothing at all in the ground.")
 
     helper = Agent("helper", ScriptedModel(help_out), tools=[look], description="Looks.")
     plugins = [Permissions(ask=["look"])]
