@@ -195,3 +195,14 @@ async def test_a_hostile_server_cannot_speak_for_its_parent() -> None:
         ("run_child", ("tools:c1",), "run_root"),
     ]
     assert (root.status, child.status, child.remote_seq) == (RunStatus.RUNNING, RunStatus.RUNNING, 6)
+
+
+async def test_a_stream_that_never_works_costs_events_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.backends.tasks_http.PATIENCE", 0.1)
+    async with far(researcher(helper())) as server:
+        server.breaks_after = [0] * 200
+        agent = parent(RemoteSubagentStub("researcher", url=server.url))
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go")
+        told = next(message.text for message in result.messages if message.role == "tool")
+        assert told == "Report: I have looked."

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from retinue import Agent, ConfigurationError, Decision, HarnessAgent, RunStatus, Runtime, SubagentDeclaration
+from retinue.backends.tasks_http import TaskHttpBackend
 from retinue.plugins import Permissions
 from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
+from retinue.wire.task_protocol import RemoteTask
 from tests.remote.server import TaskServer
 from tests.remote.test_remote_events import check_copy, far, helper, remote_log, researcher
 
@@ -102,6 +104,36 @@ async def test_a_background_question_that_is_given_up_stops_the_remote_run(tmp_p
             await runtime.cancel(run.run_id, tasks=True)
         (remote,) = server.runs.values()
         assert (await server._runtime.result(remote.run_id)).status is RunStatus.CANCELLED
+
+
+async def test_a_process_without_the_log_leaves_a_waiting_task_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinue.subagents.work.LOOK_EVERY", 0.01)
+    async with far(asking()) as server:
+        first = boss(server.url, tmp_path, 0)
+        async with Runtime([first]) as runtime:
+            await runtime.run(first, "go", thread_id="t1")
+            record = await until(lambda: waiting_task(first))
+            path = tmp_path / "agents/boss/tasks/t1.json"
+            frozen = path.read_bytes()
+            monkeypatch.setattr(TaskHttpBackend, "_stop", never)  # it dies without a word to the server
+            await runtime.close(grace=0)
+        path.write_bytes(frozen)
+        (remote,) = server.runs.values()
+        turns = [call("task_output", {"task_id": record.task_id, "block": False}), say("Done.")]
+        again = boss(server.url, tmp_path, 0)
+        object.__setattr__(again, "model", ScriptedModel(turns))
+        async with Runtime([again]) as runtime:
+            result = await runtime.run(again, "go on", thread_id="t1")
+            told = next(message.text for message in result.messages if message.role == "tool")
+            assert "running" in told.lower()
+            assert "FAILED" not in path.read_text()
+            assert (await server._runtime.result(remote.run_id)).status is RunStatus.SUSPENDED
+
+
+async def never(self: Any, task_id: str) -> RemoteTask:
+    return RemoteTask("running")
 
 
 async def waiting_task(agent: HarnessAgent) -> Any:

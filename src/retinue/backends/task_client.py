@@ -36,6 +36,10 @@ _SHOWN = 300
 _ERROR_BODY = 64 * 1024
 
 
+class Garbled(ConnectionError):
+    """A request or an answer that nobody can read: spoiled on its way, or not of a task server at all."""
+
+
 class EventsNotOffered(Exception):
     """The server has no events of tasks, only their status and result."""
 
@@ -120,9 +124,8 @@ class HttpTaskClient:
         try:
             task = decode_task(self._without_secrets(data))
         except ValueError as exc:
-            raise ExecutionBackendError(
-                self._name, f"{self._url} did not answer as a task server ({self._words(str(exc))}): check the url"
-            ) from None
+            problem = f"{self._url} did not answer as a task server ({self._words(str(exc))}): check the url"
+            raise Garbled(problem) from None
         if task.task_id not in ("", task_id):  # something between here and the server mixes up its answers
             raise ConnectionError(f"{self._url} answered about another task")
         return task
@@ -155,6 +158,8 @@ class HttpTaskClient:
             raise ExecutionBackendError(self._name, f"{self._url} sent more than {MOST_BYTES:,} bytes")
         if status in _TRANSIENT:
             raise ConnectionError(f"{self._url} answered {status}: {self._words(data)}")
+        if status == 400:
+            raise Garbled(f"{self._url} could not read the request: {status} {self._words(data)}")
         if 300 <= status < 400:
             raise ExecutionBackendError(
                 self._name, f"{self._url} answered {status}, a redirect, which is not followed: correct the url"
@@ -182,6 +187,9 @@ class HttpTaskClient:
         if session is None or session.closed:
             self._sessions = {known: kept for known, kept in self._sessions.items() if not known.is_closed()}
             session = self._sessions[loop] = aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # A connection for each request: whatever is between here and the server, an answer cannot be that to
+                # an earlier request.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
             )
         return session

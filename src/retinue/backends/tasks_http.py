@@ -18,7 +18,7 @@ from ..core.messages import Message
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..wire.task_protocol import RemoteTask
-from .task_client import EventsNotOffered, HttpTaskClient
+from .task_client import EventsNotOffered, Garbled, HttpTaskClient
 
 T = TypeVar("T")
 
@@ -28,6 +28,8 @@ PATIENCE = 60.0
 SUBMIT_PATIENCE = 10.0
 STOP_SECONDS = 2.0
 """Seconds in which a server should take a cancel, and again in which the task should have stopped."""
+GARBLED_TRIES = 5
+"""Answers in a row that cannot be read, after which a server is taken for one of another kind."""
 DEADLINE = 7200.0
 """Seconds a remote run may take where nobody says otherwise."""
 REMOTE_KEY = "retinue.remote"
@@ -202,19 +204,20 @@ class TaskFollower:
             except ConnectionError as exc:  # the questions stay open
                 self.refused = f"the decision could not be sent: {exc}"
                 return RemoteTask("running")
-        pause, last_progress = FIRST_PAUSE, time.monotonic()
+        pause, stuck_since = FIRST_PAUSE, 0.0
         while True:
             state = await _retry(lambda: self._client.state(self._task_id), self._patience, self._token)
             self._report(state)
-            is_impatient = time.monotonic() - last_progress > self._patience
-            if state.is_settled and (not self.has_events or self._seen >= state.seq or is_impatient):
+            is_read = not self.has_events or (self._seen >= state.seq and not self._is_before_decisions(state))
+            stuck_since = (stuck_since or time.monotonic()) if state.is_settled and not is_read else 0.0
+            if state.is_settled and (is_read or time.monotonic() - stuck_since > self._patience):
                 return await self._with_result(state)
             seen = self._seen
-            # The end of a leg is seen a moment before the state says so.
-            if self.has_events and not (self._leg_ended and state.seq <= seen):
+            # The end of a leg may be seen a moment before the state says so, and so may its beginning.
+            if self.has_events and not (state.seq <= seen and (self._leg_ended or state.is_settled)):
                 await self._read(state.seq if state.is_settled else 0)
             if self._seen > seen:
-                pause, last_progress = FIRST_PAUSE, time.monotonic()
+                pause, stuck_since = FIRST_PAUSE, 0.0
                 continue
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             if pause >= LONGEST_PAUSE:
@@ -230,6 +233,12 @@ class TaskFollower:
             self.refused = str(exc)
             if self._request.emit is not None:
                 self._request.emit(ErrorRaised(message=self.refused, code="decision_refused"))
+
+    def _is_before_decisions(self, state: RemoteTask) -> bool:
+        """Return whether a state still has questions that were just answered, and nothing has happened since."""
+        if self.refused is not None or self._seen > self._request.seen:
+            return False
+        return any("/".join(ticket.path) in self._request.decisions for ticket in state.awaiting.values())
 
     async def _read(self, until: int) -> None:
         """Copy events until the run there has ended or waits, `until` is reached, or the connection ends."""
@@ -276,12 +285,13 @@ class TaskFollower:
 
 async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
-    deadline, pause = time.monotonic() + patience, FIRST_PAUSE
+    deadline, pause, garbled = time.monotonic() + patience, FIRST_PAUSE, 0
     while True:
         try:
             return await ask()
-        except ConnectionError:
-            if time.monotonic() >= deadline or token.is_set():
+        except ConnectionError as exc:
+            garbled += isinstance(exc, Garbled)
+            if time.monotonic() >= deadline or token.is_set() or garbled == GARBLED_TRIES:
                 raise
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(pause * 2, LONGEST_PAUSE)

@@ -138,6 +138,7 @@ class Run(RunHandle[Out]):
                 await self._home.store.save_run(live.record)
                 return
             if live.is_adopted or live.first > 0:
+                await asyncio.sleep(0)  # the new leg begins with what it stores
                 await live.writer.flush()
                 return
             await asyncio.wait({live.begun, self._end}, return_when=asyncio.FIRST_COMPLETED)

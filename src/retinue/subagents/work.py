@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Literal
 from uuid import UUID
@@ -28,6 +29,8 @@ from .spawned import Spawned, Turns
 
 OnTimeout = Literal["promote", "cancel"]
 
+LOOK_EVERY = 2.0
+"""Seconds between two looks at a remote task that waits for a human."""
 REMOTE = "task-protocol"
 """The `transport_type` of remote work."""
 
@@ -120,7 +123,12 @@ class Workers:
             request = RunRequest(
                 agent=plan.agent, identity=run, messages=said, cancellation=token, timeout=seconds, is_dispatched=True
             )
-            return await plan.backend.run(request)
+            # Only the process that has its log can answer a question; this one looks whether it was.
+            while (outcome := await plan.backend.run(request)).status is RunStatus.SUSPENDED and not token.is_set():
+                waits(_questions(outcome))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(token.wait(), LOOK_EVERY)
+            return outcome
 
         self.service(ctx).attach(record, work)
 
@@ -283,7 +291,7 @@ class Workers:
         background, ctx, run_id, token = _background(job.ctx), job.ctx, job.run_id, job.token
         try:
             while outcome.status is RunStatus.SUSPENDED:
-                waits("; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()]))
+                waits(_questions(outcome))
                 is_answered = await background.wait_for_answer(ctx, run_id, token, lambda: waits(None))
                 if is_answered or job.is_elsewhere:  # its backend sees the token, and stops it there
                     outcome = await self._child(job)
@@ -292,6 +300,10 @@ class Workers:
         finally:
             self.turns.release(job.spawned.session_id)
         return outcome
+
+
+def _questions(outcome: RunResult) -> str:
+    return "; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()])
 
 
 def _background(ctx: ToolContext) -> Background:
