@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 from ..core.errors import ConfigurationError, StoreError
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
-from . import runs, sockets, tasks, threads
+from . import files, runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
 from .http import ApiError, Call, Endpoint, as_api_error, error_response, headers_of, json_response, prepare
 from .limits import UserLimits
@@ -104,7 +104,7 @@ class KnownHosts:
 
 def all_endpoints() -> list[Endpoint]:
     """Return the table of everything that is served and needs a token."""
-    return [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *ENDPOINTS]
+    return [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *files.ENDPOINTS, *ENDPOINTS]
 
 
 def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:

@@ -38,7 +38,6 @@ class RunsQuery(Page, frozen=True):
 
     thread_id: str | None = None
     status: str | None = None
-    agent: str | None = None
 
 
 class WaitQuery(Struct, frozen=True):
@@ -253,6 +252,29 @@ async def run_tasks(call: Call) -> Any:
     return page_json((await tree_of(call.service, record)).task_list(), None)
 
 
+class TasksQuery(RunsQuery, frozen=True):
+    """The query of a list of tasks; `status` is that of the task. A page covers `limit` runs."""
+
+    agent: str | None = None
+
+
+async def list_tasks(call: Call) -> Any:
+    """List the background tasks of a user, run by run, the newest run first."""
+    query: TasksQuery = call.query
+    records = await call.runtime.store.list_runs(
+        query.thread_id, limit=query.limit + 1, before=cursor_of(query.cursor), **call.service.filters(call.user)
+    )
+    shown = records[: query.limit]
+    items: list[dict[str, Any]] = []
+    for record in shown:
+        known = {"log_id": record.identity.run_id, "thread_id": record.identity.thread_id}
+        for task in (await tree_of(call.service, record)).task_list():
+            if query.status in (None, task["status"]) and query.agent in (None, task["agent"]):
+                items.append({**known, **task})
+    last = shown[-1] if len(records) > query.limit else None
+    return page_json(items, None if last is None else encode_cursor((last.started_at, last.identity.run_id)))
+
+
 _RUN = "/api/v1/runs/{run_id}"
 ENDPOINTS = (
     Endpoint(method="GET", path="/api/v1/agents", handle=list_agents, summary="List the agents."),
@@ -296,4 +318,8 @@ ENDPOINTS = (
         summary="List the open questions of a run, at any depth.",
     ),
     Endpoint(method="GET", path=f"{_RUN}/tasks", handle=run_tasks, summary="List the background tasks of a run."),
+    Endpoint(
+        method="GET", path="/api/v1/tasks", handle=list_tasks, query=TasksQuery,
+        summary="List the background tasks of all runs.",
+    ),
 )  # fmt: skip

@@ -41,6 +41,7 @@ class SnapshotTree(RunTree):
         elif isinstance(event, TaskUpdated):
             known = self.tasks.setdefault(event.task_id, {"task_id": event.task_id, "started_at": iso(event.at)})
             known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.run_id}
+            known["agent"] = event.agent
             known["updated_at"] = iso(event.at)
 
     def find(self, ns: Namespace) -> RunNode | None:

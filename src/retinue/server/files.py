@@ -1,0 +1,122 @@
+"""Endpoints of files: those that the agents with a workspace work on.
+
+A filesystem that is divided by user shows each user its own part. One that is not is shown to the local user only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from ..core.filesystem import Filesystem, GuardedFilesystem, files_of, is_divided
+from ..core.runs import RunIdentity
+from ..subagents.harness import HarnessAgent
+from ..tasks.files import holds_tasks
+from ..wire.resources import page_json
+from .auth import LOCAL
+from .http import ApiError, Call, Endpoint, Page, json_response, not_found, read_bytes
+
+MOST_BYTES = 20_000_000
+_HEADERS = {
+    "content-disposition": "attachment",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cache-control": "no-store",
+}
+
+
+class FilesQuery(Page, frozen=True):
+    """The query of a list of files: a folder of an agent's workspace."""
+
+    path: str = ""
+    agent: str | None = None
+
+
+class FileQuery(Struct, frozen=True):
+    """The agent in whose workspace a file is; the first that has one if left out."""
+
+    agent: str | None = None
+
+
+def _files(call: Call) -> Filesystem:
+    """Return the files of the user in the workspace of an agent."""
+    agents = [agent for agent in call.runtime.agents.values() if isinstance(agent, HarnessAgent)]
+    agents = [agent for agent in agents if call.query.agent in (None, agent.name) and not agent.disable_filesystem]
+    if not agents:
+        raise not_found("workspace")
+    files, user = agents[0].files, call.user.id
+    if not is_divided(files) and user != LOCAL:
+        raise not_found("workspace")
+    if isinstance(files, GuardedFilesystem):
+        files = files.without(holds_tasks)
+    return files_of(files, RunIdentity("", "", agents[0].name, user_id=user))
+
+
+async def list_files(call: Call) -> Any:
+    query: FilesQuery = call.query
+    files = _files(call)
+    entries = await asyncio.to_thread(files.list, query.path)
+    start = 0
+    if query.cursor is not None:
+        start = next((at for at, entry in enumerate(entries) if entry.path > query.cursor), len(entries))
+    shown = entries[start : start + query.limit]
+    cursor = shown[-1].path if shown and start + len(shown) < len(entries) else None
+    return page_json([{"path": one.path, "is_dir": one.is_dir, "size": one.size} for one in shown], cursor)
+
+
+async def read_file(call: Call) -> Response:
+    files, path = _files(call), call.param("path")
+
+    def read() -> bytes:
+        with files.open(path) as stream:
+            return stream.read(MOST_BYTES + 1)
+
+    data = await asyncio.to_thread(read)
+    if len(data) > MOST_BYTES:
+        raise ApiError(413, "too_large", f"the file is larger than {MOST_BYTES:,} bytes: read it where it is")
+    return Response(data, media_type="application/octet-stream", headers=_HEADERS)
+
+
+async def write_file(call: Call) -> Response:
+    files, path = _files(call), call.param("path")
+    data = await read_bytes(call.request, call.service)
+    await asyncio.to_thread(files.write, path, data)
+    return json_response({"path": path, "size": len(data)})
+
+
+async def delete_file(call: Call) -> Response:
+    files, path = _files(call), call.param("path")
+
+    def delete() -> bool:
+        if not files.exists(path):
+            return False
+        files.delete(path)
+        return True
+
+    if not await asyncio.to_thread(delete):
+        raise not_found("file")
+    return Response(status_code=204)
+
+
+_FILE = "/api/v1/files/{path:path}"
+ENDPOINTS = (
+    Endpoint(
+        method="GET", path="/api/v1/files", handle=list_files, query=FilesQuery,
+        summary="List a folder of the workspace of an agent.",
+    ),
+    Endpoint(
+        method="GET", path=_FILE, handle=read_file, query=FileQuery, media="application/octet-stream",
+        summary="Read a file.",
+    ),
+    Endpoint(
+        method="PUT", path=_FILE, handle=write_file, scope="run", query=FileQuery,
+        summary="Write a file; the body is its content.",
+    ),
+    Endpoint(
+        method="DELETE", path=_FILE, handle=delete_file, scope="run", query=FileQuery, status=204,
+        summary="Delete a file.",
+    ),
+)  # fmt: skip

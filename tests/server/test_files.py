@@ -1,0 +1,88 @@
+"""Files of workspaces and background tasks over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retinue import HarnessAgent, Runtime
+from retinue.server import StoredTokens, TokenStore
+from retinue.storage.sql import SqlStore
+from retinue.stores import StoreFilesystem
+from retinue.testing import ScriptedModel, call, say
+
+from .serving import asking, serving
+
+FILES = "/api/v1/files"
+
+
+async def test_files_of_a_folder_are_listed_read_written_and_deleted(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "notes" / f"{name}.md").write_text(f"# {name}")
+    (tmp_path.parent / "secret.txt").write_text("secret")
+    agent = HarnessAgent("helper", ScriptedModel([]), workspace=tmp_path)
+    async with serving(Runtime(agents=[agent])) as site:
+        first = (await site.get(f"{FILES}?path=notes&limit=2")).body
+        assert [one["path"] for one in first["items"]] == ["notes/a.md", "notes/b.md"]
+        rest = (await site.get(f"{FILES}?path=notes&limit=2&cursor={first['next_cursor']}")).body
+        assert ([one["path"] for one in rest["items"]], rest["next_cursor"]) == (["notes/c.md"], None)
+        read = await site.get(f"{FILES}/notes/a.md")
+        assert (read.status, read.body) == (200, "# a")
+        assert read.headers["content-disposition"] == "attachment"
+        assert read.headers["x-content-type-options"] == "nosniff"
+        assert (await site.ask("PUT", f"{FILES}/new/file.txt", data=b"\x00\xff")).body == {
+            "path": "new/file.txt",
+            "size": 2,
+        }
+        assert (tmp_path / "new/file.txt").read_bytes() == b"\x00\xff"
+        assert (await site.ask("DELETE", f"{FILES}/new/file.txt")).status == 204
+        assert (await site.ask("DELETE", f"{FILES}/new/file.txt")).status == 404
+        assert (await site.get(f"{FILES}/nothing")).status == 404
+        assert (await site.get(f"{FILES}?path=nothing")).status == 404
+        assert (await site.get(f"{FILES}?agent=nobody")).status == 404
+        for outside in ("..%2Fsecret.txt", "%2e%2e/secret.txt", "notes/..%2F..%2Fsecret.txt", "%2Fetc/passwd"):
+            answer = await site.get(f"{FILES}/{outside}")
+            assert answer.status in (404, 422), outside
+            assert "secret" not in str(answer.body).replace("secret.txt", "")
+
+
+async def test_users_have_files_of_their_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    runtime = Runtime.open(url)
+    assert isinstance(runtime.store, SqlStore)
+    shared = HarnessAgent("shared", ScriptedModel([]), workspace=tmp_path)
+    divided = HarnessAgent("divided", ScriptedModel([]), filesystem=StoreFilesystem(url))
+    runtime = Runtime.open(url, agents=[divided, shared])
+    assert isinstance(runtime.store, SqlStore)
+    async with serving(runtime, auth=StoredTokens(runtime.store)) as nobody:
+        tokens = TokenStore(runtime.store)
+        _, ann = await tokens.add("ann")
+        _, bob = await tokens.add("bob")
+        async with asking(nobody.url, ann) as anns, asking(nobody.url, bob) as bobs:
+            assert (await anns.ask("PUT", f"{FILES}/diary.md", data=b"dear diary")).status == 200
+            assert (await anns.get(f"{FILES}/diary.md")).body == "dear diary"
+            assert (await bobs.get(f"{FILES}/diary.md")).status == 404
+            assert (await bobs.get(FILES)).body["items"] == []
+            assert (await bobs.ask("DELETE", f"{FILES}/diary.md")).status == 404
+            assert (await anns.get(f"{FILES}?agent=shared")).status == 404  # a folder that nobody shares
+
+
+async def test_background_tasks_are_listed(tmp_path: Path) -> None:
+    def turn(request: object) -> object:
+        done = [m for m in request.messages if m.role == "tool"]  # pyright: ignore[reportAttributeAccessIssue]
+        spawn = {"agent_id": "general-purpose", "task": "look around", "timeout_seconds": 0}
+        return say("started") if done else call("agent_spawn", spawn, id="spawn_1")
+
+    def model(request: object) -> object:
+        is_child = "look around" in request.messages[-1].text  # pyright: ignore[reportAttributeAccessIssue]
+        return say("seen") if is_child else turn(request)
+
+    agent = HarnessAgent("lead", ScriptedModel(model), workspace=tmp_path)  # pyright: ignore[reportArgumentType]
+    async with serving(Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[agent])) as site:
+        run_id = (await site.start("lead"))["run_id"]
+        events = await site.all_events(f"/api/v1/runs/{run_id}/events")
+        assert events[-1].event in ("task_updated", "run_finished")
+        (task,) = (await site.get("/api/v1/tasks")).body["items"]
+        assert (task["log_id"], task["status"], task["call_id"]) == (run_id, "completed", "spawn_1")
+        assert (await site.get(f"/api/v1/runs/{run_id}/tasks")).body["items"][0]["task_id"] == task["task_id"]
+        assert (await site.get("/api/v1/tasks?status=failed")).body["items"] == []
