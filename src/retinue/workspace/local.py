@@ -88,7 +88,9 @@ class LocalFilesystem:
         On Linux a supervisor runs it and ends the processes it leaves; elsewhere these are found by their group.
         """
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        supervisor = (sys.executable, "-I", "-S", SUPERVISOR) if sys.platform == "linux" and sys.executable else ()
+        # A program that embeds Python is no interpreter.
+        has_python = sys.platform == "linux" and "python" in os.path.basename(sys.executable or "")
+        supervisor = (sys.executable, "-I", "-S", SUPERVISOR) if has_python else ()
         return Command((*supervisor, "/bin/sh", "-c", line), self.root, environment)
 
     def make_folder(self, path: str) -> None:
