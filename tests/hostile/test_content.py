@@ -111,7 +111,7 @@ REPORTS: dict[str, Callable[[ToolContext, Any], None]] = {
         (Path("/x"), "a value of type PosixPath has no JSON form"),
         (CYCLE, "nested more than 100 deep, or contains itself"),
         (DEEP, "nested more than 100 deep"),
-        (WIDE, "it is too large: more than 4,000,000 items"),
+        (WIDE, "it is too large: more than 1,000,000 items"),
         (10**5000, "4300 digits"),
     ],
     ids=["path", "cycle", "deep", "wide", "number"],

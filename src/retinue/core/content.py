@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
 from math import isfinite
 from typing import Any, cast
 
@@ -14,7 +16,7 @@ MAX_DEPTH = 100
 not where it is stored."""
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of one value or text as JSON."""
-MAX_ITEMS = 4_000_000
+MAX_ITEMS = 1_000_000
 """Items of all lists and objects in a value: shared lists can make a small object large as JSON."""
 MAX_ID_BYTES = 1000
 """Bytes of the id of a thread or user: a database has to index it."""
@@ -109,27 +111,45 @@ _read = msgspec.json.decode
 _LISTS = (list, tuple, set, frozenset)
 
 
-def _items(box: Any) -> Iterable[Any]:
-    return cast("dict[Any, Any]", box).values() if isinstance(box, dict) else box
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+_BOXES = (dict, *_LISTS, msgspec.Struct)
+
+
+def _items(box: Any) -> Any:
+    """Return the items of a list, the values of an object, or the fields of a record."""
+    if isinstance(box, dict):
+        return cast("dict[Any, Any]", box).values()
+    if isinstance(box, msgspec.Struct):
+        return msgspec.structs.astuple(box)
+    if isinstance(box, _LISTS):
+        return cast("list[Any]", box)
+    fields: dict[str, Any] = getattr(box, "__dict__", {})  # a dataclass
+    return fields.values()
 
 
 def check_shape(value: Any) -> None:
     """Raise ValueError for a value that is too deep or has too many items, before anything is made of it."""
-    level: list[Any] = [value] if isinstance(value, dict | list | tuple | set | frozenset) else []
     depth = count = 0
+    level = {id(value): (value, 1)} if _is_box(value.__class__) else {}
     while level:
-        depth += 1
-        count += sum(map(len, level))
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
+        below: dict[int, tuple[Any, int]] = {}
+        for box, times in level.values():  # a list that is in several places is looked at once, and counted for each
+            items = _items(box)
+            count += times * len(items)
+            for item in items:
+                if item.__class__ not in _ATOMS and _is_box(item.__class__):
+                    below[id(item)] = (item, times + below.get(id(item), (None, 0))[1])
         if count > MAX_ITEMS:
             raise ValueError(f"it is too large: more than {MAX_ITEMS:,} items")
-        level = [
-            item
-            for box in level
-            for item in _items(box)
-            if item.__class__ is dict or item.__class__ is list or isinstance(item, dict | list | tuple)
-        ]
+        level, depth = below, depth + 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
+
+
+@cache
+def _is_box(kind: Any) -> bool:
+    """Return whether values of that class hold others."""
+    return issubclass(kind, _BOXES) or is_dataclass(kind)
 
 
 def _cleaned(value: Any) -> Any:

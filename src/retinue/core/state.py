@@ -322,6 +322,7 @@ def as_persisted(seed: Seed | None) -> PersistedState:
     if not isinstance(seed, PersistedState):
         return PersistedState.of(seed)
     try:
-        return PersistedState(seed.revision, to_json_value(seed.extensions, exact=True))
+        checked = {name: to_json_value(value, exact=True) for name, value in seed.extensions.items()}
+        return PersistedState(seed.revision, checked)
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(f"the state cannot be used: {exc}") from None

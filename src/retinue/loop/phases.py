@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Iterable
 from functools import cache
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -346,7 +347,7 @@ def decode_job(name: str, given: Any, what: str, known: Iterable[type]) -> Any:
 
 def shown(value: Any) -> str:
     """A value as it can stand in a message."""
-    text = repr(value)
+    text = short_repr(value)  # the whole text of a hostile value may have no end
     return f"{type(value).__name__} {text}" if len(text) <= 80 else f"{type(value).__name__} {text[:80]}…"
 
 

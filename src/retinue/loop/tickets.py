@@ -6,6 +6,7 @@ A decision that does not fit is refused before anything changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as shown
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -101,12 +102,12 @@ _METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .ca
 def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
     """Return decisions with clean text and JSON values only; DecisionRefused says what is wrong with them."""
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {given!r}")
+        raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {shown(given)}")
     if not given:
         raise DecisionRefused("no decision was given")
     for target, decision in given.items():
         if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DecisionRefused(f"the decision on {target!r} is {decision!r}: write Decision.{_METHODS}")
+            raise DecisionRefused(f"the decision on {target!r} is {shown(decision)}: write Decision.{_METHODS}")
     try:
         return {clean_text(target): checked_record(decision) for target, decision in given.items()}
     except (TypeError, ValueError) as exc:
