@@ -47,6 +47,7 @@ from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, say
 from retinue.testing.tasks import S1, task_record
 from tests.models.streams import RENDER
 
+from .files import check_front_matter, check_pattern, front_matter, patterns
 from .strategies import damaged, ids, texts, values
 
 
@@ -377,6 +378,8 @@ PARTS: dict[str, Part] = {
     "ids": Part(st.lists(st.tuples(ids(), st.booleans()), min_size=1, max_size=6), _check_ids),
     "decisions": Part(_decisions, _check_decisions),
     "records": Part(st.tuples(_fields, damaged(_lines), texts()), _check_records),
+    "patterns": Part(patterns, check_pattern),
+    "frontmatter": Part(front_matter, check_front_matter),
     "chat": _wire("chat", ChatWire),
     "responses": _wire("responses", ResponsesWire),
     "anthropic": _wire("anthropic", AnthropicWire),
