@@ -209,7 +209,9 @@ async def _outcome(runtime: Runtime, thread: str, place: str, value: Any) -> Any
     events = [event async for event in runtime.events(result.run_id)]
     said = [to_json_value(message.parts, exact=True) for message in result.messages]
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    return result.status, said, [event.kind for event in events], _plain(result.state.extensions)
+    # A call id may be made of the run id, and be part of a message.
+    heard = json.dumps(said).replace(result.run_id, "run")
+    return result.status, heard, [event.kind for event in events], _plain(result.state.extensions)
 
 
 def _plain(state: dict[str, Any]) -> Any:
