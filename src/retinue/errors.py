@@ -9,7 +9,7 @@ from .core.errors import (
     ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, NotFound,
     OutputTruncated, OwnershipLost, PathDenied, PathError, PluginAlreadyInstalled, PluginNotInstalled,
     RecordUnreadable, RecordUnwritable, ReducerFailed, RetinueError, RevisionConflict, RunElsewhere, RunawayActions,
-    StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
+    ServerError, StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
     UnknownAgent, UnknownKey, UnknownRun, WriteConflict,
 )
 
@@ -21,7 +21,7 @@ __all__ = [
     "ModelError", "ModelNotFound", "ModelRateLimited", "ModelRefused", "ModelRequestInvalid", "ModelResponseInvalid",
     "ModelStreamBroken", "ModelTimeout", "ModelUnavailable", "NotFound", "OutputTruncated", "OwnershipLost",
     "PathDenied", "PathError", "PluginAlreadyInstalled", "PluginNotInstalled", "RecordUnreadable", "RecordUnwritable",
-    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunawayActions", "StateError", "StoreError",
+    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunawayActions", "ServerError", "StateError", "StoreError",
     "TaskStoreError", "ThreadBusy", "ToolCancelled", "ToolError", "ToolTimeout", "UnknownAction", "UnknownAgent",
     "UnknownKey", "UnknownRun", "WriteConflict",
 ]

@@ -21,6 +21,7 @@ from retinue import (
     ToolOutput,
     tool,
 )
+from retinue.client import Client
 from retinue.events import ErrorRaised, TextDelta, ToolCallFinished
 from retinue.messages import Message
 from retinue.plugins import AfterToolContext, BeforeToolContext, InferenceContext
@@ -88,6 +89,16 @@ class Guard(Plugin):
 
     def inference(self, ctx: InferenceContext) -> None:
         assert_type(ctx.request.messages, tuple[Message, ...])
+
+
+async def use_a_server() -> None:
+    async with Client("http://localhost:8000", token="secret") as client:
+        assert_type((await client.run(typed, "go")).output, Findings)
+        assert_type(client.stream(lists, "go"), Run[list[Report]])
+        home: Client | Runtime = client
+        async for event in home.stream("b", "go"):
+            if event.kind == "text_delta":
+                assert_type(event.delta, str)
 
 
 async def use() -> None:

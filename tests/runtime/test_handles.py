@@ -29,7 +29,7 @@ async def test_both_handles_show_the_same_names_and_no_internals() -> None:
     child = [child async for child in run.children][0]
     assert isinstance(run, Run)
     assert isinstance(child, ChildRun)
-    assert names(run) - PUBLIC == {"ended", "follow", "stored"}
+    assert names(run) - PUBLIC == {"ended", "follow", "place", "stored"}
     assert names(child) - PUBLIC == {"call_id", "name", "ns"}
     assert {name for name in dir(Runtime) if not name.startswith("_")} == {
         "agents", "cancel", "close", "events", "fork", "load", "log", "messages", "open", "override", "recover", "result", "resume", "resume_sync",

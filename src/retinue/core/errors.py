@@ -15,6 +15,7 @@
     ├── ChildAgentError, DecisionRefused
     ├── StoreError                stored runs cannot be read or written
     │   └── OwnershipLost, LogUnreadable, TaskStoreError
+    ├── ServerError               the server of a Client refused a request or cannot be reached
     ├── RecordUnwritable, RecordUnreadable
     ├── ModelError                the model could not answer
     │   ├── ModelAccessDenied, ModelNotFound, ModelRefused
@@ -354,6 +355,25 @@ class LogUnreadable(StoreError):
 
 class TaskStoreError(StoreError):
     """The records of background tasks cannot be read or written; nothing of them was changed."""
+
+
+class ServerError(_FieldError):
+    """The server of a `Client` refused a request, or cannot be reached: then `status` is None."""
+
+    url: str
+    status: int | None
+    code: str
+    detail: str
+    run_id: str | None = None
+
+    def __str__(self) -> str:
+        advice = {
+            "unreachable": "check the url, or give the client more patience",
+            "unauthorized": "give the client a valid token",
+            "unknown_outcome": "look at the runs of the server before you ask again",
+        }.get(self.code)
+        said = f"{self.url}: {self.detail}" if self.status is None else f"{self.url}: {self.status} {self.detail}"
+        return said if advice is None else f"{said}; {advice}"
 
 
 class RecordUnwritable(_FieldError):

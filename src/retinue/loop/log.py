@@ -257,6 +257,15 @@ class LiveLog:
                 self._feeds[event.run_id].add(event)
         return self._feeds[run_id]
 
+    def follow_run(self, run_id: str) -> AsyncIterator[Event]:
+        """Yield the events of one run until it ends for good or the log closes."""
+        return self.feed(run_id).follow()
+
+    def thread_of(self, run_id: str) -> str:
+        """Return the thread of a run; empty until its first event."""
+        state = self.tree.runs.get(run_id)
+        return "" if state is None else state.identity.thread_id
+
     def _wake(self) -> None:
         self.watched = bool(self.writer or self._sinks or self._run_sinks or self._feeds is not None)
         _wake_all(self._waiting)

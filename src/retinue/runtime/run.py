@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost
-from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, RunFinished, TextDelta
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Event, Namespace, RunFinished, TextDelta
 from ..core.runs import Out, RunResult
 from ..core.state import PersistedState
-from ..loop.log import LiveLog
 from ..wire.parts import Mode, PartsProjection, StreamPart
 
-if TYPE_CHECKING:
-    from .runs import LocalRuns
 
-Opened = tuple[LiveLog, int]
+class RunLog(Protocol):
+    """The events of a run and of everything under it, as handles read them."""
+
+    results: dict[str, RunResult]
+    """The results of runs that are known in full."""
+
+    def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
+        """Yield the events after a number until the log closes or that run ends its leg."""
+        ...
+
+    def follow_run(self, run_id: str) -> AsyncIterator[Event]:
+        """Yield the events of one run until it ends for good or the log closes."""
+        ...
+
+    def thread_of(self, run_id: str) -> str:
+        """Return the thread of a run; empty until its first event."""
+        ...
+
+
+class RunHome(Protocol):
+    """The place that runs a handle's run: this process, or a server."""
+
+    async def wait_until_stored(self, run_id: str, end: asyncio.Future[Any]) -> None: ...
+
+    async def result(self, run_id: str) -> RunResult: ...
+
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult: ...
+
+    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None: ...
+
+
+Opened = tuple[RunLog, int]
 """The log of a run, and the number of the last event before the leg that a handle shows."""
 
 
@@ -29,7 +57,7 @@ class RunHandle(Generic[Out]):
 
     _ns: Namespace = ()
 
-    def __init__(self, run_id: str, agent: str, home: LocalRuns) -> None:
+    def __init__(self, run_id: str, agent: str, home: RunHome) -> None:
         self.run_id, self.agent, self._home = run_id, agent, home
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
@@ -81,12 +109,12 @@ class RunHandle(Generic[Out]):
 
     async def _own_events(self) -> AsyncIterator[AnyEvent]:
         log, _ = await self._open()
-        async for event in log.feed(self.run_id).follow():
+        async for event in log.follow_run(self.run_id):
             yield cast("AnyEvent", event)
 
     async def _children(self) -> AsyncIterator[ChildRun]:
         log, _ = await self._open()
-        async for event in log.feed(self.run_id).follow():
+        async for event in log.follow_run(self.run_id):
             if isinstance(event, ChildStarted):
                 yield ChildRun(event, log, self._home)
 
@@ -99,7 +127,7 @@ class Run(RunHandle[Out]):
         run_id: str,
         thread_id: str,
         agent: str,
-        home: LocalRuns,
+        home: RunHome,
         end: asyncio.Future[RunResult[Out]],
         opened: Opened | None,
         open_log: Callable[[], Awaitable[Opened]] | None = None,
@@ -133,18 +161,12 @@ class Run(RunHandle[Out]):
             await asyncio.wait({self._end, self._accepted}, return_when=asyncio.FIRST_COMPLETED)
             if not self._accepted.done():
                 self._end.result()
-        elif (live := self._home.get(self.run_id)) is not None:
-            if live.writer is None:
-                await self._home.store.save_run(live.record)
-                return
-            if live.is_adopted or live.first > 0:
-                await asyncio.sleep(0)  # the new leg begins with what it stores
-                await live.writer.flush()
-                return
-            await asyncio.wait({live.begun, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            (live.begun if live.begun.done() else self._end).result()
-        elif self._end.done() and not isinstance(self._end.exception(), OwnershipLost):
-            self._end.result()
+        else:
+            await self._home.wait_until_stored(self.run_id, self._end)
+
+    async def place(self) -> int:
+        """Return the number of the last event before this start or answer."""
+        return (await self._open())[1]
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
         """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is left.
@@ -169,7 +191,7 @@ class Run(RunHandle[Out]):
 class ChildRun(RunHandle[Any]):
     """A child of a run, while it works and after. The call that started it identifies it."""
 
-    def __init__(self, started: ChildStarted, log: LiveLog, home: LocalRuns) -> None:
+    def __init__(self, started: ChildStarted, log: RunLog, home: RunHome) -> None:
         super().__init__(started.child_run_id, started.child_agent, home)
         self.name, self.call_id = started.child_agent, started.call_id
         self.ns = self._ns = started.child_ns
@@ -181,8 +203,7 @@ class ChildRun(RunHandle[Any]):
     @property
     def thread_id(self) -> str:
         """The thread of the child; empty until its first event."""
-        state = self._log.tree.runs.get(self.run_id)
-        return "" if state is None else state.identity.thread_id
+        return self._log.thread_of(self.run_id)
 
     async def result(self) -> RunResult:
         """Wait for the end of the child and return its result. A suspended child is waited for."""
@@ -193,12 +214,7 @@ class ChildRun(RunHandle[Any]):
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
         """Stop this child alone; its parent reads a cancelled result and continues."""
-        state = self._log.tree.runs.get(self.run_id)
-        if not any(self.run_id in run.children for run in self._log.tree.runs.values()):
-            raise ConfigurationError(f"{self!r} is below a sub-agent on a server: cancel that sub-agent")
-        if state is not None and state.waits:
-            raise ConfigurationError(f"{self!r} waits for a human: answer it with Decision.cancel(), or cancel the run")
-        await self._home.backend.abort(self.run_id, reason)
+        await self._home.abort_child(self._log, self.run_id, reason)
         async with asyncio.timeout(grace):
             return await self.result()
 

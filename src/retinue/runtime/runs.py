@@ -16,7 +16,7 @@ from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
 from ..core.content import id_problem
 from ..core.decisions import Decision
-from ..core.errors import RetinueError, RunElsewhere, ThreadBusy, UnknownRun
+from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
 from ..core.lifecycle import RunStatus
 from ..core.runs import RunResult
@@ -28,7 +28,7 @@ from .elsewhere import Elsewhere
 from .live import LiveRun
 from .owner import Owner
 from .registry import AgentRegistry
-from .run import Opened, Run
+from .run import Opened, Run, RunLog
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +239,33 @@ class LocalRuns:
         while (run := self.get(run_id)) is not None and run.is_storing:
             await run.stored()
         return run
+
+    async def wait_until_stored(self, run_id: str, end: asyncio.Future[RunResult]) -> None:
+        """Return once the start of a run is stored; raise the reason for which it was refused."""
+        live = self.get(run_id)
+        if live is None:
+            if end.done() and not isinstance(end.exception(), OwnershipLost):
+                end.result()
+        elif live.writer is None:
+            await self.store.save_run(live.record)
+        elif live.is_adopted or live.first > 0:
+            await asyncio.sleep(0)  # the new leg begins with what it stores
+            await live.writer.flush()
+        else:
+            await asyncio.wait({live.begun, end}, return_when=asyncio.FIRST_COMPLETED)
+            (live.begun if live.begun.done() else end).result()
+
+    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None:
+        """Stop one child of a run that works here."""
+        assert isinstance(log, LiveLog)
+        state = log.tree.runs.get(run_id)
+        if not any(run_id in run.children for run in log.tree.runs.values()):
+            raise ConfigurationError(f"run {run_id!r} is below a sub-agent on a server: cancel that sub-agent")
+        if state is not None and state.waits:
+            raise ConfigurationError(
+                f"run {run_id!r} waits for a human: answer it with Decision.cancel(), or cancel its root run"
+            )
+        await self.backend.abort(run_id, reason)
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
         """Stop a run, wherever it is, and wait for its end."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import difflib
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
@@ -33,8 +31,8 @@ from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Run
 from .runs import LocalRuns
+from .sync import LoopThread
 
-T = TypeVar("T")
 RunInput = ChildInput
 OnClose = Literal["cancel", "leave"]
 
@@ -223,21 +221,7 @@ class Runtime:
         Leaving the iteration cancels the run: nothing else has a handle of it.
         """
         thread, twin = self._sync()
-
-        async def start() -> tuple[Run, AsyncIterator[AnyEvent]]:
-            run = twin.stream(agent, input, **options)
-            return run, aiter(run)
-
-        async def next_event(events: AsyncIterator[AnyEvent]) -> AnyEvent | None:
-            return await anext(events, None)
-
-        run, events = thread.call(start())
-        try:
-            while (event := thread.call(next_event(events))) is not None:
-                yield event
-        finally:
-            if not run.ended:
-                thread.start(run.cancel("the caller left"))
+        return thread.iterate(lambda: twin.stream(agent, input, **options))
 
     def resume_sync(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
         """Answer a suspended run and wait for its end, or for the next time it waits, without `await`."""
@@ -284,7 +268,7 @@ class Runtime:
             raise ConfigurationError(f"a run has no option {option!r}: write {', '.join(known)}")
         if model is not None:
             check_model(model, "run")
-        _check_loop()
+        check_loop()
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
         spec = self._registry.find(agent)
@@ -295,7 +279,7 @@ class Runtime:
         request = RunRequest(
             agent=spec,
             identity=identity,
-            messages=_as_input(input),
+            messages=as_input(input),
             seed=as_persisted(state),
             limits=limits or spec.limits,
             cancellation=CancellationToken(),
@@ -356,7 +340,7 @@ class Runtime:
         run can be forked between two steps, where it waits, and after its end; elsewhere the error names the nearest
         places.
         """
-        said = () if input is None else _as_input(input)
+        said = () if input is None else as_input(input)
         return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
@@ -416,13 +400,15 @@ class Runtime:
             await self._registry.close()
 
 
-def _as_input(given: RunInput) -> tuple[Message, ...]:
+def as_input(given: RunInput) -> tuple[Message, ...]:
+    """Return the input of a run as messages; an empty one is a mistake."""
     if isinstance(given, str) and not given.strip():
         raise ConfigurationError('the input is empty: give text, such as "Hello"')
     return as_messages(given)
 
 
-def _check_loop() -> None:
+def check_loop() -> None:
+    """Raise unless an event loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -438,62 +424,3 @@ async def _result_or_cancel(run: Run[Out]) -> RunResult[Out]:
     except asyncio.CancelledError:
         await run.cancel("the caller was cancelled")
         raise
-
-
-class LoopThread:
-    """Runs coroutines in one thread while their callers block.
-
-    Invariant: a run belongs to the event loop that started it, and only that loop's thread changes it. Callers hand
-    over a coroutine and get its result; they touch nothing that is at work in the thread.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon: a program that ends without closing its runtime must not hang.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="retinue-sync", daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine. Ctrl-C cancels it, waits for its end and raises KeyboardInterrupt."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise ConfigurationError("this code runs in the event loop of run_sync: use `await runtime.run(…)` here")
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        task: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            task.append(self._loop.create_task(work))
-            task[0].add_done_callback(settle)
-
-        def settle(ended: asyncio.Task[T]) -> None:
-            if ended.cancelled():
-                done.cancel()
-            elif (exc := ended.exception()) is not None:
-                done.set_exception(exc)
-            else:
-                done.set_result(ended.result())
-
-        def stop() -> None:
-            if task:
-                task[0].cancel()
-            else:
-                done.cancel()
-
-        try:  # an interrupt may come at any moment, so before the work can begin
-            self._loop.call_soon_threadsafe(begin)
-            return done.result()
-        except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(stop)
-            with contextlib.suppress(Exception, concurrent.futures.CancelledError):
-                done.result()
-            raise
-
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine without waiting for it."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """End the thread. Blocking."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

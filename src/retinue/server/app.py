@@ -63,7 +63,7 @@ def create_app(
     if hosts:
         middleware.append(Middleware(KnownHosts, hosts=hosts))
     if cors:
-        allowed = ["authorization", "content-type", "x-api-key", "last-event-id"]
+        allowed = ["authorization", "content-type", "x-api-key", "last-event-id", "idempotency-key"]
         middleware.append(
             Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=allowed)
         )

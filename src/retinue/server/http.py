@@ -116,6 +116,8 @@ def error_response(error: Exception, run_id: str | None = None) -> Response:
     """Return the one shape of all errors."""
     known = as_api_error(error)
     body = {"detail": known.detail, "code": known.code}
+    if isinstance(error, ThreadBusy):
+        run_id = error.run_id
     return json_response(body | ({"run_id": run_id} if run_id else {}), known.status, known.headers)
 
 

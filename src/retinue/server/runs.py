@@ -8,6 +8,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from ..core.agents import Agent
+from ..core.errors import StoreError
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord
@@ -29,6 +30,7 @@ from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found
 from .service import Service
 from .streams import EventsQuery, EventStream, open_run
+from .tasks import run_id_of
 
 MOST_WAIT = 300.0
 
@@ -85,6 +87,9 @@ def agent_json(agent: Agent) -> dict[str, Any]:
 
 async def start_run(call: Call) -> Any:
     body: StartRun = call.body
+    run_id = _chosen_id(call)
+    if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
+        return json_response(_started_json(known), 201)
     if body.thread_id is not None:
         await call.service.check_new_thread(call.user, body.thread_id)
     try:
@@ -94,22 +99,43 @@ async def start_run(call: Call) -> Any:
     run = call.runtime.stream(
         body.agent,
         given,
-        thread_id=body.thread_id,
+        thread_id=body.thread_id or (run_id and f"thread_{run_id}"),
         user_id=call.user.id,
         context=body.context,
+        run_id=run_id,
         state=None if body.state is None else PersistedState(extensions=body.state),
         limits=body.limits,
         when_busy=body.when_busy,
     )
     call.note_run(run.run_id)
-    await run.stored()
+    try:
+        await run.stored()
+    except StoreError:
+        if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
+            raise
     return json_response(await started_json(call.service, run), 201)
+
+
+def _chosen_id(call: Call) -> str | None:
+    """Return the id of a run that follows from the key of its request: the same key again is the same run."""
+    key = call.request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= 200:
+        raise ApiError(422, "invalid", "an Idempotency-Key has 1 to 200 characters")
+    return run_id_of(call.user, f"key:{key}")
+
+
+def _started_json(record: RunRecord) -> dict[str, Any]:
+    identity = record.identity
+    return {"run_id": identity.run_id, "thread_id": identity.thread_id, "status": record.status}
 
 
 async def started_json(service: Service, run: Run) -> dict[str, Any]:
     record = await service.runtime.store.load_run(run.run_id)
-    status = "running" if record is None else record.status
-    return {"run_id": run.run_id, "thread_id": run.thread_id, "status": status}
+    if record is not None:
+        return _started_json(record)
+    return {"run_id": run.run_id, "thread_id": run.thread_id, "status": "running"}
 
 
 async def list_runs(call: Call) -> Any:
@@ -168,7 +194,7 @@ async def cancel_run(call: Call) -> Any:
     body: CancelRun = call.body
     run_id = call.param("run_id")
     await call.service.run_of(call.user, run_id)
-    result = await call.runtime.cancel(run_id, tasks=body.tasks, reason=body.reason)
+    result = await call.runtime.cancel(run_id, tasks=body.tasks, reason=body.reason, grace=body.grace)
     return short_json(result)
 
 
@@ -182,7 +208,8 @@ async def decide(call: Call) -> Any:
     run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
     await run.stored()
     thread_id = run.thread_id or record.identity.thread_id
-    return json_response({"run_id": run.run_id, "thread_id": thread_id, "status": "running"}, 202)
+    place = await run.place()
+    return json_response({"run_id": run.run_id, "thread_id": thread_id, "status": "running", "after": place}, 202)
 
 
 async def fork_run(call: Call) -> Any:
@@ -196,7 +223,7 @@ async def fork_run(call: Call) -> Any:
     run = await call.runtime.fork(record.identity.run_id, at=body.after, input=given, decisions=decisions)
     call.note_run(run.run_id)
     await run.stored()
-    return json_response(await started_json(call.service, run), 201)
+    return json_response(await started_json(call.service, run) | {"after": await run.place()}, 201)
 
 
 async def run_events(call: Call) -> Response:
@@ -281,7 +308,7 @@ ENDPOINTS = (
     Endpoint(method="GET", path="/api/v1/agents/{agent}", handle=get_agent, summary="Show an agent."),
     Endpoint(
         method="POST", path="/api/v1/runs", handle=start_run, scope="run", body=StartRun, status=201,
-        summary="Start a run; it is stored when this answers.",
+        summary="Start a run; it is stored when this answers. The same Idempotency-Key again is the same run.",
     ),
     Endpoint(method="GET", path="/api/v1/runs", handle=list_runs, query=RunsQuery, summary="List runs, newest first."),
     Endpoint(method="GET", path=_RUN, handle=get_run, summary="Show a run."),

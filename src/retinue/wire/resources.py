@@ -6,12 +6,14 @@ import base64
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ..core.content import to_json_value
+from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult
@@ -67,7 +69,7 @@ class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
 class DecisionBody(Struct, frozen=True, forbid_unknown_fields=True):
     """One decision. The same `id` twice is one decision."""
 
-    action: Literal["resume", "cancel", "answer"]
+    action: Literal["resume", "cancel", "answer", "approve", "reject"]
     payload: Any = None
     reason: str | None = None
     id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
@@ -75,6 +77,11 @@ class DecisionBody(Struct, frozen=True, forbid_unknown_fields=True):
     def as_decision(self) -> Decision:
         if self.action == "cancel":
             return Decision.cancel(self.reason, id=self.id)
+        if self.action in ("approve", "reject"):
+            given: Any = self.payload
+            more = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+            made = Decision.approve(id=self.id) if self.action == "approve" else Decision.reject(id=self.id)
+            return replace(made, payload={**more, **made.payload})
         make = Decision.resume if self.action == "resume" else Decision.answer
         return make(self.payload, id=self.id)
 
@@ -89,10 +96,11 @@ class Decisions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CancelRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST runs/{id}/cancel`: background tasks are stopped only with `tasks`."""
+    """`POST runs/{id}/cancel`: background tasks are stopped only with `tasks`; `grace` is in seconds."""
 
     tasks: bool = False
     reason: str = "cancelled"
+    grace: Annotated[float, Meta(ge=0, le=300)] = GRACE
 
 
 class ForkRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,8 +192,8 @@ def decode_cursor(cursor: str) -> Place:
     return at, name
 
 
-def parse_decisions(given: Mapping[str, Decision]) -> dict[str, Any]:
-    """Return decisions as a body that `Decisions` reads."""
+def decisions_json(given: Mapping[str, Decision]) -> dict[str, Any]:
+    """Return decisions as `Decisions` reads them."""
     return {
         name: {k: v for k, v in msgspec.structs.asdict(one).items() if v is not None} for name, one in given.items()
     }

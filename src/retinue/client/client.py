@@ -1,0 +1,226 @@
+"""Client: the methods of a runtime, for agents on a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Unpack, cast
+from urllib.parse import quote
+
+import msgspec
+
+from ..core.agents import Agent
+from ..core.context import GRACE
+from ..core.decisions import Decision
+from ..core.errors import ConfigurationError, DecisionRefused
+from ..core.events import AnyEvent
+from ..core.lifecycle import RunStatus
+from ..core.messages import Message, Role
+from ..core.runs import Out, RunResult
+from ..core.state import as_persisted
+from ..runtime.run import Run
+from ..runtime.runtime import RunInput, RunOptions, as_input, check_loop
+from ..runtime.sync import LoopThread
+from ..wire.resources import decisions_json
+from .connection import Connection, encode_body
+from .runs import RemoteRun, RemoteRuns, Request, result_or_cancel
+
+PATIENCE = 60.0
+_UNSENT = {
+    "model": "the model of the server's agent is used",
+    "sinks": "iterate the events of the run",
+    "user_id": "the server takes the user of the token",
+    "run_id": "the server chooses it",
+}
+
+
+class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent of a server."""
+
+    name: str
+    description: str = ""
+    model: str | None = None
+    tools: tuple[dict[str, str], ...] = ()
+    subagents: tuple[str, ...] = ()
+    handoffs: tuple[str, ...] = ()
+    max_steps: int | None = None
+
+
+class Client:
+    """Runs the agents of a server: it has the methods of a `Runtime`, and its handles are those of a `Run`.
+
+    `patience`: seconds for which the server may be away. Until then requests and streams of events try again, and
+    nothing is started twice, lost or repeated. Use it with `async with` or `with`; otherwise it opens a connection for
+    each request, and there is nothing to close.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        patience: float = PATIENCE,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connection = Connection(url, token, headers or {}, patience)
+        self._runs = RemoteRuns(self._connection)
+        self._thread: LoopThread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._connection.url}>"
+
+    async def __aenter__(self) -> Client:
+        self._connection.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Client:
+        """Use the client without `await`, through `run_sync`, `stream_sync` and `resume_sync`."""
+        self._sync().call(self.__aenter__())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread, self._thread = self._sync(), None
+        self._connection.is_closed = True
+        thread.call(self._connection.close())
+        thread.close()
+
+    async def close(self) -> None:
+        """Close the connections. Runs continue on the server."""
+        self._connection.is_closed = True
+        await self._connection.close()
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            await asyncio.to_thread(thread.call, self._connection.close())
+            await asyncio.to_thread(thread.close)
+
+    def _sync(self) -> LoopThread:
+        if self._connection.is_closed:
+            raise ConfigurationError("this client is closed")
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread
+
+    # --- starting runs
+
+    def stream(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> Run[Out]:
+        """Start a run and return its handle at once, which has its ids after `await run.stored()`.
+
+        A refusal of the server, such as ThreadBusy or UnknownAgent, raises there, from the iteration and from `result`.
+        """
+        return self._start(agent, input, options, watch=True)
+
+    async def run(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
+        """Start a run and wait for its end. Cancelling the caller cancels the run."""
+        return await result_or_cancel(self._start(agent, input, options, watch=False))
+
+    def run_sync(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
+        """Run an agent to its end without `await`. Ctrl-C cancels the run."""
+        return self._sync().call(self.run(agent, input, **options))
+
+    def stream_sync(self, agent: str | Agent, input: RunInput, **options: Unpack[RunOptions]) -> Iterator[AnyEvent]:
+        """Start a run and yield its events without `await`. Leaving the iteration cancels the run."""
+        return self._sync().iterate(lambda: self.stream(agent, input, **options))
+
+    def _start(self, agent: str | Agent[Out], input: RunInput, options: RunOptions, *, watch: bool) -> RemoteRun[Out]:
+        body, given = dict[str, Any](options), as_input(input)
+        for name, advice in _UNSENT.items():
+            if body.pop(name, None):
+                raise ConfigurationError(f"a client cannot send {name}: {advice}")
+        for name in body.keys() - RunOptions.__annotations__.keys():
+            raise ConfigurationError(f"a run has no option {name!r}: write {', '.join(RunOptions.__annotations__)}")
+        check_loop()
+        if isinstance(agent, Agent):
+            self._runs.formats[agent.name] = agent.output_format
+            agent = agent.name
+        if (state := body.pop("state", None)) is not None:
+            body["state"] = as_persisted(state).extensions
+        body = {name: value for name, value in body.items() if value is not None}
+        body |= {"agent": agent, "input": [_message_json(message) for message in given]}
+        return self._runs.start(Request("runs", encode_body(body), agent, body.get("thread_id", "")), watch=watch)
+
+    # --- answering and reading
+
+    def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
+        """Answer a suspended run and return the handle of what follows. Keys are call ids, ticket ids or paths.
+
+        A decision that does not fit changes nothing; DecisionRefused comes from the handle.
+        """
+        check_loop()
+        return self._runs.start(_answer(run_id, decisions), watch=True)
+
+    async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+        """Answer a suspended run and wait for its end, or for the next time it waits."""
+        result = await result_or_cancel(self._runs.start(_answer(run_id, decisions), watch=False))
+        if result.status is RunStatus.SUSPENDED and result.error is not None:
+            raise DecisionRefused(result.error)
+        return result
+
+    def resume_sync(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+        """Answer a suspended run and wait for its end, or for the next time it waits, without `await`."""
+        return self._sync().call(self.resume(run_id, decisions))
+
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int,
+        input: RunInput | None = None,
+        decisions: Mapping[str, Decision] | None = None,
+    ) -> Run:
+        """Start a new run, on a new thread, that continues another as it was after event number `at`.
+
+        It is sent once: where no answer comes, ServerError says that the outcome is unknown.
+        """
+        body: dict[str, Any] = {"after": at}
+        if input is not None:
+            body["input"] = [_message_json(message) for message in as_input(input)]
+        if decisions is not None:
+            body["decisions"] = decisions_json(decisions)
+        run = self._runs.start(
+            Request(f"runs/{quote(run_id, safe='')}/fork", encode_body(body), run_id=run_id, repeats=False), watch=True
+        )
+        await run.stored()
+        return run
+
+    async def result(self, run_id: str) -> RunResult:
+        """Wait until a run has ended or waits for a human, and return its result."""
+        return await self._runs.result(run_id)
+
+    async def cancel(
+        self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
+    ) -> RunResult:
+        """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`."""
+        return await self._runs.cancel(run_id, reason, grace, tasks)
+
+    def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
+        """Iterate over the log of a run after event number `after`: stored events, then new ones.
+
+        It ends when the run and every task under it have ended. A run that waits for a human is waited for.
+        """
+        return cast("AsyncIterator[AnyEvent]", self._runs.reader(run_id, after).read())
+
+    async def messages(self, thread_id: str) -> tuple[Message, ...]:
+        """Return the conversation of a thread, without messages that only the model reads."""
+        return await self._runs.messages(thread_id)
+
+    async def agents(self) -> dict[str, AgentInfo]:
+        """Return the agents of the server by name."""
+        items = await self._runs.agents()
+        return {item["name"]: msgspec.convert(item, AgentInfo) for item in items}
+
+
+def _answer(run_id: str, decisions: Mapping[str, Decision]) -> Request:
+    return Request(
+        f"runs/{quote(run_id, safe='')}/decisions", encode_body({"decisions": decisions_json(decisions)}), run_id=run_id
+    )
+
+
+def _message_json(message: Message) -> dict[str, Any]:
+    if message.role is Role.TOOL or message.tool_calls:
+        raise ConfigurationError("a client cannot send tool calls and their results: continue their thread instead")
+    parts = msgspec.to_builtins(message.parts)
+    more = {"id": message.id, "name": message.name, "visibility": message.visibility.value}
+    return {"role": message.role.value, "parts": parts, **{name: one for name, one in more.items() if one is not None}}

@@ -1,0 +1,243 @@
+"""The connection to one server: requests that are repeated while it is away, and its errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from ..core.content import to_json_bytes
+from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
+from ..core.secrets import redact, secrets_of
+from ..wire.sse import EventDecoder, EventTooLong
+
+CONNECT_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+SILENCE_SECONDS = 30.0
+"""Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
+MOST_BYTES = 64_000_000
+_RETRY = re.compile(rb"^retry: ?(\d{1,6})$", re.M)
+_SHOWN = 300
+
+PROBLEMS = (aiohttp.ClientError, TimeoutError, OSError, EventTooLong)
+"""The errors after which a request may be made again."""
+
+
+def encode_body(body: Any) -> bytes:
+    """Return the JSON of a request; a value without a JSON form is the caller's mistake."""
+    try:
+        return to_json_bytes(body)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigurationError(f"this cannot be sent to a server: {exc}") from None
+
+
+class Patience:
+    """Pauses between attempts, each longer than the last, until the server was away for too long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.reset()
+
+    def reset(self) -> None:
+        """The server was reached and gave something."""
+        self._pause = FIRST_PAUSE
+        self.extend()
+
+    def extend(self) -> None:
+        """The server was reached."""
+        self._deadline = time.monotonic() + self._seconds
+
+    async def wait(self, problem: RetinueError, at_least: float = 0.0) -> None:
+        """Wait before the next attempt; raise the problem where patience has run out."""
+        pause = max(self._pause * random.uniform(0.5, 1.5), at_least)
+        if time.monotonic() + pause > self._deadline:
+            raise problem
+        await asyncio.sleep(pause)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+
+class Unavailable(Exception):
+    """A refusal of a stream that may pass."""
+
+    def __init__(self, problem: RetinueError) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class Connection:
+    """Speaks to one server. Its token goes to that address alone: no redirect is followed."""
+
+    def __init__(self, url: str, token: str | None, headers: Mapping[str, str], patience: float) -> None:
+        given: Any = url
+        if not isinstance(given, str) or urlsplit(given).scheme not in ("http", "https") or not urlsplit(given).netloc:
+            raise ConfigurationError(f"the url of a server is like http://localhost:8000, not {url!r}")
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+            raise ConfigurationError("a token is ASCII text without control characters")
+        self.url, self.patience = url.rstrip("/"), patience
+        self._headers = {**headers, **({} if token is None else {"authorization": f"Bearer {token}"})}
+        self._secrets = secrets_of(self._headers)
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._jobs: set[asyncio.Task[Any]] = set()
+        self.is_closed = False
+
+    # --- sessions and jobs, which belong to one event loop each
+
+    def open(self) -> None:
+        """Keep connections open between requests, until `close`."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            self._sessions[loop] = _new_session()
+
+    async def close(self) -> None:
+        """Stop the work of this event loop and close its connections."""
+        loop = asyncio.get_running_loop()
+        jobs = [job for job in self._jobs if job.get_loop() is loop]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        if (session := self._sessions.pop(loop, None)) is not None:
+            await session.close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Do something until it is done or the connection is closed."""
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._forget)
+        return job
+
+    def _forget(self, job: asyncio.Task[Any]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # whoever asks for the result gets it
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncGenerator[aiohttp.ClientSession]:
+        """Without `open`, each request has a session of its own, so that there is nothing to close."""
+        if self.is_closed:
+            raise ConfigurationError("this client is closed")
+        kept = self._sessions.get(asyncio.get_running_loop())
+        if kept is not None:
+            yield kept
+            return
+        async with _new_session() as session:
+            yield session
+
+    # --- requests
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        key: str | None = None,
+        seconds: float = ANSWER_SECONDS,
+        repeats: bool = True,
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body of an answer below 300. Raise what the server refuses."""
+        patience = Patience(self.patience)
+        headers = dict(self._headers) if key is None else {**self._headers, "idempotency-key": key}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        while True:
+            after = 0.0
+            try:
+                async with self._session() as session, session.request(
+                    method, self._address(path), data=body, headers=headers, allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS),
+                ) as response:  # fmt: skip
+                    answer = await response.read()
+                    if response.status < 300:
+                        return response.status, self._decode(response.status, answer)
+                    problem = self.refusal(response.status, answer)
+                    if response.status not in TRANSIENT or not repeats:
+                        raise problem
+                    after = _seconds_in(response.headers.get("retry-after"))
+            except PROBLEMS as exc:
+                if not repeats and not isinstance(exc, aiohttp.ClientConnectorError):
+                    raise ServerError(self.url, None, "unknown_outcome", self._words(exc)) from None
+                problem = self.unreachable(exc)
+            await patience.wait(problem, after)
+
+    async def stream(self, path: str) -> AsyncGenerator[tuple[list[bytes], float]]:
+        """Yield the data of server-sent events as they come, and the seconds after which to connect again."""
+        headers = {"accept": "text/event-stream", **self._headers}
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        decoder = EventDecoder(MOST_BYTES)
+        async with self._session() as session, session.get(
+            self._address(path), headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:  # fmt: skip
+            if response.status in TRANSIENT:
+                raise Unavailable(self.refusal(response.status, await response.read()))
+            if response.status != 200 or response.content_type != "text/event-stream":
+                raise self.refusal(response.status, await response.read())
+            yield [], 0.0
+            async for data in response.content.iter_any():
+                hint = _RETRY.search(data) if b"retry:" in data else None
+                found = decoder.feed(data)
+                if found or hint:
+                    yield found, 0.0 if hint is None else int(hint[1]) / 1000
+
+    def _decode(self, status: int, data: bytes) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError):
+            raise self.refusal(status, b"") from None
+
+    def _address(self, path: str) -> str:
+        return f"{self.url}/api/v1/{path}"
+
+    # --- errors
+
+    def unreachable(self, exc: BaseException) -> ServerError:
+        return ServerError(self.url, None, "unreachable", f"cannot be reached ({self._words(exc)})")
+
+    def closed(self) -> ServerError:
+        return ServerError(self.url, None, "closed", "the client was closed; the run continues on the server")
+
+    def refusal(self, status: int, data: bytes) -> RetinueError:
+        """Return the error of an answer. Errors that need more than its words are made by their callers."""
+        try:
+            said = msgspec.json.decode(data, type=_Refusal)
+        except msgspec.MsgspecError:
+            if 200 <= status < 400:
+                return ServerError(self.url, status, "no_server", "this is no Retinue server: correct the url")
+            said = _Refusal(self._words(data.decode(errors="replace")) or "without a reason", "refused")
+        detail = redact(said.detail, self._secrets)
+        if said.code == "decision_refused":
+            return DecisionRefused(detail)
+        if said.code == "store_unavailable":
+            return StoreError(self.url, detail, transient=True)
+        if said.code == "owner_silent" and said.run_id is not None:
+            return RunElsewhere(said.run_id, "another node, which does not answer")
+        if said.code in ("invalid", "invalid_body"):
+            return ConfigurationError(detail)
+        return ServerError(self.url, status, said.code, detail, said.run_id)
+
+    def _words(self, said: object) -> str:
+        text = said if isinstance(said, str) else str(said) or type(said).__name__
+        return " ".join(redact(text, self._secrets).split())[:_SHOWN]
+
+
+class _Refusal(msgspec.Struct):
+    detail: str
+    code: str
+    run_id: str | None = None
+
+
+def _new_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0))
+
+
+def _seconds_in(header: str | None) -> float:
+    return float(header) if header is not None and header.isdigit() and len(header) < 6 else 0.0

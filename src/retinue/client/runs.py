@@ -1,0 +1,193 @@
+"""The runs of a server: started, answered, cancelled and read over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
+
+from ..core.context import GRACE
+from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
+from ..core.ids import unique
+from ..core.messages import Message
+from ..core.runs import Out, RunResult
+from ..core.schema import OutputFormat
+from ..runtime.run import Opened, Run, RunLog
+from .connection import ANSWER_SECONDS, Connection, encode_body
+from .events import EventReader, RemoteLog
+
+WAIT = 20
+"""Seconds for which one request waits for a result."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request that starts or continues a run."""
+
+    path: str
+    body: bytes
+    agent: str = ""
+    thread_id: str = ""
+    run_id: str = ""
+    repeats: bool = True
+
+
+class RemoteRun(Run[Out]):
+    """The handle of a run on a server."""
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
+        await self.stored()
+        return await super().cancel(reason, grace, tasks=tasks)
+
+    def abandon(self) -> None:
+        """Stop waiting for the server."""
+        if not self._end.done():
+            self._end.cancel()
+
+
+class RemoteRuns:
+    """What handles ask the server for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.formats: dict[str, OutputFormat | None] = {}
+        """The output types of agents that callers gave as objects."""
+
+    # --- starting and answering
+
+    def start(self, request: Request, *, watch: bool) -> RemoteRun[Any]:
+        """Send a request at once; with `watch`, read the events of its run."""
+        accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+
+        async def open_log() -> Opened:
+            await run.stored()
+            opened = accepted.result()
+            assert opened is not None
+            return opened
+
+        async def work() -> RunResult[Any]:
+            try:
+                answer = await self._send(request)
+                run.run_id, run.thread_id = answer["run_id"], answer["thread_id"]
+                log, first = self._log(run.run_id, answer.get("after", 0))
+                accepted.set_result((log, first))
+                if watch:
+                    async for _ in log.follow(first, run.run_id):
+                        pass
+                return await self.result(run.run_id, request.agent)
+            except asyncio.CancelledError:
+                if not self._connection.is_closed:
+                    raise
+                raise self._connection.closed() from None
+
+        end = self._connection.spawn(work())
+        run = RemoteRun[Any](request.run_id, request.thread_id, request.agent, self, end, None, open_log, accepted)
+        return run
+
+    async def _send(self, request: Request) -> dict[str, Any]:
+        key = None if request.run_id else unique()  # answers have ids of their own
+        try:
+            _, answer = await self._connection.ask("POST", request.path, request.body, key=key, repeats=request.repeats)
+        except ServerError as exc:
+            if exc.code == "thread_busy":
+                raise ThreadBusy(request.thread_id, exc.run_id or "") from None
+            if exc.code == "unknown_agent":
+                raise UnknownAgent(request.agent, await self._known_agents()) from None
+            if exc.code == "not_found" and request.run_id:
+                raise UnknownRun(request.run_id) from None
+            raise
+        return answer
+
+    async def _known_agents(self) -> tuple[str, ...]:
+        with contextlib.suppress(RetinueError):  # a token may start runs and not read
+            return tuple([item["name"] for item in await self.agents()])
+        return ()
+
+    def reader(self, run_id: str, after: int) -> EventReader:
+        return EventReader(self._connection, run_id, after, self._has_ended)
+
+    def _log(self, run_id: str, first: int) -> tuple[RemoteLog, int]:
+        """Return the whole log: what ran before an answer counts too, such as children and tasks."""
+        return RemoteLog(self._connection, self.reader(run_id, 0), first), first
+
+    # --- what handles need
+
+    async def wait_until_stored(self, run_id: str, end: asyncio.Future[Any]) -> None:
+        """Nothing to wait for: a run has an id here once it is stored."""
+
+    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None:
+        raise ConfigurationError(f"run {run_id!r} is a child on a server: cancel its root run, or answer its questions")
+
+    async def result(self, run_id: str, agent: str = "") -> RunResult:
+        """Wait for the result of a run. Its output has the type of its agent, if a caller has given that."""
+        while (found := await self._result(run_id, WAIT)) is None:
+            pass
+        if found.output is None or not any(self.formats.values()):
+            return found
+        form = self.formats.get(agent or (await self._ask(run_id, ""))[1]["agent"])
+        try:
+            return found if form is None else replace(found, output=form.decode(found.output))
+        except (TypeError, ValueError) as exc:
+            raise ConfigurationError(f"the agent on the server has another output type: {exc}") from None
+
+    async def _has_ended(self, run_id: str) -> bool:
+        result = await self._result(run_id, 0)
+        return result is not None and result.status.is_terminal
+
+    async def _result(self, run_id: str, wait: int) -> RunResult[Any] | None:
+        """Return the result of a run; None while it works."""
+        status, body = await self._ask(run_id, f"/result?wait={wait}")
+        return None if status == 202 else msgspec.convert(body, RunResult[Any])
+
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
+        body = encode_body({"tasks": tasks, "reason": reason, "grace": grace})
+        await self._ask(run_id, "/cancel", "POST", body=body, seconds=ANSWER_SECONDS + grace)
+        return await self.result(run_id)
+
+    async def _ask(self, run_id: str, path: str, method: str = "GET", **options: Any) -> tuple[int, dict[str, Any]]:
+        try:
+            return await self._connection.ask(method, f"runs/{quote(run_id, safe='')}{path}", **options)
+        except ServerError as exc:
+            if exc.code == "not_found":
+                raise UnknownRun(run_id) from None
+            raise
+
+    # --- lists
+
+    async def messages(self, thread_id: str) -> tuple[Message, ...]:
+        try:
+            items = await self._all(f"threads/{quote(thread_id, safe='')}/messages")
+        except ServerError as exc:
+            if exc.code == "not_found":
+                return ()
+            raise
+        return tuple([msgspec.convert(item, Message) for item in items])
+
+    async def agents(self) -> list[dict[str, Any]]:
+        return await self._all("agents")
+
+    async def _all(self, path: str) -> list[dict[str, Any]]:
+        """Return a list, page after page."""
+        items: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            _, page = await self._connection.ask("GET", f"{path}?limit=1000{cursor}")
+            items += page["items"]
+            if page["next_cursor"] is None:
+                return items
+            cursor = f"&cursor={quote(page['next_cursor'], safe='')}"
+
+
+async def result_or_cancel(run: RemoteRun[Out]) -> RunResult[Out]:
+    """Wait for a run that belongs to this caller: cancelling the caller cancels the run, if the server can be reached."""
+    try:
+        return await run.result()
+    except asyncio.CancelledError:
+        with contextlib.suppress(RetinueError, TimeoutError):
+            async with asyncio.timeout(GRACE):
+                await run.cancel("the caller was cancelled")
+        run.abandon()
+        raise

@@ -1,0 +1,89 @@
+"""Synchronous callers: a thread with an event loop that works for them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from ..core.errors import ConfigurationError
+from ..core.events import AnyEvent
+from .run import Run
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines in one thread while their callers block.
+
+    Invariant: a run belongs to the event loop that started it, and only that loop's thread changes it. Callers hand
+    over a coroutine and get its result; they touch nothing that is at work in the thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a program that ends without closing its runtime must not hang.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="retinue-sync", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine. Ctrl-C cancels it, waits for its end and raises KeyboardInterrupt."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigurationError("this code runs in the event loop of run_sync: use `await runtime.run(…)` here")
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        task: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task.append(self._loop.create_task(work))
+            task[0].add_done_callback(settle)
+
+        def settle(ended: asyncio.Task[T]) -> None:
+            if ended.cancelled():
+                done.cancel()
+            elif (exc := ended.exception()) is not None:
+                done.set_exception(exc)
+            else:
+                done.set_result(ended.result())
+
+        def stop() -> None:
+            if task:
+                task[0].cancel()
+            else:
+                done.cancel()
+
+        try:  # an interrupt may come at any moment, so before the work can begin
+            self._loop.call_soon_threadsafe(begin)
+            return done.result()
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(stop)
+            with contextlib.suppress(Exception, concurrent.futures.CancelledError):
+                done.result()
+            raise
+
+    def iterate(self, begin: Callable[[], Run[Any]]) -> Iterator[AnyEvent]:
+        """Start a run and yield its events. Leaving the iteration cancels the run: nothing else has a handle of it."""
+
+        async def start() -> tuple[Run[Any], AsyncIterator[AnyEvent]]:
+            run = begin()
+            return run, aiter(run)
+
+        async def next_event(events: AsyncIterator[AnyEvent]) -> AnyEvent | None:
+            return await anext(events, None)
+
+        run, events = self.call(start())
+        try:
+            while (event := self.call(next_event(events))) is not None:
+                yield event
+        finally:
+            if not run.ended:
+                asyncio.run_coroutine_threadsafe(run.cancel("the caller left"), self._loop)
+
+    def close(self) -> None:
+        """End the thread. Blocking."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
