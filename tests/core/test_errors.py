@@ -12,6 +12,7 @@ from retinue.errors import LimitReached, LogUnreadable, OwnershipLost, StoreErro
 
 ARGS: dict[str, tuple[Any, ...]] = {
     "UnknownAgent": ("bob", ("ann",)),
+    "ServerError": ("http://x", 404, "not_found", "there is none", "run_1"),
     "IllegalMove": ("call 'x'", "new", "failed"),
     "WriteConflict": ("k", "call_1", "call_2"),
     "HookFailed": ("hook 'h'", "run_start", "why"),
