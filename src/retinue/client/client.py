@@ -83,16 +83,19 @@ class Client:
 
     def __exit__(self, *exc: object) -> None:
         thread, self._thread = self._sync(), None
+        thread.wait_for_cancels()
         self._connection.is_closed = True
         thread.call(self._connection.close())
         thread.close()
 
     async def close(self) -> None:
         """Close the connections. Runs continue on the server."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await asyncio.to_thread(thread.wait_for_cancels)
         self._connection.is_closed = True
         await self._connection.close()
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
+        if thread is not None:
             await asyncio.to_thread(thread.call, self._connection.close())
             await asyncio.to_thread(thread.close)
 

@@ -20,8 +20,8 @@ from ..core.secrets import redact, secrets_of
 from ..wire.sse import EventDecoder, EventTooLong
 
 CONNECT_SECONDS = 30.0
-ANSWER_SECONDS = 120.0
-SILENCE_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
+SILENCE_SECONDS = 15.0
 """Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})

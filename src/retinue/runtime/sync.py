@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from ..core.context import GRACE
 from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent
 from .run import Run
@@ -28,6 +29,7 @@ class LoopThread:
         # A daemon: a program that ends without closing its runtime must not hang.
         self._thread = threading.Thread(target=self._loop.run_forever, name="retinue-sync", daemon=True)
         self._thread.start()
+        self._leaving: set[concurrent.futures.Future[Any]] = set()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine. Ctrl-C cancels it, waits for its end and raises KeyboardInterrupt."""
@@ -80,10 +82,26 @@ class LoopThread:
                 yield event
         finally:
             if not run.ended:
-                asyncio.run_coroutine_threadsafe(run.cancel("the caller left"), self._loop)
+                leaving = asyncio.run_coroutine_threadsafe(run.cancel("the caller left"), self._loop)
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+    def wait_for_cancels(self) -> None:
+        """Wait until runs whose callers left are cancelled, for a while. Blocking."""
+        concurrent.futures.wait(list(self._leaving), GRACE)
 
     def close(self) -> None:
-        """End the thread. Blocking."""
+        """End the thread and what is left in it. Blocking."""
+        self.call(_cancel_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=1.0)
+    await asyncio.get_running_loop().shutdown_asyncgens()
