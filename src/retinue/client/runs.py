@@ -17,7 +17,7 @@ from ..core.messages import Message
 from ..core.runs import Out, RunResult
 from ..core.schema import OutputFormat
 from ..runtime.run import Opened, Run, RunLog
-from .connection import ANSWER_SECONDS, Connection, encode_body
+from .connection import ANSWER_SECONDS, FIRST_PAUSE, Connection, encode_body
 from .events import EventReader, RemoteLog
 
 WAIT = 20
@@ -123,8 +123,10 @@ class RemoteRuns:
 
     async def result(self, run_id: str, agent: str = "") -> RunResult:
         """Wait for the result of a run. Its output has the type of its agent, if a caller has given that."""
-        while (found := await self._result(run_id, WAIT)) is None:
-            pass
+        found = await self._result(run_id, WAIT)
+        while found is None:
+            await asyncio.sleep(FIRST_PAUSE)  # a server that is about to end answers at once
+            found = await self._result(run_id, WAIT)
         if found.output is None or not any(self.formats.values()):
             return found
         form = self.formats.get(agent or (await self._ask(run_id, ""))[1]["agent"])
