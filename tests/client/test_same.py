@@ -14,6 +14,7 @@ from retinue import (
     ConfigurationError,
     Decision,
     DecisionRefused,
+    HarnessAgent,
     Limits,
     Message,
     Plugin,
@@ -22,6 +23,7 @@ from retinue import (
     RunStatus,
     Runtime,
     StateKey,
+    SubagentDeclaration,
     ThreadBusy,
     ToolContext,
     UnknownAgent,
@@ -228,6 +230,26 @@ async def test_a_refused_start_is_raised_where_the_handle_is_used(kind: str, url
         with pytest.raises(ThreadBusy):
             await it.stream("gated", "go", thread_id="t1").result()
         await held.cancel()
+
+
+async def test_follow_waits_for_background_tasks(kind: str, tmp_path: Path) -> None:
+    gate = Gate()
+    worker = gate.agent("worker")
+    turns = [call("agent_spawn", {"agent_id": "worker", "task": "x", "timeout_seconds": 0}), say("started")]
+    declared = SubagentDeclaration("worker", "Works.", model=worker.model)
+    lead = HarnessAgent("lead", ScriptedModel(turns), workspace=tmp_path, subagents=[declared], general_purpose=False)
+    async with home(kind, f"sqlite:///{tmp_path}/runs.db", [lead]) as it:
+        run = it.stream("lead", "go")
+        assert (await run.result()).response == "started"
+        events = run.follow()
+        async for event in events:
+            if event.kind == "run_finished" and not event.ns:
+                break
+        gate.say("done", None)
+        rest = [event async for event in events]
+        assert [event.delta for event in rest if event.kind == "text_delta"] == ["done"]
+        assert [event.status for event in rest if event.kind == "task_updated"][-1] == "COMPLETED"
+        assert [event async for event in it.events(run.run_id)] == [event async for event in run.follow()]
 
 
 async def two_words(events: AsyncIterator[Any]) -> list[str]:
