@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket
 from ..core.errors import ConfigurationError, StoreError
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
+from ..wire.shapes import UserShape
 from . import files, runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
 from .http import ApiError, Call, Endpoint, as_api_error, error_response, headers_of, json_response, prepare
@@ -55,7 +56,7 @@ def create_app(
     that itself: `async with runtime, app.router.lifespan_context(app)`.
     """
     service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
-    service.description = describe(all_endpoints())
+    service.description = describe(all_endpoints(), OPEN)
     routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
     routes += sockets.routes(service)
     routes += _open_routes(service)
@@ -144,9 +145,15 @@ async def _refuse(request: Request, exc: Exception) -> Response:
 # --- life, figures, sessions
 
 
-def _open_routes(service: Service) -> Iterable[Route]:
-    """The routes that need no token."""
+OPEN = {
+    "/healthz": "Say that the process lives.",
+    "/ok": "The same, as LangGraph's clients ask.",
+    "/readyz": "Say that the server takes requests and reaches its store.",
+}
+"""The paths that need no token."""
 
+
+def _open_routes(service: Service) -> Iterable[Route]:
     async def healthy(request: Request) -> Response:
         return json_response({"status": "ok"})
 
@@ -159,12 +166,8 @@ def _open_routes(service: Service) -> Iterable[Route]:
             return error_response(exc)
         return json_response({"status": "ready"})
 
-    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/healthz": healthy,
-        "/ok": healthy,
-        "/readyz": ready,
-    }
-    return [Route(path, handler) for path, handler in handlers.items()]
+    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {"/readyz": ready}
+    return [Route(path, handlers.get(path, healthy)) for path in OPEN]
 
 
 async def metrics(call: Call) -> Response:
@@ -200,10 +203,10 @@ ENDPOINTS = (
         method="GET", path="/metrics", handle=metrics, scope="admin", media="text/plain",
         summary="Figures, as Prometheus reads them.",
     ),
-    Endpoint(method="GET", path="/openapi.json", handle=openapi, scope="none", summary="Describe all of this."),
-    Endpoint(method="GET", path="/api/v1/session", handle=whoami, scope="none", summary="Show who asks."),
+    Endpoint(method="GET", path="/openapi.json", handle=openapi, scope="none", returns=dict[str, Any], summary="Describe all of this."),
+    Endpoint(method="GET", path="/api/v1/session", handle=whoami, scope="none", returns=UserShape, summary="Show who asks."),
     Endpoint(
-        method="POST", path="/api/v1/session", handle=begin_session, scope="none", status=201,
+        method="POST", path="/api/v1/session", handle=begin_session, scope="none", status=201, returns=UserShape,
         summary="Begin a session of a page: its token comes back as a cookie.",
     ),
     Endpoint(

@@ -16,6 +16,7 @@ from ..core.runs import RunIdentity
 from ..subagents.harness import HarnessAgent
 from ..tasks.files import holds_tasks
 from ..wire.resources import page_json
+from ..wire.shapes import FileShape, Items, WrittenFile
 from .auth import LOCAL
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found, read_bytes
 
@@ -104,7 +105,7 @@ async def delete_file(call: Call) -> Response:
 _FILE = "/api/v1/files/{path:path}"
 ENDPOINTS = (
     Endpoint(
-        method="GET", path="/api/v1/files", handle=list_files, query=FilesQuery,
+        method="GET", path="/api/v1/files", handle=list_files, query=FilesQuery, returns=Items[FileShape],
         summary="List a folder of the workspace of an agent.",
     ),
     Endpoint(
@@ -112,7 +113,8 @@ ENDPOINTS = (
         summary="Read a file.",
     ),
     Endpoint(
-        method="PUT", path=_FILE, handle=write_file, scope="run", query=FileQuery,
+        method="PUT", path=_FILE, handle=write_file, scope="run", query=FileQuery, takes="application/octet-stream",
+        returns=WrittenFile,
         summary="Write a file; the body is its content.",
     ),
     Endpoint(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
@@ -80,8 +80,12 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     query: type[Struct] | None = None
     body: type[Struct] | None = None
     """The type of the JSON body; the body may be left out where all its fields have defaults."""
+    takes: str | None = None
+    """The media type of a body that is not JSON."""
     status: int = 200
     returns: Any = None
+    more: dict[int, Any] = {}
+    """Other statuses of success, with what they return."""
     media: str = "application/json"
 
 
@@ -103,7 +107,7 @@ class Call:
 class Page(Struct, frozen=True):
     """The query of a list."""
 
-    limit: int = 50
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 50
     cursor: str | None = None
 
 
@@ -190,8 +194,6 @@ def check_origin(service: Service, headers: Mapping[str, str]) -> None:
         return
     if origin is None or (origin not in service.origins and origin.partition("://")[2] != headers.get("host")):
         raise ApiError(403, "wrong_origin", "this must come from a page of this server, or of one that it knows")
-    if by_cookie and not headers.get("content-type", "application/json").startswith("application/json"):
-        raise ApiError(415, "not_json", "a request with a cookie must have the content type application/json")
 
 
 def read_query(request: HTTPConnection, kind: type[Struct]) -> Any:
@@ -200,13 +202,9 @@ def read_query(request: HTTPConnection, kind: type[Struct]) -> Any:
     if wrong := [name for name in sorted(known & given.keys()) if not is_text(given[name])]:
         raise ApiError(422, "invalid_query", f"query: {wrong[0]} has a character that is no text")
     try:
-        query = msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
+        return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as exc:
         raise ApiError(422, "invalid_query", f"query: {exc}") from None
-    limit = getattr(query, "limit", 1)
-    if not 1 <= limit <= 1000:
-        raise ApiError(422, "invalid_query", f"query: limit is 1 to 1000, not {limit}")
-    return query
 
 
 async def read_bytes(request: Request, service: Service) -> bytes:

@@ -26,6 +26,19 @@ from ..wire.resources import (
     result_json,
     run_json,
 )
+from ..wire.shapes import (
+    AgentShape,
+    ChildShape,
+    Items,
+    ListedTask,
+    QuestionShape,
+    ResultShape,
+    RunShape,
+    RunState,
+    SnapshotShape,
+    TaskShape,
+    WorkingRun,
+)
 from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found
 from .service import Service
@@ -304,28 +317,39 @@ async def list_tasks(call: Call) -> Any:
 
 _RUN = "/api/v1/runs/{run_id}"
 ENDPOINTS = (
-    Endpoint(method="GET", path="/api/v1/agents", handle=list_agents, summary="List the agents."),
-    Endpoint(method="GET", path="/api/v1/agents/{agent}", handle=get_agent, summary="Show an agent."),
+    Endpoint(
+        method="GET", path="/api/v1/agents", handle=list_agents, returns=Items[AgentShape], summary="List the agents."
+    ),
+    Endpoint(
+        method="GET", path="/api/v1/agents/{agent}", handle=get_agent, returns=AgentShape, summary="Show an agent."
+    ),
     Endpoint(
         method="POST", path="/api/v1/runs", handle=start_run, scope="run", body=StartRun, status=201,
+        returns=RunState,
         summary="Start a run; it is stored when this answers. The same Idempotency-Key again is the same run.",
     ),
-    Endpoint(method="GET", path="/api/v1/runs", handle=list_runs, query=RunsQuery, summary="List runs, newest first."),
-    Endpoint(method="GET", path=_RUN, handle=get_run, summary="Show a run."),
     Endpoint(
-        method="GET", path=f"{_RUN}/result", handle=get_result, query=WaitQuery, returns=RunResult,
+        method="GET", path="/api/v1/runs", handle=list_runs, query=RunsQuery, returns=Items[RunShape],
+        summary="List runs, newest first.",
+    ),
+    Endpoint(method="GET", path=_RUN, handle=get_run, returns=RunShape, summary="Show a run."),
+    Endpoint(
+        method="GET", path=f"{_RUN}/result", handle=get_result, query=WaitQuery, returns=ResultShape,
+        more={202: WorkingRun},
         summary="Return the result of a run that has ended or waits; 202 while it works.",
     ),
     Endpoint(
-        method="POST", path=f"{_RUN}/cancel", handle=cancel_run, scope="run", body=CancelRun,
+        method="POST", path=f"{_RUN}/cancel", handle=cancel_run, scope="run", body=CancelRun, returns=RunState,
         summary="Stop a run and wait for its end.",
     ),
     Endpoint(
         method="POST", path=f"{_RUN}/decisions", handle=decide, scope="answer", body=Decisions, status=202,
+        returns=RunState,
         summary="Answer a run that waits.",
     ),
     Endpoint(
         method="POST", path=f"{_RUN}/fork", handle=fork_run, scope="run", body=ForkRun, status=201,
+        returns=RunState,
         summary="Continue a run from an earlier event, on a new thread.",
     ),
     Endpoint(
@@ -333,20 +357,23 @@ ENDPOINTS = (
         summary="Follow the events of a run, from any number. A WebSocket on the same path sends the same.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/snapshot", handle=snapshot, query=SubtreeQuery,
+        method="GET", path=f"{_RUN}/snapshot", handle=snapshot, query=SubtreeQuery, returns=SnapshotShape,
         summary="Return the tree of a run as it is stored now, with the number of its last event.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/children", handle=run_children, query=SubtreeQuery,
+        method="GET", path=f"{_RUN}/children", handle=run_children, query=SubtreeQuery, returns=Items[ChildShape],
         summary="List the children of a run, or of a run below it.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/questions", handle=run_questions, query=SubtreeQuery,
+        method="GET", path=f"{_RUN}/questions", handle=run_questions, query=SubtreeQuery, returns=Items[QuestionShape],
         summary="List the open questions of a run, at any depth.",
     ),
-    Endpoint(method="GET", path=f"{_RUN}/tasks", handle=run_tasks, summary="List the background tasks of a run."),
     Endpoint(
-        method="GET", path="/api/v1/tasks", handle=list_tasks, query=TasksQuery,
+        method="GET", path=f"{_RUN}/tasks", handle=run_tasks, returns=Items[TaskShape],
+        summary="List the background tasks of a run.",
+    ),
+    Endpoint(
+        method="GET", path="/api/v1/tasks", handle=list_tasks, query=TasksQuery, returns=Items[ListedTask],
         summary="List the background tasks of all runs.",
     ),
 )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -33,8 +33,8 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     after: str | int | None = None
     ns: str | None = None
     kinds: str | None = None
-    until: str | None = None
-    merge: int = 0
+    until: Literal["idle"] | None = None
+    merge: Annotated[int, Meta(ge=0, le=5_000)] = 0
 
     def query(self) -> EventsQuery:
         after = None if self.after is None else str(self.after)

@@ -152,7 +152,7 @@ _TASK = "/tasks/{task_id}"
 ENDPOINTS = (
     Endpoint(
         method="POST", path="/tasks", handle=submit, scope="run", body=TaskSubmission, status=201, returns=RemoteTask,
-        summary="Have an agent work on an input. The same task again changes nothing.",
+        more={200: RemoteTask}, summary="Have an agent work on an input. The same task again changes nothing.",
     ),
     Endpoint(method="GET", path=_TASK, handle=get_task, returns=RemoteTask, summary="Return the state of a task."),
     Endpoint(

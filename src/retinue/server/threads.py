@@ -11,6 +11,7 @@ from ..core.lifecycle import RunStatus
 from ..core.messages import Visibility
 from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
 from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json, run_json
+from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoint, Page, json_response
 from .runs import cursor_of, tree_of
 from .service import Service
@@ -137,23 +138,23 @@ _THREAD = "/api/v1/threads/{thread_id}"
 ENDPOINTS = (
     Endpoint(
         method="POST", path="/api/v1/threads", handle=create_thread, scope="run", body=CreateThread, status=201,
-        summary="Make a thread.",
+        returns=NewThread, summary="Make a thread.",
     ),
     Endpoint(
-        method="GET", path="/api/v1/threads", handle=list_threads, query=Page,
+        method="GET", path="/api/v1/threads", handle=list_threads, query=Page, returns=Items[ThreadShape],
         summary="List the threads of root runs, the one used last first.",
     ),
-    Endpoint(method="GET", path=_THREAD, handle=get_thread, summary="Show a thread and its newest run."),
+    Endpoint(method="GET", path=_THREAD, handle=get_thread, returns=ThreadShape, summary="Show a thread and its newest run."),
     Endpoint(
         method="DELETE", path=_THREAD, handle=delete_thread, scope="run", status=204,
         summary="Delete a thread with its runs and their events.",
     ),
     Endpoint(
-        method="GET", path=f"{_THREAD}/messages", handle=thread_messages, query=Page, summary="List the messages."
+        method="GET", path=f"{_THREAD}/messages", handle=thread_messages, query=Page, returns=Items[MessageShape], summary="List the messages."
     ),
-    Endpoint(method="GET", path=f"{_THREAD}/state", handle=thread_state, summary="Return the persistent state."),
+    Endpoint(method="GET", path=f"{_THREAD}/state", handle=thread_state, returns=ThreadState, summary="Return the persistent state."),
     Endpoint(
-        method="GET", path=f"{_THREAD}/questions", handle=thread_questions,
+        method="GET", path=f"{_THREAD}/questions", handle=thread_questions, returns=Items[QuestionShape],
         summary="List the open questions of a thread, at any depth.",
     ),
     Endpoint(

@@ -1,0 +1,172 @@
+"""The shapes of what the HTTP interface returns, for its description. `resources.py` and `snapshot.py` make them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypedDict, TypeVar
+
+from ..core.runs import Usage
+
+T = TypeVar("T")
+
+
+class Items(TypedDict, Generic[T]):
+    """A page of a list."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+class ToolShape(TypedDict):
+    name: str
+    description: str
+
+
+class AgentShape(TypedDict):
+    name: str
+    description: str
+    model: str | None
+    tools: list[ToolShape]
+    subagents: list[str]
+    handoffs: list[str]
+    max_steps: int
+
+
+class RunState(TypedDict):
+    """A run by its id, and how it stands."""
+
+    run_id: str
+    thread_id: str
+    status: str
+
+
+class WorkingRun(TypedDict):
+    run_id: str
+    status: str
+
+
+class RunShape(RunState):
+    orphaned: bool
+    agent: str
+    user_id: str | None
+    parent_run_id: str | None
+    started_at: str | None
+    ended_at: str | None
+    steps: int | None
+    usage: Usage | None
+    response: str | None
+    error: str | None
+    termination: str | None
+    waits_for: dict[str, Any]
+
+
+class MessageShape(TypedDict):
+    id: str | None
+    role: str
+    text: str
+    parts: list[Any]
+    tool_calls: list[Any]
+    tool_call_id: str | None
+    name: str | None
+
+
+class ResultShape(RunState):
+    """The outcome of a run that has ended or waits."""
+
+    response: str | None
+    output: Any
+    steps: int
+    state: dict[str, Any]
+    usage: Usage
+    error: str | None
+    termination: str
+    messages: list[MessageShape]
+    suspended: dict[str, Any]
+
+
+class NodeShape(TypedDict):
+    """A run of a tree; in a snapshot it has its calls, and they their children."""
+
+    run_id: str
+    agent: str
+    ns: list[str]
+    status: str
+    usage: Usage
+    total_usage: Usage
+
+
+class ChildShape(NodeShape):
+    call_id: str
+    parent_run_id: str
+
+
+class QuestionShape(TypedDict):
+    call_id: str
+    path: str
+    run_id: str
+    answer_to: str
+    agent: str
+    ns: list[str]
+    tool: str
+    args: dict[str, Any]
+    ticket: dict[str, Any]
+    asked_at: str | None
+
+
+class TaskShape(TypedDict):
+    task_id: str
+    agent: str
+    run_id: str
+    call_id: str | None
+    status: str
+    started_at: str | None
+    updated_at: str | None
+
+
+class ListedTask(TaskShape):
+    log_id: str
+    thread_id: str
+
+
+class FileShape(TypedDict):
+    path: str
+    is_dir: bool
+    size: int
+
+
+class WrittenFile(TypedDict):
+    path: str
+    size: int
+
+
+class SnapshotShape(TypedDict):
+    seq: int
+    run: NodeShape | None
+    questions: list[QuestionShape]
+    tasks: list[TaskShape]
+    status: str
+
+
+class NewThread(TypedDict):
+    thread_id: str
+    user_id: str
+
+
+class ThreadShape(TypedDict):
+    thread_id: str
+    user_id: str | None
+    used_at: str | None
+    run: RunShape | None
+    status: str
+    title: str
+    children: int
+    questions: int
+
+
+class ThreadState(TypedDict):
+    thread_id: str
+    values: dict[str, Any]
+
+
+class UserShape(TypedDict):
+    user_id: str
+    scopes: list[str]

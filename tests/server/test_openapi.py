@@ -1,0 +1,58 @@
+"""The description says what is answered: statuses, types and fields, for every operation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+
+from retinue.server.app import OPEN, all_endpoints
+
+from .serving import asking
+from .test_access import SOCKETS, attempt, filled, knock, world
+
+ORDER = {"PUT": 0, "GET": 1, "POST": 2, "DELETE": 3}
+
+
+def check(description: dict[str, Any], method: str, path: str, status: int, body: Any) -> None:
+    """Raise unless an answer is as the description says."""
+    answers = description["paths"][re.sub(r":\w+}", "}", path)][method.lower()]["responses"]
+    assert str(status) in answers, (method, path, status, body)
+    schema = answers[str(status)].get("content", {}).get("application/json", {}).get("schema")
+    if schema is not None:
+        whole = {**schema, "components": description["components"]}
+        jsonschema_rs.validator_for(whole).validate(body)
+
+
+async def test_every_answer_is_as_described(tmp_path: Path) -> None:
+    seen: set[tuple[str, str, int]] = set()
+    async with world(tmp_path) as there, asking(there.url, there.admin) as site:
+        description = (await site.get("/openapi.json")).body
+        described = {(method.upper(), path) for path, one in description["paths"].items() for method in one}
+        table = {(one.method, re.sub(r":\w+}", "}", one.path)) for one in all_endpoints()}
+        assert described == table | {("GET", path) for path in OPEN}
+        missing = dict.fromkeys(there.names, "missing")
+        # Deleting comes last; of the cancel and the decisions, one is refused for being too late.
+        for names in (missing, there.names):
+            for endpoint in sorted(all_endpoints(), key=lambda one: ORDER[one.method]):
+                status, body = await attempt(site, endpoint, names)
+                check(description, endpoint.method, endpoint.path, status, body)
+                seen.add((endpoint.method, endpoint.path, status))
+                await site.get(f"/api/v1/runs/{there.names['run_id']}/result?wait=10")
+        for path in OPEN:
+            check(description, "GET", path, 200, (await site.get(path)).body)
+            assert description["paths"][path]["get"]["security"] == []
+    succeeded = {(method, path) for method, path, status in seen if status < 300}
+    assert {(one.method, one.path) for one in all_endpoints()} - succeeded <= {
+        ("POST", "/api/v1/runs/{run_id}/decisions"),
+        ("POST", "/api/v1/runs/{run_id}/fork"),
+        ("POST", "/tasks/{task_id}/resume"),
+    }
+
+
+async def test_sockets_are_on_the_paths_of_streams(tmp_path: Path) -> None:
+    async with world(tmp_path) as there, asking(there.url, there.admin) as site:
+        for path in SOCKETS:
+            assert (await knock(site, filled(path, there.names)))[0] == 101
