@@ -23,6 +23,8 @@ class UserLimits:
     ) -> None:
         self._rate, self._max_streams, self._clock = rate, max_streams, clock
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._clean_at = _MOST_USERS
+        """The number of buckets at which those that are full are dropped."""
         self._streams: Counter[str] = Counter()
 
     def count_request(self, user_id: str) -> None:
@@ -36,9 +38,17 @@ class UserLimits:
             seconds = (1.0 - left) / self._rate
             detail = f"more than {self._rate:g} requests a second: try again in {seconds:.1f} s"
             raise ApiError(429, "too_many_requests", detail, {"retry-after": str(max(1, round(seconds)))})
-        if len(self._buckets) >= _MOST_USERS:
-            self._buckets.clear()
+        if len(self._buckets) >= self._clean_at:
+            self._drop_full(now, most)
         self._buckets[user_id] = left - 1.0, now
+
+    def _drop_full(self, now: float, most: float) -> None:
+        """Forget the users whose buckets are full again: they are as users that never came."""
+        rate = self._rate or 0.0
+        self._buckets = {
+            user: (left, at) for user, (left, at) in self._buckets.items() if left + (now - at) * rate < most
+        }
+        self._clean_at = max(_MOST_USERS, 2 * len(self._buckets))
 
     @contextmanager
     def stream(self, user_id: str) -> Generator[None]:
