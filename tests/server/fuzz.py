@@ -27,6 +27,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase
 from schemathesis.core import NotSet
+from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -97,7 +98,7 @@ def _send_cases(
             tally.problems.append(f"{case.method} {case.formatted_path} {case.body!r:.200}: {response.status_code}")
         try:
             case.validate_response(response, checks=CHECKS)
-        except Exception as exc:
+        except (Exception, FailureGroup) as exc:
             tally.problems.append(f"{case.method} {case.formatted_path} {case.query} {case.body!r:.200}: {exc!s:.900}")
 
     send()

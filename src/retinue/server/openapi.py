@@ -111,7 +111,7 @@ def _errors_of(endpoint: Endpoint) -> list[int]:
         absent -= {413}
     if endpoint.scope == "none" and not changes:
         absent.add(403)
-    if "{" not in endpoint.path and not changes:
+    if "{" not in endpoint.path and endpoint.query is None and not changes:
         absent.add(404)
     return [status for status in _ERRORS if status not in absent]
 
