@@ -22,6 +22,10 @@ SHOWS = {
             "wrote 1 line",
         ],
     ),
+    "serve_fastapi.py": (
+        ["try"],
+        ['"delta":"morning."', "event: run_finished", "bob: 404 there is no such run, or it is not yours"],
+    ),
     "telemetry.py": (
         [],
         [

@@ -8,11 +8,15 @@ from typing import Any
 
 import jsonschema_rs
 
+from retinue import Runtime
+from retinue.server import create_app
 from retinue.server.app import OPEN, all_endpoints
 
+from .agents import speaker
 from .serving import asking
 from .test_access import SOCKETS, attempt, filled, knock, world
 
+ROOT = Path(__file__).parents[2]
 ORDER = {"PUT": 0, "GET": 1, "POST": 2, "DELETE": 3}
 
 
@@ -56,3 +60,19 @@ async def test_sockets_are_on_the_paths_of_streams(tmp_path: Path) -> None:
     async with world(tmp_path) as there, asking(there.url, there.admin) as site:
         for path in SOCKETS:
             assert (await knock(site, filled(path, there.names)))[0] == 101
+
+
+def test_the_documentation_names_every_route() -> None:
+    text = (ROOT / "docs/server.md").read_text()
+    for endpoint in all_endpoints():
+        *_, last = [part for part in endpoint.path.split("/") if "{" not in part]
+        assert f"/{last}" in text, endpoint.path
+    for path in (*OPEN, "/api/v1/events"):
+        assert path in text
+
+
+async def test_a_lifespan_that_ends_closes_the_streams() -> None:
+    app = create_app(Runtime([speaker("x")]), auth="token-of-the-test")
+    async with app.router.lifespan_context(app):
+        assert not app.state.service.closing.is_set()
+    assert app.state.service.closing.is_set()

@@ -175,7 +175,7 @@ async def metrics(call: Call) -> Response:
 
 
 async def openapi(call: Call) -> Any:
-    return call.service.description
+    return {**call.service.description, "servers": [{"url": call.request.scope.get("root_path") or "/"}]}
 
 
 async def whoami(call: Call) -> Any:
