@@ -6,7 +6,7 @@ python examples/serve_fastapi.py try    serves on a free port, starts one run, s
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -36,7 +36,7 @@ agents = create_app(runtime, auth=AppUsers(), rate=50, max_streams=20)
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     # Starlette does not run the lifespan of an application that is mounted in another: enter it here.
     async with runtime, agents.router.lifespan_context(agents):
         yield

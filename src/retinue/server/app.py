@@ -80,6 +80,7 @@ def create_app(
         middleware=middleware,
         exception_handlers={HTTPException: _refuse, Exception: _refuse},
     )
+    app.router.redirect_slashes = False  # a path is right or wrong
     app.state.service = service
     return app
 
