@@ -68,12 +68,14 @@ class LiveLog:
         """Called when the last background task has ended."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
+        self._waiting_for_store: list[asyncio.Future[None]] = []
+        """Followers that want stored events only: an event that is appended does not concern them yet."""
         self._run_sinks: dict[str, Sink] = EMPTY
         """Sinks that hear one run alone."""
         self._feeds: defaultdict[str, Feed] | None = None
         """The events of each run, once somebody watches one alone."""
         if writer is not None:
-            writer.on_stored = self._wake
+            writer.on_stored = self._wake_stored
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a follower must get the next event at once."""
 
@@ -203,6 +205,7 @@ class LiveLog:
 
     def _wake_followers(self) -> None:
         self._wake()
+        self._wake_stored()
         if self.closed and self._feeds is not None:
             for feed in self._feeds.values():
                 _wake_all(feed.waiting)
@@ -241,7 +244,10 @@ class LiveLog:
                 return
             if self.closed and not waits:
                 return
-            await self.changed()
+            if stored and self.writer is not None:
+                await _wait_in(self._waiting_for_store)
+            else:
+                await self.changed()
 
     def changed(self) -> asyncio.Future[None]:
         """Return a future that is done when something is appended, or the log is closed."""
@@ -265,6 +271,9 @@ class LiveLog:
         """Return the thread of a run; empty until its first event."""
         state = self.tree.runs.get(run_id)
         return "" if state is None else state.identity.thread_id
+
+    def _wake_stored(self) -> None:
+        _wake_all(self._waiting_for_store)
 
     def _wake(self) -> None:
         self.watched = bool(self.writer or self._sinks or self._run_sinks or self._feeds is not None)
