@@ -243,7 +243,7 @@ async def test_state_is_refused_before_anything_is_committed(place: str) -> None
     text, number = StateKey("text", str, persistent=True), StateKey("number", float, persistent=True)
     many = StateKey("many", list, persistent=True)
     refused: list[tuple[Any, Any]] = [(text, HALF), (number, math.nan), (number, math.inf), (many, [math.nan])]
-    refused += [(many, [HALF]), (many, CYCLE), (many, [Path("/x")])]
+    refused += [(many, [HALF]), (many, CYCLE), (many, WIDE), (many, [Path("/x")])]
 
     class Keys(Plugin):
         name = "keys"

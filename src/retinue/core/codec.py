@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, get_args, get_origin
 
 import msgspec
 
-from .content import to_json_value
+from .content import check_shape, to_json_value
 
 
 class Codec(Protocol):
@@ -195,14 +195,24 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
 
 
 def isolate(value: Any) -> Any:
-    """Return a copy that shares nothing mutable with the original, so that changing one never changes the other."""
+    """Return a copy that shares nothing mutable with the original, so that changing one never changes the other.
+
+    Raise ValueError for a list or dict that is too deep or too large.
+    """
     kind = value.__class__
     if kind in _ATOMS:
         return value
+    if kind is list or kind is dict:
+        check_shape(value)
+    return _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    kind = value.__class__
     if kind is list:
-        return [item if _cannot_change(item.__class__) else isolate(item) for item in value]
+        return [item if _cannot_change(item.__class__) else _copied(item) for item in value]
     if kind is dict:
-        return {key: item if _cannot_change(item.__class__) else isolate(item) for key, item in value.items()}
+        return {key: item if _cannot_change(item.__class__) else _copied(item) for key, item in value.items()}
     return value if _cannot_change(kind) else deepcopy(value)
 
 
