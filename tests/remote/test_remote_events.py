@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from retinue import Agent, Decision, DecisionRefused, RunStatus, Runtime, tool
+from retinue.backends.foreign import _last_seen
+from retinue.core.events import DELTAS
 from retinue.core.runs import RunIdentity
 from retinue.events import RunFinished, RunStarted
+from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog
 from retinue.loop.state import LogState, RunState
 from retinue.plugins import Permissions
@@ -206,3 +209,29 @@ async def test_a_stream_that_never_works_costs_events_and_not_the_result(monkeyp
             result = await runtime.run(agent, "go")
         told = next(message.text for message in result.messages if message.role == "tool")
         assert told == "Report: I have looked."
+
+
+async def test_every_prefix_of_a_log_knows_which_remote_events_it_has() -> None:
+    """A process may end between any two rows; the next one asks for the events after those that are there."""
+    async with far(researcher(helper(plugins=[Permissions(ask=["look"])]))) as server:
+        agent = parent(RemoteSubagentStub("researcher", url=server.url))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go")
+            await run.result()
+            await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+            rows = (await run._open())[0].rows()
+        there = await remote_log(server)
+    ns, copies, checked = ("tools:task_p",), 0, 0
+    for end, row in enumerate(rows, 1):
+        is_delta = row.event.__class__ in DELTAS and row.event is not None and row.event.ns[:1] == ns
+        if is_delta or (row.private is not None and row.private.remote):
+            copies += 1
+        log = LiveLog(tree=fold_all(rows[:end]))
+        log.first, log.events = 0, [one.event for one in rows[:end] if one.event is not None]
+        child = next((one for one in log.tree.runs.values() if one.ns == ns), None)
+        if child is not None and child.status is RunStatus.RUNNING:
+            assert await _last_seen(log, child) == copies
+            checked += 1
+    assert copies == len(there)
+    assert checked > 40
+    assert fold_all(rows).runs.keys() == {run.run_id, child.run_id if child is not None else ""}
