@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from retinue import ConfigurationError, HarnessAgent, Runtime, SubagentDeclaration
+from retinue.backends.task_client import HttpTaskClient
 from retinue.core.secrets import redact, secrets_of
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.task_protocol import decode_task
@@ -130,7 +132,7 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
 
 
 def test_half_a_secret_at_a_cut_is_not_shown() -> None:
-    from retinue.backends.task_client import _ERROR_BODY, HttpTaskClient
+    from retinue.backends.task_client import _ERROR_BODY
 
     client = HttpTaskClient("http://host.example", {"X-Api-Key": "abcdefghij" * 5})
     padded = b" " * (_ERROR_BODY - 20) + b"abcdefghij" * 5
@@ -144,3 +146,23 @@ def test_a_status_that_is_no_word_is_not_passed_on() -> None:
 def test_ordinary_headers_are_no_secrets() -> None:
     secrets = secrets_of({"Accept": "application/json", "X-Tenant": "acme", "Accept-Language": "en"})
     assert redact("acme sends application/json in en", secrets) == "acme sends application/json in en"
+
+
+async def test_a_stream_with_a_spoiled_chunk_breaks_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.backends.task_client.SILENCE_SECONDS", 0.2)
+    event = b'data: {"kind":"text_delta","seq":1,"delta":"a"}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        chunk = b"%x\r\n%b\r\n" % (len(event), event)
+        writer.write(head + chunk + chunk[10:] + chunk)
+        await reader.read()
+        writer.close()
+
+    spoiled = await asyncio.start_server(send, "127.0.0.1", 0)
+    client = HttpTaskClient(f"http://127.0.0.1:{spoiled.sockets[0].getsockname()[1]}")
+    async with spoiled:
+        with pytest.raises(ConnectionError, match="cannot be read"):
+            _ = [events async for events in client.events("t1", 0)]
+        await client.close()

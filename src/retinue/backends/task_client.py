@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
-SILENCE_SECONDS = 30.0
+SILENCE_SECONDS = 15.0
 """Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
 MOST_BYTES = 20_000_000
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -101,7 +101,12 @@ class HttpTaskClient:
                     raise self._refused(response.status, b"", "did not send the events of the task")
                 if response.content_type != "text/event-stream":
                     raise ConnectionError(f"{self._url} answered {response.content_type}")
-                async for data in response.content.iter_any():
+                chunks = aiter(response.content.iter_any())
+                while True:
+                    async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits for ever after a spoiled chunk
+                        data = await anext(chunks, b"")
+                    if not data:
+                        return
                     if found := decoder.feed(data):
                         yield [decode_event(self._without_secrets(one)) for one in found]
         except aiohttp.InvalidURL:
