@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from retinue import HarnessAgent, Runtime
@@ -20,6 +21,7 @@ from retinue.storage.sql import SqlStore
 from retinue.stores import StoreFilesystem
 from retinue.testing import ScriptedModel
 
+from ..waiting import until
 from .agents import boss, speaker
 from .serving import Site, asking, listening
 
@@ -210,6 +212,36 @@ async def test_another_users_resources_are_like_missing_ones(tmp_path: Path) -> 
         query = f"?thread_id={there.names['thread_id']}"
         assert (await site.get(f"/api/v1/runs{query}")).body["items"] == []
         assert await contents(there.runtime) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/v1/runs", {"agent": "speaker", "input": "x", "thread_id": "ours", "when_busy": "enqueue"}),
+        ("/tasks", {"task_id": "t3", "agent_id": "speaker", "input": "x", "context": {"session_id": "ours"}}),
+    ],
+)
+async def test_two_users_who_begin_the_same_thread_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    """Bob's request finds no thread; then Ann begins it, before his run is stored."""
+    real = SqlStore.user_of_thread
+    async with world(tmp_path) as there, asking(there.url, there.ann) as ann, asking(there.url, there.bob) as bob:
+
+        async def late(self: SqlStore, thread_id: str) -> Any:
+            monkeypatch.setattr(SqlStore, "user_of_thread", real)
+            assert await real(self, thread_id) is None
+            await ann.start("boss", thread_id=thread_id)
+            return None
+
+        monkeypatch.setattr(SqlStore, "user_of_thread", late)
+        assert (await bob.post(path, body)).status == 404
+        await until(lambda: _has_ended(there.runtime, "ann", "suspended"))
+        assert await _has_ended(there.runtime, "bob", "cancelled")
+
+
+async def _has_ended(runtime: Runtime, user: str, status: str) -> bool:
+    return [run.status for run in await runtime.store.list_runs("ours", user_id=user)] == [status]
 
 
 async def test_the_store_notices_changes(tmp_path: Path) -> None:

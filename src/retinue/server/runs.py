@@ -103,8 +103,7 @@ async def start_run(call: Call) -> Any:
     run_id = _chosen_id(call)
     if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
         return json_response(_started_json(known), 201)
-    if body.thread_id is not None:
-        await call.service.check_new_thread(call.user, body.thread_id)
+    is_new = body.thread_id is not None and await call.service.check_new_thread(call.user, body.thread_id)
     try:
         given = as_input(body.input)
     except ValueError as exc:
@@ -126,6 +125,8 @@ async def start_run(call: Call) -> Any:
     except StoreError:
         if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
             raise
+    if is_new:
+        await call.service.confirm_thread(call.user, run)
     return json_response(await started_json(call.service, run), 201)
 
 

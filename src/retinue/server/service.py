@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..core.stores import RunRecord
-from ..runtime import Runtime
+from ..runtime import Run, Runtime
 from .auth import LOCAL, Auth, User
 from .feeds import Feeds
 from .http import ApiError, not_found
@@ -103,11 +103,20 @@ class Service:
         if found is None or not owns(user, found[0]):
             raise not_found("thread")
 
-    async def check_new_thread(self, user: User, thread_id: str) -> None:
-        """Raise if a thread is another user's; one that does not exist yet may be begun."""
+    async def check_new_thread(self, user: User, thread_id: str) -> bool:
+        """Raise if a thread is another user's; return whether it does not exist yet and may be begun."""
         found = await self.runtime.store.user_of_thread(thread_id)
         if found is not None and not owns(user, found[0]):
             raise not_found("thread")
+        return found is None
+
+    async def confirm_thread(self, user: User, run: Run) -> None:
+        """End a run on a new thread that another user began at the same moment, and raise as if it had come later."""
+        try:
+            await self.check_new_thread(user, run.thread_id)
+        except ApiError:
+            await run.cancel("the thread is another user's")
+            raise
 
     def filters(self, user: User) -> dict[str, Any]:
         """Return the arguments with which a store lists what belongs to a user."""
@@ -116,7 +125,3 @@ class Service:
 
 def owns(user: User, user_id: str | None) -> bool:
     return user.id == (user_id or LOCAL)
-
-
-def busy(detail: str) -> ApiError:
-    return ApiError(429, "too_many", detail, {"retry-after": "1"})

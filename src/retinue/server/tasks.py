@@ -60,8 +60,7 @@ async def submit(call: Call) -> Response:
     run_id, store = run_id_of(call.user, body.task_id), call.runtime.store
     if await store.load_run(run_id) is not None:
         return json_response(await _state(call, body.task_id))
-    if session_id is not None:
-        await call.service.check_new_thread(call.user, session_id)
+    is_new = session_id is not None and await call.service.check_new_thread(call.user, session_id)
     try:
         run = call.runtime.stream(
             body.agent_id,
@@ -73,6 +72,8 @@ async def submit(call: Call) -> Response:
             run_id=run_id,
         )
         await run.stored()
+        if is_new:
+            await call.service.confirm_thread(call.user, run)
     except StoreError:
         if await store.load_run(run_id) is None:  # else another node was faster
             raise
