@@ -137,6 +137,21 @@ _PIECES = (
 )  # fmt: skip
 
 
+_IDS = ("x", "run_\0", "\0", "\u202e", "a" * 3000, "../x", "a/b", "%00", " ", "'; --", "\U0010ffff", "NaN", "-1")
+_VALUES = ("\0", "x\0y", "", " ", -1, 2**70, 1e300, None, True, [], {}, [[]], {"a": {}}, "a" * 5000, "\u202e", "resume")
+
+
+def spoil(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with one of its parts replaced by something else."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        more = {rng.choice(("\0", "", "more", name.upper())): 1} if rng.random() < 0.2 else {}
+        return {**value, name: spoil(value[name], rng), **more}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        return [spoil(value[0], rng), *value[1:]]
+    return rng.choice(_VALUES)
+
+
 def make_bytes(rng: random.Random, known: dict[str, str]) -> bytes:
     """Return a request with a few mistakes."""
     # Of a thread that is made without a body, every mistake in the body could leave a request that is right.
@@ -144,19 +159,35 @@ def make_bytes(rng: random.Random, known: dict[str, str]) -> bytes:
     path = endpoint.path
     for name, value in known.items():
         real = value if endpoint.method == "GET" else "x"  # what is known could be cancelled or deleted
-        path = path.replace(f"{{{name}}}", quote(rng.choice((real, "x", "run_%00", "\u202e", "a" * 3000))))
+        path = path.replace(f"{{{name}}}", quote(rng.choice((real, *_IDS))))
     if rng.random() < 0.5 and endpoint.query is not None:
         names = [field.name for field in msgspec.structs.fields(endpoint.query)]
-        values = ("-1", "x", "", "1e9", "%00", "%ff", "9" * 30, "idle", "nan", "inf", "null", "a,b", "run_x:3", "W10")
+        values = (
+            "-1",
+            "x",
+            "x%00y",
+            "",
+            "1e9",
+            "%00",
+            "%ff",
+            "9" * 30,
+            "idle",
+            "nan",
+            "inf",
+            "null",
+            "a,b",
+            "run_x:3",
+            "W10",
+        )
         path += "?" + "&".join(f"{name}={rng.choice(values)}" for name in names)
-    body = json.dumps(_BODIES.get(getattr(endpoint.body, "__name__", ""), {})).encode() if endpoint.body else b""
-    if endpoint.method != "GET" and "{" not in endpoint.path:
-        body = body[:-1] if body else b""  # never a body that could do something
+    whole = _BODIES.get(getattr(endpoint.body, "__name__", ""), {})
+    body = json.dumps(spoil(whole, rng) if rng.random() < 0.7 else whole).encode() if endpoint.body else b""
     head = [f"{endpoint.method} {path} HTTP/1.1", "host: x", f"x-api-key: {TOKEN}", "content-type: application/json"]
-    length = len(body) if rng.random() < 0.8 else rng.choice((0, 1, len(body) * 2, 10**9))
-    head += [f"content-length: {length}"] if rng.random() < 0.8 else ["transfer-encoding: chunked"]
+    is_whole = rng.random() < 0.5  # as HTTP; what it says is wrong
+    length = len(body) if is_whole or rng.random() < 0.8 else rng.choice((0, 1, len(body) * 2, 10**9))
+    head += [f"content-length: {length}"] if is_whole or rng.random() < 0.8 else ["transfer-encoding: chunked"]
     data = bytearray("\r\n".join([*head, "", ""]).encode() + body)
-    for _ in range(rng.randrange(1, 4)):
+    for _ in range(0 if is_whole else rng.randrange(1, 4)):
         place = rng.randrange(len(data) or 1)
         match rng.randrange(5):
             case 0:
@@ -173,19 +204,28 @@ def make_bytes(rng: random.Random, known: dict[str, str]) -> bytes:
     return bytes(data)
 
 
+def exchange(connection: socket.socket, data: bytes) -> bytes:
+    """Send a request and return the beginning of the answer. The end of the data is shown only if none comes."""
+    connection.sendall(data)
+    try:
+        connection.settimeout(0.03)
+        try:
+            return connection.recv(65_536)
+        except TimeoutError:
+            connection.settimeout(60)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(65_536)
+    except ConnectionError:
+        return b""
+
+
 def send_bytes(url: str, count: int, seed: int, known: dict[str, str], tally: Tally) -> None:
-    """Send requests with mistakes in their bytes; each over a connection of its own, which is closed after a part."""
+    """Send requests with mistakes, each over a connection of its own."""
     rng, port = random.Random(seed), int(url.rpartition(":")[2])
     for _ in range(count):
         data = make_bytes(rng, known)
         with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.settimeout(60)
-            try:
-                connection.sendall(data)
-                connection.shutdown(socket.SHUT_WR)
-                answer = connection.recv(65_536)
-            except ConnectionError:
-                answer = b""
+            answer = exchange(connection, data)
         status = answer[9:12].decode("ascii", "replace") if answer else "closed"
         tally.statuses[status] += 1
         if status.startswith("5") or (status not in ("closed",) and not answer.startswith(b"HTTP/1.1 ")):

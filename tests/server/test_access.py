@@ -14,6 +14,7 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from retinue import HarnessAgent, Runtime
+from retinue.errors import StoreError
 from retinue.server import SCOPES, StoredTokens, TokenStore, create_app
 from retinue.server.app import all_endpoints
 from retinue.server.http import Endpoint
@@ -242,6 +243,19 @@ async def test_two_users_who_begin_the_same_thread_at_once(
 
 async def _has_ended(runtime: Runtime, user: str, status: str) -> bool:
     return [run.status for run in await runtime.store.list_runs("ours", user_id=user)] == [status]
+
+
+async def test_a_store_that_fails_does_not_say_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: SqlStore, *given: object, **more: object) -> Any:
+        raise StoreError("postgresql://user@database.internal/app", "it is down", transient=True)
+
+    async with world(tmp_path) as there, asking(there.url, there.ann) as site:
+        for name in ("load_run", "user_of_thread", "list_runs"):
+            monkeypatch.setattr(SqlStore, name, fail)
+        for path in ("/readyz", "/api/v1/runs", "/api/v1/runs/run_x", "/api/v1/threads/t"):
+            answer = await site.get(path)
+            assert (answer.status, answer.body["code"]) == (503, "store_unavailable")
+            assert "internal" not in str(answer.body)
 
 
 async def test_the_store_notices_changes(tmp_path: Path) -> None:

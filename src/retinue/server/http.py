@@ -48,7 +48,6 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (ThreadBusy, 409, "thread_busy"),
     (DecisionRefused, 409, "decision_refused"),
     (RunElsewhere, 503, "owner_silent"),
-    (StoreError, 503, "store_unavailable"),
     (ExecutionBackendError, 502, "backend_failed"),
     (ConfigurationError, 422, "invalid"),
     (StateError, 422, "invalid"),
@@ -133,6 +132,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, codes.get(error.status_code, "refused"), error.detail, error.headers)
     if isinstance(error, UnknownRun):
         return not_found("run")
+    if isinstance(error, StoreError):  # it names the place of the database, which is not for clients
+        _log.warning("the store failed: %s", error)
+        detail = "the store cannot be used now: try again; the log of the server has the reason"
+        return ApiError(503, "store_unavailable", detail, {"retry-after": "1"})
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             return ApiError(status, code, str(error), {"retry-after": "1"} if status == 503 else None)

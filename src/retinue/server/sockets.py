@@ -14,7 +14,17 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from .auth import User
 from .feeds import Batch, Frame
-from .http import ApiError, authorize, check_origin, check_path, error_response, headers_of, is_text, read_query
+from .http import (
+    ApiError,
+    as_api_error,
+    authorize,
+    check_origin,
+    check_path,
+    error_response,
+    headers_of,
+    is_text,
+    read_query,
+)
 from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
@@ -136,7 +146,7 @@ async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> None
     except (WebSocketDisconnect, OSError):
         return
     except Exception as exc:
-        code, reason = GOING_WRONG, str(exc)[:100]
+        code, reason = GOING_WRONG, as_api_error(exc).detail[:100]
     finally:
         await batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     await socket.close(code, reason)
