@@ -48,6 +48,11 @@ async def served(target: str, *options: str, token: str | None = TOKEN, folder: 
         printed = next((line.removeprefix("token: ") for line in lines if line.startswith("token: ")), token)
         async with asking(next(line for line in lines if "http://" in line).split()[-1], printed) as site:
             yield Served(process, lines, site)
+    except BaseException:
+        process.kill()
+        assert process.stderr is not None
+        sys.stderr.write((await process.stderr.read()).decode())
+        raise
     finally:
         if process.returncode is None:
             process.kill()

@@ -55,4 +55,4 @@ agents = [
 
 
 def runtime(url: str) -> Runtime:
-    return Runtime.open(url, agents, on_close="leave", lease=3.0)
+    return Runtime.open(url, agents, on_close="leave", lease=8.0)
