@@ -134,8 +134,9 @@ def test_without_tools_it_says_what_it_needs() -> None:
 
 
 def test_at_a_limit_it_answers_with_what_it_has(folder: Path) -> None:
-    (result,) = ask(folder, "Where is the lamp?", limits=Limits(tokens=1))
-    assert "the limit on tokens is reached" in (result.response or "")
+    (result,) = ask(folder, "Where is the lamp?", limits=Limits(tokens=1400))
+    assert result.usage.tokens <= 1400
+    assert (result.response or "").startswith("I could not look further: the limit on tokens is reached: ")
 
 
 def test_the_sub_agents_a_question_names_get_its_rest(folder: Path) -> None:

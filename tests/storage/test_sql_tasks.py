@@ -100,7 +100,7 @@ async def test_half_a_character_costs_nothing_else(open_tasks: Open) -> None:
     await tasks.add(task_record("t1", input="a\ud800b", node="n1", status=TaskStatus.RUNNING))
     ended = await tasks.update(S1, "t1", lambda r: finish(r, TaskStatus.COMPLETED, NOW, result="c\ud800d"))
     assert ended is not None
-    assert (ended.input, ended.result) == ("a?b", "c?d")
+    assert (ended.input, ended.result) == ("a\ufffdb", "c\ufffdd")
     assert await tasks.get(S1, "t1") == ended
 
 

@@ -32,8 +32,7 @@ _MOST_TERMS, _MOST_QUOTES, _MOST_LISTED = 6, 5, 100
 _STOP_WORDS = frozenset(
     """a about all an and any are as ask at be but by can could did do does file files find folder for from give has have hello
     help her here hi him his how i if in is it its list look make makes many may me my no not of on or our please read say says
-    she show so tell than that the their them there they this to use was we what when where which who why will with you your
-    """.split()
+    she show so tell than that the their them there they this to use was we what when where which who why will with you your""".split()
 )
 _FAILED = re.compile(r"([a-z]+_[a-z]+|denied|internal|timeout|cancelled)(: |$)|\[(limit:)?\w+\] ")
 _FILE = re.compile(r"[\w./-]*\w\.[A-Za-z][A-Za-z0-9]{0,7}\b|\bREADME\b")
@@ -121,12 +120,11 @@ def decide(request: ModelRequest) -> Turn:
         return Turn(answer="This part needs a language model: I am rules, and links are all I can check.")
     if not (found.terms or found.files or found.checks_links or re.search(r"\b(list|files)\b", found.text, re.I)):
         return Turn(answer=_INTRODUCTION)
-    refused = any(call.text.startswith("[limit:") for call in found.calls)
-    for plan in () if refused else (found.look_around, found.search, found.follow_signs):
+    for plan in () if found.limit else (found.look_around, found.search, found.follow_signs):
         thought, calls = plan()
         if calls := [call for call in calls if call[0] in found.tools]:
             return Turn(thought, calls)
-    return Turn(answer="\n\n".join(part for part in found.answer() if part))
+    return Turn(answer="\n\n".join(part for part in (found.limit, *found.answer()) if part))
 
 
 class Findings:
@@ -143,6 +141,8 @@ class Findings:
         results = {message.tool_call_id: message.text for message in since if message.role is Role.TOOL}
         calls = [call for message in since for call in message.tool_calls]
         self.calls = [Done(call.name, call.args, results.get(call.id, "cancelled")) for call in calls]
+        limits = [message.text.partition("] ")[2] for message in since if message.text.startswith("[limit:")]
+        self.limit = f"I could not look further: {limits[0].partition(': no')[0]}." if limits else ""
         self.tools = [tool.name for tool in request.tools if tool.name in _TOOLS]
         self.files = list(dict.fromkeys(_FILE.findall(self.part) or _FILE.findall(self.text)))
         self.checks_links = bool(_REVIEW.match(self.text) and re.search(r"\blinks?\b", self.part or self.text))
