@@ -26,7 +26,7 @@ from .events import Event, NullSink, Sink
 from .telemetry import Telemetry
 # Sub-agents
 from .subagents import (
-    Child, ChildErrorForwarding, HarnessAgent, ParentContext, StreamedChild, StreamingPassthroughSink,
+    A2AAgent, Child, ChildErrorForwarding, HarnessAgent, ParentContext, StreamedChild, StreamingPassthroughSink,
     SubagentDeclaration, run_child_agent, run_child_agent_checked, run_streaming_subagent,
 )
 from .backends import Backend, BackendProfile
@@ -42,7 +42,7 @@ from .errors import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "Backend", "BackendProfile", "Block", "CallChunk", "CancellationToken", "Child", "ChildAgentError",
+    "A2AAgent", "Agent", "Backend", "BackendProfile", "Block", "CallChunk", "CancellationToken", "Child", "ChildAgentError",
     "ChildErrorForwarding", "Compaction", "ConfigurationError", "DataPart", "Decision", "DecisionRefused", "Denied",
     "Event", "ExecutionBackendError", "ExecutionFailed", "FilePart", "HarnessAgent", "HookContext", "ImagePart",
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",

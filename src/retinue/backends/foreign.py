@@ -7,6 +7,8 @@ backend, and are here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,9 +28,9 @@ from ..core.events import (
     TextDelta,
 )
 from ..core.lifecycle import RunStatus
-from ..core.messages import Message
+from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import NO_USAGE, RunResult
+from ..core.runs import NO_USAGE, REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.execution import Execution, result_of, start_leg
@@ -72,6 +74,8 @@ class ForeignBackend:
                 start_leg(parent.log, state)
             request.decisions = {path: decision for path, decision in state.pending.items() if decision is not None}
             request.seen = await _last_seen(parent.log, state)
+            request.remote = state.values.get(REMOTE_KEY, {})
+            request.streamed = await _streamed_text(parent.log, state)
             if parent.log.writer is not None:
                 await parent.log.writer.flush()  # it fails where another process owns the log
         elif ref is None:
@@ -80,9 +84,11 @@ class ForeignBackend:
         try:
             thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
             if state is None:
+                request.remote = {} if thread is None else thread.state.extensions.get(REMOTE_KEY, {})
                 await self._reserve(request, parent, thread)
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
             request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
+            request.note_remote = child.note_remote
             result = child.finish(await self._attend(request, child))
             if not parent.log.lost:
                 await self._save(child, thread, result)
@@ -92,8 +98,11 @@ class ForeignBackend:
 
     async def _waiting_again(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
         """Return the result of a run that waits for an answer which has not come yet."""
-        ending = Ending(RunStatus.SUSPENDED, "suspended")
-        result = parent.log.results.get(state.run_id) or result_of(parent.log, state, ending, state.response())
+        ending = Ending(state.status, "suspended")
+        result = parent.log.results.get(state.run_id)
+        if result is None:
+            result = result_of(parent.log, state, ending, state.response())
+            result.state.extensions.update(state.values)
         await self._local.save_child(request, parent.log, state, result, None, 0)
         return result
 
@@ -167,7 +176,7 @@ class ForeignBackend:
                 thread_id=state.identity.thread_id,
                 user_id=state.identity.user_id,
                 messages=(*before, *state.messages),
-                state=PersistedState() if thread is None else thread.state,
+                state=_thread_state(thread, result),
             )
         await self._local.save_child(request, child.parent.log, state, result, kept, len(before))
 
@@ -186,7 +195,7 @@ class ForeignRun:
         self.request, self.parent, self._local, self.state = request, parent, local, state
         self._is_closed = False
         self._seen = request.seen
-        self._has_text = request.seen > 0
+        self._has_text = request.seen > 0 or bool(request.streamed)
         self._is_counted = ref is None
         if self._is_counted:
             parent.log.dispatching.append(parent.state)
@@ -230,6 +239,13 @@ class ForeignRun:
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
         log.append_remote(run, event)
 
+    def note_remote(self, ids: Mapping[str, Any]) -> None:
+        """Store the ids that the run has elsewhere."""
+        if not self._is_closed:
+            run = self._begin()
+            row = Private(kind="commit", run_id=run.run_id, writes={REMOTE_KEY: dict(ids)}, revision=run.revision + 1)
+            self.parent.log.append_private(row)
+
     def detach(self) -> None:
         """Let the run outlive its call."""
         self.request.detached = True
@@ -243,14 +259,14 @@ class ForeignRun:
         if run.is_over:
             log.results[run.run_id] = result
             return result
-        tickets = tuple(result.suspended.values()) or run.tickets if result.status is RunStatus.SUSPENDED else ()
+        tickets = tuple(result.suspended.values()) or run.tickets if result.status.is_waiting else ()
         usage = run.total if result.usage == NO_USAGE else result.usage
         result = replace(result, usage=usage, suspended={"/".join(ticket.path): ticket for ticket in tickets})
         log.results[run.run_id] = result
         said = ()
-        if result.response and not tickets:
-            said = (Message.assistant(result.response, id=message_id(run, run.message_count + 1)),)
-            if not self._has_text:
+        if (answer := _answer(result)) is not None and not tickets:
+            said = (replace(answer, id=message_id(run, run.message_count + 1)),)
+            if result.response and not self._has_text:
                 log.append(run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1)))
         if result.status is RunStatus.FAILED:
             log.append(run, ErrorRaised(message=result.error or "", code=result.termination, fatal=True))
@@ -330,6 +346,33 @@ async def _last_seen(log: LiveLog, run: RunState) -> int:
     if log.earlier is not None and run.remote_at < log.first:
         events += [event async for event in log.earlier(run.remote_at, log.first, True)]
     return run.remote_seq + sum([event.__class__ in DELTAS and event.ns[: len(run.ns)] == run.ns for event in events])
+
+
+async def _streamed_text(log: LiveLog, run: RunState) -> str:
+    """Return the text that a run elsewhere has streamed into its log; not needed where its events have numbers."""
+    if run.remote_seq:
+        return ""
+    events = list(log.events)
+    if log.earlier is not None and log.first > 0:
+        events = [event async for event in log.earlier(0, log.first, True)] + events
+    return "".join([event.delta for event in events if isinstance(event, TextDelta) and event.run_id == run.run_id])
+
+
+def _thread_state(thread: ThreadRecord | None, result: RunResult) -> PersistedState:
+    """Return the state of a thread after a run, with the id that its conversation has elsewhere."""
+    state = PersistedState() if thread is None else thread.state
+    context_id = result.state.extensions.get(REMOTE_KEY, {}).get("context_id")
+    if context_id is not None:
+        state = replace(state, extensions={**state.extensions, REMOTE_KEY: {"context_id": context_id}})
+    return state
+
+
+def _answer(result: RunResult) -> Message | None:
+    """Return the answer of a run: its last message, which may have more than text, or its text."""
+    last = result.messages[-1] if result.messages else None
+    if last is not None and last.role is Role.ASSISTANT and last.text == (result.response or ""):
+        return last
+    return Message.assistant(result.response) if result.response else None
 
 
 async def _wait_for_end(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:

@@ -15,7 +15,7 @@ from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, RunFinished
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
-from ..core.runs import RunResult
+from ..core.runs import REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..wire.task_protocol import RemoteTask
 from .task_client import EventsNotOffered, Garbled, HttpTaskClient
@@ -32,8 +32,6 @@ GARBLED_TRIES = 5
 """Answers in a row that cannot be read, after which a server is taken for one of another kind."""
 DEADLINE = 7200.0
 """Seconds a remote run may take where nobody says otherwise."""
-REMOTE_KEY = "retinue.remote"
-"""The state key of a result that holds the id of the remote task."""
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
 _TERMINATION = {
@@ -101,7 +99,7 @@ class TaskHttpBackend:
         # A task can wait for its server; a call that waits itself should know soon.
         patience = self._patience if request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
-            await _retry(
+            await retry(
                 lambda: self.client.submit(identity.run_id, self._agent_id, text, context),
                 patience,
                 request.cancellation,
@@ -206,7 +204,7 @@ class TaskFollower:
                 return RemoteTask("running")
         pause, stuck_since = FIRST_PAUSE, 0.0
         while True:
-            state = await _retry(lambda: self._client.state(self._task_id), self._patience, self._token)
+            state = await retry(lambda: self._client.state(self._task_id), self._patience, self._token)
             self._report(state)
             is_read = not self.has_events or (self._seen >= state.seq and not self._is_before_decisions(state))
             stuck_since = (stuck_since or time.monotonic()) if state.is_settled and not is_read else 0.0
@@ -226,7 +224,7 @@ class TaskFollower:
 
     async def _decide(self) -> None:
         try:
-            await _retry(
+            await retry(
                 lambda: self._client.resume(self._task_id, self._request.decisions), self._patience, self._token
             )
         except DecisionRefused as exc:  # perhaps somebody else has answered there: what the server says next is true
@@ -283,7 +281,7 @@ class TaskFollower:
         return waited if waited.status == "success" else state
 
 
-async def _retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
+async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
     deadline, pause, garbled = time.monotonic() + patience, FIRST_PAUSE, 0
     while True:

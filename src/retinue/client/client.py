@@ -14,7 +14,6 @@ from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused
 from ..core.events import AnyEvent
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
@@ -157,7 +156,7 @@ class Client:
     async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
         """Answer a suspended run and wait for its end, or for the next time it waits."""
         result = await result_or_cancel(self._runs.start(_answer(run_id, decisions), watch=False))
-        if result.status is RunStatus.SUSPENDED and result.error is not None:
+        if result.status.is_waiting and result.error is not None:
             raise DecisionRefused(result.error)
         return result
 

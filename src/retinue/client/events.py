@@ -159,7 +159,7 @@ class RemoteLog:
         async for event in self.follow():
             if event.run_id == run_id:
                 yield event
-                if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
+                if isinstance(event, RunFinished) and not event.status.is_waiting:
                     return
 
     @contextlib.contextmanager

@@ -101,6 +101,13 @@ class RunRequest(Struct, kw_only=True):
     or of one below it. It has its own number, run ids and namespace; they are translated. Call it in their order."""
     seen: int = 0
     """The number of the last event that `emit_remote` was given, also by an earlier process."""
+    streamed: str = ""
+    """For a backend elsewhere: the text deltas of this run that are in its log already, joined."""
+    remote: Mapping[str, Any] = {}
+    """For a backend elsewhere: what it noted last about this run or, for a new run, about its conversation."""
+    note_remote: Callable[[Mapping[str, Any]], None] | None = None
+    """For a backend elsewhere: stores the ids of an accepted run there, as the state key `retinue.remote`. They are
+    `remote` for whoever continues it; `context_id` among them is kept for the next run of the conversation."""
     decisions: Mapping[str, Decision] = {}
     """For a backend elsewhere: decisions on the tickets of its last result, by path (`call/call`). They may come again."""
 

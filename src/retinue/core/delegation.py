@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .content import to_json_text
 from .lifecycle import RunStatus
+from .messages import DataPart
 from .plugins import TransferTo
 from .results import SuspendTicket, ToolOutput, ToolResult
 from .runs import RunResult
@@ -82,8 +84,8 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
     metadata = {"child_run_id": outcome.run_id, "child_status": str(outcome.status), "steps": outcome.steps}
     if outcome.status is RunStatus.COMPLETED:
         data = outcome.response or "" if outcome.output is None else outcome.output
-        return ToolResult(data=data, metadata=metadata)
-    if outcome.status is RunStatus.SUSPENDED:
+        return ToolResult(data=data, message=text_beside_data(outcome), metadata=metadata)
+    if outcome.status.is_waiting:
         ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{name}", f"{name} waits for a decision")
         return ToolResult.suspended(ticket.message, ticket=ticket)
     text = f"sub-agent {name} did not complete: {outcome.status}"
@@ -93,6 +95,14 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
         text += f"\nWhat it had by then:\n{outcome.response}"
     failed = ToolResult.error(text, code=outcome.status.value)
     return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
+
+
+def text_beside_data(outcome: RunResult) -> str | None:
+    """Return the text and the data of an answer that has both, for the model; None if it has one of them."""
+    parts = outcome.messages[-1].parts if outcome.messages else ()
+    if not outcome.response or outcome.output is None or not any(isinstance(part, DataPart) for part in parts):
+        return None
+    return f"{outcome.response}\n{to_json_text(outcome.output)}"
 
 
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

@@ -25,6 +25,11 @@ class RunStatus(StrEnum):
     def is_terminal(self) -> bool:
         return self in ENDED
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while the run waits for a human."""
+        return self in WAITING
+
 
 class ToolCallStatus(StrEnum):
     """The status of a tool call."""
@@ -38,13 +43,13 @@ class ToolCallStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-_WAITING = frozenset({RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH})
+WAITING = (RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH)
 ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
 _CALL_ENDED = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.CANCELLED})
 
 RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
-    RunStatus.RUNNING: ENDED | _WAITING,
-    **dict.fromkeys(_WAITING, frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED})),
+    RunStatus.RUNNING: ENDED.union(WAITING),
+    **dict.fromkeys(WAITING, frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED})),
     **dict.fromkeys(ENDED, frozenset[RunStatus]()),
 }
 

@@ -159,6 +159,10 @@ class ChildErrorForwarding(StrEnum):
     DROP = "drop"
 
 
+REMOTE_KEY = "retinue.remote"
+"""The state key of a run elsewhere that holds its ids there."""
+
+
 class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     """The outcome of a run that has ended or waits."""
 

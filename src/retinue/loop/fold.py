@@ -33,7 +33,7 @@ from ..core.events import (
     ToolCallStarted,
     UnknownEvent,
 )
-from ..core.lifecycle import ENDED, ToolCallStatus
+from ..core.lifecycle import ENDED, WAITING, ToolCallStatus
 from ..core.messages import Message, Visibility
 from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.rows import Ending, LogRow, Private
@@ -45,7 +45,6 @@ from .state import (
     EMPTY,
     NO_REQUEST,
     RUNNING,
-    SUSPENDED,
     CallState,
     ChildRef,
     LogState,
@@ -402,7 +401,7 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
     run.worked += max(0.0, event.at - run.since)
     run.status, run.output, run.step_open = event.status, event.output, False
     run.ending, run.refused = None, None
-    if event.status is SUSPENDED:
+    if event.status in WAITING:
         run.refused = event.error
     if event.status in ENDED:
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink
-from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
 from ..core.runs import RunResult
 from ..core.sinks import deliver
@@ -302,7 +301,7 @@ class Feed:
                 event = self._events[place]
                 place += 1
                 yield event
-                if isinstance(event, RunFinished) and event.status is not RunStatus.SUSPENDED:
+                if isinstance(event, RunFinished) and not event.status.is_waiting:
                     return
             if self._log.closed:
                 return

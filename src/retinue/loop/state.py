@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
 from ..core.events import Namespace
-from ..core.lifecycle import CALL_MOVES, ENDED, RunStatus, ToolCallStatus
+from ..core.lifecycle import CALL_MOVES, ENDED, WAITING, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
@@ -34,7 +34,7 @@ class _Empty(dict[Any, Any]):
 
 EMPTY: dict[Any, Any] = _Empty()
 NO_REQUEST = StoredRequest()
-RUNNING, SUSPENDED = RunStatus.RUNNING, RunStatus.SUSPENDED
+RUNNING = RunStatus.RUNNING
 CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
 """Names of their own, because reading a member of an enum is slow and the loop does it often."""
 
@@ -200,7 +200,7 @@ class RunState:
 
     @property
     def waits(self) -> bool:
-        return self.status is RunStatus.SUSPENDED
+        return self.status in WAITING
 
     def own_messages(self) -> tuple[Message, ...]:
         """This run's part of the conversation, with the results of calls that have ended in a step that has not."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from ..backends.a2a import A2ABackend
+from ..backends.a2a_client import A2AClient
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
@@ -19,7 +21,7 @@ from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
-from ..core.runs import Child, RunIdentity, RunResult, Usage
+from ..core.runs import REMOTE_KEY, Child, RunResult, Usage
 from ..loop.state import LogState, RunState
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
@@ -27,6 +29,12 @@ from ..subagents.child import run_child_agent, run_children
 from ..subagents.declarations import RemoteSubagentStub, SubagentDeclaration, remote_stub
 
 _log = logging.getLogger(__name__)
+
+
+def _remote_backend(stub: RemoteSubagentStub) -> Backend:
+    if stub.protocol == "a2a":
+        return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins))
+    return TaskHttpBackend(HttpTaskClient(stub.url, stub.headers, stub.name), stub.name)
 
 
 class AgentRegistry:
@@ -71,10 +79,9 @@ class AgentRegistry:
         assert self.backend is not None
         found = self.find(agent)
         if isinstance(found, RemoteSubagentStub):
-            key = (found.name, found.url, tuple((found.headers or {}).items()))
+            key = (found.name, found.url, found.protocol, found.origins, tuple((found.headers or {}).items()))
             if key not in self._foreign:
-                client = HttpTaskClient(found.url, found.headers, found.name)
-                self._foreign[key] = ForeignBackend(TaskHttpBackend(client, found.name), self.backend)
+                self._foreign[key] = ForeignBackend(_remote_backend(found), self.backend)
             return ExecutionPlan(found, self._foreign[key], is_local=False)
         if found.backend is not None:
             return ExecutionPlan(found, self._named(found.backend, found), is_local=False)
@@ -83,13 +90,13 @@ class AgentRegistry:
     async def stop_waiting(self, tree: LogState, reason: str) -> None:
         """Have other backends stop the runs of a log that wait there, as far as they can be reached."""
         waiting = [run for run in tree.runs.values() if run.tickets and run.waits and not run.request.detached]
-        stops = [self._stop(tree.parent_of(run) or run, run.identity, reason) for run in waiting]
+        stops = [self._stop(tree.parent_of(run) or run, run, reason) for run in waiting]
         for problem in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(problem, Exception):
                 _log.warning("a run elsewhere could not be stopped: %s", problem)
 
-    async def _stop(self, above: RunState, identity: RunIdentity, reason: str) -> None:
-        parent = above.identity.agent
+    async def _stop(self, above: RunState, run: RunState, reason: str) -> None:
+        parent, identity = above.identity.agent, run.identity
         agent = self._remote_child(parent, identity.agent)
         plan = None if agent is None else self.resolve(agent)
         if plan is None or not isinstance(plan.backend, ForeignBackend):
@@ -97,7 +104,14 @@ class AgentRegistry:
             return
         token = CancellationToken()
         token.set(reason)
-        request = RunRequest(agent=plan.agent, identity=identity, messages=(), cancellation=token, is_dispatched=True)
+        request = RunRequest(
+            agent=plan.agent,
+            identity=identity,
+            messages=(),
+            cancellation=token,
+            is_dispatched=True,
+            remote=run.values.get(REMOTE_KEY, {}),
+        )
         await plan.backend.backend.run(request)
 
     def _remote_child(self, parent: str, name: str) -> Agent | None:

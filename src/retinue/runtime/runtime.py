@@ -16,7 +16,6 @@ from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult
@@ -307,7 +306,7 @@ class Runtime:
         """
         here = self._runs.resume_here(run_id, decisions)
         result = await (self._runs.answer(run_id, decisions) if here is None else _result_or_cancel(here))
-        if result.status is RunStatus.SUSPENDED and result.error is not None:
+        if result.status.is_waiting and result.error is not None:
             raise DecisionRefused(result.error)
         return result
 

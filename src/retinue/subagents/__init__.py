@@ -9,11 +9,11 @@ from .child import (
     run_child_agent_checked,
     run_streaming_subagent,
 )
-from .declarations import RemoteSubagentStub, SubagentDeclaration, WorkspaceMode
+from .declarations import A2AAgent, RemoteSubagentStub, SubagentDeclaration, WorkspaceMode
 from .harness import HarnessAgent
 
 __all__ = [
-    "Child", "ChildErrorForwarding", "HarnessAgent", "ParentContext", "RemoteSubagentStub", "StreamedChild",
+    "A2AAgent", "Child", "ChildErrorForwarding", "HarnessAgent", "ParentContext", "RemoteSubagentStub", "StreamedChild",
     "StreamingPassthroughSink", "SubagentDeclaration", "WorkspaceMode", "run_child_agent", "run_child_agent_checked",
     "run_streaming_subagent",
 ]

@@ -120,7 +120,7 @@ async def run_children(
                 outcome = await ctx.run_child(child.agent, child.input, **given, cancellation=together)
             except ExecutionBackendError as exc:
                 outcome = _not_started(str(exc))
-        if stop is not None and outcome.status not in (RunStatus.COMPLETED, RunStatus.SUSPENDED):
+        if stop is not None and outcome.status is not RunStatus.COMPLETED and not outcome.status.is_waiting:
             stop("a sibling did not complete")
         return outcome
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from ..core.agents import AGENT_NAME, Agent
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, as_tuple
 from ..core.model import ModelChunk, ModelRequest, TextChunk, TurnEnd
 from ..core.runs import Limits
 
@@ -27,6 +28,9 @@ SUBAGENT_TOOLS = frozenset(
 
 DEFAULT_STEPS = 10
 """Fewer than an agent of its own has: a sub-agent does one thing."""
+
+Protocol = Literal["tasks", "a2a", "langgraph"]
+"""The protocol of a server: the task protocol, A2A, or that of LangGraph, which is not built yet."""
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -67,6 +71,8 @@ class SubagentDeclaration:
     url: str | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     """Sent to `url` with every request; never written anywhere."""
+    protocol: Protocol = "tasks"
+    """The protocol of the server: `tasks` (another Retinue) or `a2a`."""
     mode: WorkspaceMode | str = WorkspaceMode.ISOLATED
     model: str | Any | None = None
     """Without one it runs on its parent's."""
@@ -116,15 +122,28 @@ class SubagentDeclaration:
             raise ConfigurationError(f"{owner}: {given_names[0]} and {given_names[1]} exclude each other")
         if self.headers and self.url is None:
             raise ConfigurationError(f"{owner}: headers are sent to a url, and there is none")
+        if self.protocol != "tasks" and self.url is None:
+            raise ConfigurationError(f"{owner}: a protocol is that of a url, and there is none")
         if self.url is not None:
-            check_url(self.url, owner)
-        for name, value in (self.headers or {}).items():
-            if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
-                raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
+            check_server(self.url, self.headers, self.protocol, owner)
 
     @property
     def is_remote(self) -> bool:
         return self.url is not None
+
+
+def check_server(url: str, headers: Mapping[str, str] | None, protocol: str, owner: str) -> None:
+    """Refuse a bad url, header or protocol, and a protocol whose packages are not installed."""
+    check_url(url, owner)
+    for name, value in (headers or {}).items():
+        if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
+            raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
+    if protocol == "langgraph":
+        raise ConfigurationError(f"{owner}: the protocol 'langgraph' is not built yet: use 'tasks' or 'a2a'")
+    if protocol not in ("tasks", "a2a"):
+        raise ConfigurationError(f"{owner}: protocol is 'tasks' or 'a2a', not {protocol!r}")
+    if protocol == "a2a" and not all(find_spec(package) for package in ("a2a", "grpc", "httpx")):
+        raise ConfigurationError(f'{owner} speaks A2A, which needs: pip install "retinue[a2a]"')
 
 
 def check_url(url: str, owner: str) -> None:
@@ -163,15 +182,49 @@ class RemoteSubagentStub(Agent):
 
     url: str = ""
     headers: Mapping[str, str] | None = field(default=None, repr=False)
+    protocol: Protocol = "tasks"
+    origins: tuple[str, ...] = ()
+    """Further addresses that its card may name; the headers are sent there too."""
 
     def __post_init__(self) -> None:
-        check_url(self.url, f"agent {self.name!r}")
+        owner = f"agent {self.name!r}"
+        check_server(self.url, self.headers, self.protocol, owner)
+        for origin in self.origins:
+            check_url(origin, owner)
         if self.model is None:
             object.__setattr__(self, "model", _Elsewhere())
         Agent.__post_init__(self)
 
 
+class A2AAgent(RemoteSubagentStub):
+    """An agent on a server that speaks A2A, for `Agent(subagents=[…])`, `as_tool()` and `ctx.run_child`.
+
+        researcher = A2AAgent("researcher", "https://host/agent", description="Looks things up.")
+
+    name: its name here; that on its card does not matter.
+    url: the address under which its card is, or the address of the card.
+    description: says to other agents what this one is for. Nothing of the card is shown to a model.
+    headers: sent to the origin of `url` with every request, and nowhere else.
+    origins: further addresses that its card may name, such as that of a gRPC port; the headers are sent there too.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        description: str = "",
+        headers: Mapping[str, str] | None = None,
+        origins: Iterable[str] = (),
+    ) -> None:
+        given: dict[str, Any] = {"description": description, "url": url, "headers": headers, "protocol": "a2a"}
+        RemoteSubagentStub.__init__(self, name, **given, origins=as_tuple(origins, f"agent {name!r}", "origins"))
+
+
 def remote_stub(declaration: SubagentDeclaration) -> RemoteSubagentStub:
     """Return the stub of a declaration with a url."""
-    about, url, headers = declaration.description, declaration.url or "", declaration.headers
-    return RemoteSubagentStub(declaration.name, description=about, url=url, headers=headers)
+    given: dict[str, Any] = {"url": declaration.url or "", "headers": declaration.headers}
+    about, protocol = declaration.description, declaration.protocol
+    return RemoteSubagentStub(declaration.name, description=about, protocol=protocol, **given)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.content import to_json_text
 from ..core.context import ToolContext
+from ..core.delegation import text_beside_data
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool
 from ..core.lifecycle import RunStatus
@@ -188,7 +189,7 @@ class AgentTools:
             else:
                 answer = _still_running(outcome, seconds)
             return ToolOutput(f"{_head(spawned, is_new)}\n{answer}", updates)
-        if outcome.status is RunStatus.SUSPENDED:
+        if outcome.status.is_waiting:
             ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
             return ToolResult.suspended(ticket.message, ticket=ticket)
         # A call that continued after a wait has the sub-agent it began with.
@@ -219,6 +220,7 @@ def describe_outcome(outcome: RunResult, seconds: float) -> str:
     """Return the lines that say how the work of a sub-agent ended."""
     if outcome.status is RunStatus.COMPLETED:
         text = (outcome.response or "") if outcome.output is None else to_json_text(outcome.output)
+        text = text_beside_data(outcome) or text
         return f"status: ok\nreply:\n{text}"
     partial = f"\nreply so far:\n{outcome.response}" if outcome.response else ""
     if outcome.status is RunStatus.TIMEOUT:

@@ -124,7 +124,7 @@ class Workers:
                 agent=plan.agent, identity=run, messages=said, cancellation=token, timeout=seconds, is_dispatched=True
             )
             # Only the process that has its log can answer a question; this one looks whether it was.
-            while (outcome := await plan.backend.run(request)).status is RunStatus.SUSPENDED and not token.is_set():
+            while (outcome := await plan.backend.run(request)).status.is_waiting and not token.is_set():
                 waits(_questions(outcome))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(token.wait(), LOOK_EVERY)
@@ -234,7 +234,7 @@ class Workers:
                 problem = "it waits for a decision: send your message when it has gone on"
                 raise ExecutionBackendError(job.entry.id, problem)
             outcome = await self._child(job)
-            if outcome.status is RunStatus.SUSPENDED:
+            if outcome.status.is_waiting:
                 self.turns.hold(outcome.thread_id, ctx, beyond_run=job.in_background)
             else:
                 self.turns.release(outcome.thread_id)
@@ -290,7 +290,7 @@ class Workers:
         """Continue a child each time a human has answered, until it ends."""
         background, ctx, run_id, token = _background(job.ctx), job.ctx, job.run_id, job.token
         try:
-            while outcome.status is RunStatus.SUSPENDED:
+            while outcome.status.is_waiting:
                 waits(_questions(outcome))
                 is_answered = await background.wait_for_answer(ctx, run_id, token, lambda: waits(None))
                 if is_answered or job.is_elsewhere:  # its backend sees the token, and stops it there

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..core.events import Event
-from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.lifecycle import ToolCallStatus
 from ..wire.tree import CallNode, Node, RunNode, RunTree, StepNode
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TreeReader(RunTree):
         run.calls = {call_id: call for call_id, call in run.calls.items() if _is_needed(call)}
         if isinstance(run.parent, CallNode):
             run.parent.children.pop(run.run_id, None)
-        if run.status is not RunStatus.SUSPENDED and not run.calls:
+        if not run.status.is_waiting and not run.calls:
             self.runs.pop(run.run_id, None)
             return
         with self._lock:

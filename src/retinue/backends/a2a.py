@@ -1,0 +1,160 @@
+"""Runs on servers that speak A2A: a run is a task there, and its thread is a context."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..core.backend import BackendProfile, RunRequest
+from ..core.context import CancellationToken
+from ..core.errors import ExecutionBackendError
+from ..core.lifecycle import RunStatus
+from ..core.messages import Message, Part, TextPart
+from ..core.results import SuspendTicket
+from ..core.runs import REMOTE_KEY, RunResult
+from ..core.state import PersistedState
+from .a2a_client import A2AClient
+from .a2a_follower import A2AFollower, Given
+from .a2a_task import STATUS, data_of
+from .tasks_http import DEADLINE, PATIENCE, STOP_SECONDS
+
+ACCEPT_SECONDS = 1.0
+"""Seconds in which a server should name the task that is to be stopped."""
+MOST_QUESTIONS = 100
+"""Questions after which a task is given up: nobody has an answer that it takes."""
+_TERMINATION = {
+    RunStatus.COMPLETED: "natural",
+    RunStatus.CANCELLED: "cancelled",
+    RunStatus.TIMEOUT: "timeout",
+    RunStatus.WAITING_INPUT: "suspended",
+    RunStatus.WAITING_AUTH: "suspended",
+}
+
+
+class A2ABackend:
+    """Executes runs through an A2A client. The id of a run is local; the server chooses that of its task."""
+
+    def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
+        self.client, self._patience = client, patience
+        self._tokens: dict[str, list[CancellationToken]] = {}
+        """The tokens of the callers that wait for each run."""
+        self._tasks: dict[str, str] = {}
+        """The runs at work, by the ids of their tasks."""
+
+    def profile(self) -> BackendProfile:
+        return BackendProfile(
+            cancellation="remote_abort",
+            continuation="remote",
+            decisions="durable",
+            waits="input_and_auth",
+            transcript="user_messages",
+            output="text_and_artifacts",
+        )
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def abort(self, run_id: str) -> None:
+        for token in self._tokens.get(run_id, ()):
+            token.set("aborted")
+
+    async def run(self, request: RunRequest) -> RunResult:
+        run_id, token = request.identity.run_id, request.cancellation
+        if not request.is_dispatched and token.is_set():
+            raise ExecutionBackendError(request.identity.agent, "it was cancelled before it was sent")
+        patience = PATIENCE if self._patience is None else self._patience
+        follower = A2AFollower(self.client, request, patience, self._tasks)
+        waiting = self._tokens.setdefault(run_id, [])
+        waiting.append(token)
+        try:
+            status, error = await self._attend(follower, request)
+        finally:
+            waiting.remove(token)
+            if not waiting:
+                self._tokens.pop(run_id, None)
+            follower.release()
+        return _result(request, follower, status, error)
+
+    async def _attend(self, follower: A2AFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
+        """Follow the task until it ends or waits, is to be stopped, or takes too long."""
+        token, seconds = request.cancellation, DEADLINE if request.timeout is None else request.timeout
+        stopped = asyncio.create_task(token.wait())
+        work = asyncio.create_task(follower.follow())
+        try:
+            await asyncio.wait({work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() and (not token.is_set() or follower.view.has_ended):
+                return await self._outcome(follower, work)
+            is_late = not token.is_set()
+            reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
+            known = asyncio.create_task(follower.accepted.wait())
+            await asyncio.wait({known, work}, timeout=ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            known.cancel()
+            work.cancel()
+            await asyncio.wait({work})
+            if not follower.accepted.is_set() and not work.cancelled() and (problem := work.exception()) is not None:
+                raise problem
+        finally:
+            stopped.cancel()
+            work.cancel()
+        problem = await follower.stop(STOP_SECONDS)
+        if follower.view.state == "completed":
+            return RunStatus.COMPLETED, None
+        status = RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED
+        return status, reason if problem is None else f"{reason}; {problem}"
+
+    async def _outcome(self, follower: A2AFollower, work: asyncio.Task[None]) -> tuple[RunStatus, str | None]:
+        """Return how a task stands that is followed no more. What was never accepted raises."""
+        view, given = follower.view, work.exception()
+        if isinstance(given, Given):
+            problem = await follower.stop(STOP_SECONDS)
+            return RunStatus.CANCELLED, given.reason if problem is None else f"{given.reason}; {problem}"
+        if given is not None:
+            if not follower.accepted.is_set() or not isinstance(given, ConnectionError | ExecutionBackendError):
+                raise given
+            if isinstance(given, ExecutionBackendError):  # the server breaks a rule: nobody reads on
+                await follower.stop(STOP_SECONDS)
+                return RunStatus.FAILED, given.reason
+            return RunStatus.FAILED, str(given)
+        status = STATUS[view.state]
+        if status.is_waiting and follower.questions > MOST_QUESTIONS:
+            await follower.stop(STOP_SECONDS)
+            return RunStatus.FAILED, f"it has asked {MOST_QUESTIONS} times and was stopped"
+        if status is RunStatus.FAILED:
+            said = follower.words(view.question()) or "the server gave no reason"
+            return status, f"it refused the task: {said}" if view.state == "rejected" else said
+        if status is RunStatus.CANCELLED:
+            return status, follower.words(view.question()) or "it was cancelled at the server"
+        return status, follower.refused
+
+
+def _result(request: RunRequest, follower: A2AFollower, status: RunStatus, error: str | None) -> RunResult:
+    identity, view = request.identity, follower.view
+    is_complete = status is RunStatus.COMPLETED
+    response = None if status.is_waiting else (view.answer() if is_complete else view.text()) or None
+    more = view.parts() if is_complete else []
+    said: list[Part] = [TextPart(response)] if response else []
+    answer = (Message.assistant([*said, *more]),) if said or more else ()
+    return RunResult(
+        status=status,
+        run_id=identity.run_id,
+        thread_id=identity.thread_id,
+        response=response,
+        output=data_of(more),
+        state=PersistedState(extensions={REMOTE_KEY: follower.ids()}),
+        error=error,
+        termination=_TERMINATION.get(status, "error"),
+        messages=(*request.messages, *answer),
+        suspended=_tickets(follower, status),
+    )
+
+
+def _tickets(follower: A2AFollower, status: RunStatus) -> dict[str, SuspendTicket]:
+    """Return the question of a task that waits, as a ticket."""
+    if not status.is_waiting:
+        return {}
+    action = "auth" if status is RunStatus.WAITING_AUTH else "input"
+    name = f"{action}_{follower.questions}"
+    asked: Any = follower.asked_data()
+    message = follower.words(follower.view.question()) or f"it waits for {action}"
+    ticket_id = f"{follower.run_id}-{name}"
+    return {name: SuspendTicket(ticket_id, f"a2a:{action}_required", message, asked, path=(name,))}
