@@ -24,6 +24,7 @@ from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
 from a2a.types.a2a_pb2 import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, Message, Part, Role
 from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -159,11 +160,12 @@ async def serve(folder: Path, port: int, settings: dict[str, Any]) -> None:
     token = settings.get("token")
     if token:
 
-        @app.middleware("http")
         async def guard(request: Request, call_next: Any) -> Any:
             if request.headers.get("authorization") != f"Bearer {token}":
                 return JSONResponse({"error": "who are you?"}, status_code=401)
             return await call_next(request)
+
+        app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
 
     rpc = grpc.aio.server()
     add_A2AServiceServicer_to_server(GrpcHandler(handler), rpc)

@@ -291,12 +291,10 @@ async def test_a_background_question_is_answered_by_the_id_of_the_child(tmp_path
         async with Runtime([lead]) as runtime:
             run = runtime.stream(lead, "go", thread_id="t1")
             await run.result()
-
-            async def waits() -> Any:
-                seen = [event async for event in runtime.events(run.run_id, follow=False)]
-                return next((event.run_id for event in seen if getattr(event, "status", "") == "waiting_input"), None)
-
-            child = await until(waits)
+            async for event in runtime.events(run.run_id):
+                if event.kind == "run_finished" and event.status is RunStatus.WAITING_INPUT:
+                    break
+            child = event.run_id
             result = await runtime.resume(child, {"input_1": Decision.resume("b")})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "You said b.")
 

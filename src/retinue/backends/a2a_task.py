@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -47,7 +47,7 @@ class WirePart(Struct, rename="camel"):
         if isinstance(self.text, str):
             return TextPart(clean_text(self.text))
         if self.data is not UNSET:
-            return DataPart(self.data)
+            return DataPart(_with_integers(self.data))
         url = self.url if isinstance(self.url, str) else None
         data = base64.b64encode(base64.b64decode(self.raw)).decode() if isinstance(self.raw, str) else None
         if self.media_type.startswith("image/"):
@@ -221,6 +221,17 @@ class TaskView:
 
 def text_of(parts: list[WirePart]) -> str:
     return clean_text("".join([part.text for part in parts if isinstance(part.text, str)]))
+
+
+def _with_integers(value: Any) -> Any:
+    """Return a JSON value whose whole numbers are integers: protobuf has only floats."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _with_integers(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def data_of(parts: list[Part]) -> Any:
