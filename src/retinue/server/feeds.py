@@ -142,10 +142,16 @@ class Feed:
             if not future.done():
                 future.set_result(None)
 
-    def changed(self) -> asyncio.Future[None]:
-        """Return a future that is done when there may be something new."""
+    def changed(self, after: int) -> asyncio.Future[None]:
+        """Return a future that is done when there may be something after a number, or now if there is.
+
+        Nothing can happen between the look and the wait: a reader that looked before may have missed a change.
+        """
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        if self._last > after or self.ended or self.problem is not None:
+            future.set_result(None)
+        else:
+            self._waiting.append(future)
         return future
 
     async def available(self, after: int) -> list[Frame]:
@@ -191,6 +197,7 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
         self._beats: asyncio.Task[None] | None = None
         self._followers = 0
+        self._waiting_for_runs: set[asyncio.Future[None]] = set()
 
     def _pace(self) -> float:
         return min(self._followers * PACE, LONGEST_PACE)
@@ -217,6 +224,19 @@ class Feeds:
             if not self._feeds:
                 self._beats.cancel()
                 self._beats = None
+
+    def run_started(self) -> asyncio.Future[None]:
+        """Return a future that is done when this server starts a run."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting_for_runs.add(future)
+        future.add_done_callback(self._waiting_for_runs.discard)
+        return future
+
+    def notice_run(self) -> None:
+        """Wake the readers of threads: a run was started."""
+        for future in list(self._waiting_for_runs):
+            if not future.done():
+                future.set_result(None)
 
     def wake_all(self) -> None:
         for feed in list(self._feeds.values()):

@@ -146,6 +146,7 @@ def _started_json(record: RunRecord) -> dict[str, Any]:
 
 
 async def started_json(service: Service, run: Run) -> dict[str, Any]:
+    service.feeds.notice_run()
     record = await service.runtime.store.load_run(run.run_id)
     if record is not None:
         return _started_json(record)

@@ -115,7 +115,7 @@ async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> A
             if not await feed.available(after):
                 return
             continue
-        changed = feed.changed()
+        changed = feed.changed(after)
         if not service.closing.is_set():
             await changed
         if service.closing.is_set():
@@ -148,6 +148,8 @@ class _Source:
     async def take(self) -> list[Frame]:
         """Return the next events; while the root run has not ended, none after its end."""
         frames = await self.feed.available(self.after)
+        if not frames and self.feed.problem is not None:
+            raise self.feed.problem
         if frames and not self.root_ended:
             frames = self._until_end(frames)
         if frames:
@@ -210,7 +212,7 @@ class _ThreadReader:
                 if self._wanted.until_idle and await self._is_idle():
                     return
                 sources = [*self._tails, *([self._main] if self._main is not None else [])]
-                await _any_changed([source.feed for source in sources])
+                await self._any_changed(sources)
                 if self._service.closing.is_set():
                     raise ServerCloses
                 yield Batch([])
@@ -261,20 +263,19 @@ class _ThreadReader:
     def _open(self, run_id: str, after: int) -> _Source:
         return _Source(self._stack.enter_context(self._service.feeds.open(run_id, after)), after)
 
+    async def _any_changed(self, sources: Sequence[_Source]) -> None:
+        """Return when a source may have something new, a run is started here, or it is time to look for others."""
+        futures = [source.feed.changed(source.after) for source in sources]
+        futures.append(self._service.feeds.run_started())
+        try:
+            await asyncio.wait(futures, timeout=_LOOK_FOR_RUNS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in futures:
+                future.cancel()
+
     async def _is_idle(self) -> bool:
         main = self._main
         return main is None or await _is_idle(self._service, main.feed.log_id, main.after)
-
-
-async def _any_changed(feeds: Sequence[Feed]) -> None:
-    futures = [feed.changed() for feed in feeds]
-    sleep = asyncio.create_task(asyncio.sleep(_LOOK_FOR_RUNS))
-    try:
-        await asyncio.wait({sleep, *futures}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        sleep.cancel()
-        for future in futures:
-            future.cancel()
 
 
 # --- merging

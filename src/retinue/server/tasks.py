@@ -72,6 +72,7 @@ async def submit(call: Call) -> Response:
             run_id=run_id,
         )
         await run.stored()
+        call.service.feeds.notice_run()
         if is_new:
             await call.service.confirm_thread(call.user, run)
     except StoreError:
