@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 RING = 2048
 """Events that a feed keeps."""
 BATCH = 256
-PACE, LONGEST_PACE = 0.00003, 0.05
+PACE, LONGEST_PACE = 0.00025, 0.06
 """Seconds between two sends to a reader, for each reader that this process has, and at most: a crowd gets its events in
 fewer, larger pieces."""
 BEAT = 5.0
@@ -101,6 +101,7 @@ class Feed:
         self._waiting: list[asyncio.Future[None]] = []
         self._room = asyncio.Event()
         self._is_waking = False
+        self._woken = 0.0
         self._shared = SharedBatch([])
         self._task = asyncio.create_task(self._follow(), name=f"feed-{log_id}")
 
@@ -133,10 +134,12 @@ class Feed:
             del self._frames[:RING], self._seqs[:RING]
         if not self._is_waking:  # once for all events of a moment
             self._is_waking = True
-            asyncio.get_running_loop().call_later(self._pace(), self.wake)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(self._woken + self._pace(), loop.time()), self.wake)
 
     def wake(self) -> None:
         self._is_waking = False
+        self._woken = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
