@@ -173,3 +173,24 @@ def test_nonsense_limits_are_refused() -> None:
         Limits(parallel=0)
     with pytest.raises(ValueError, match=r"Limits.tokens must be at least 0, got -1"):
         Limits(tokens=-1)
+
+
+async def test_a_tool_that_swallows_its_timeout_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.loop.calls.GRACE", 0.01)
+    end = asyncio.Event()
+
+    @tool(timeout=0.01)
+    async def stubborn() -> str:
+        """Never stop."""
+        while not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    agent = Agent("a", ScriptedModel([call("stubborn", {}, id="c1"), say("went on")]), tools=[stubborn])
+    result = await Runtime([agent]).run("a", "go")
+    assert (result.status, result.response) == ("completed", "went on")
+    assert "no result after 0.01 s" in result.messages[-2].text
+    end.set()

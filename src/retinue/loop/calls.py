@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..core.agents import BoundTool
 from ..core.codec import isolate
 from ..core.content import check_shape, clean_text, to_json_value
-from ..core.context import CancellationToken, ToolContext
+from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import (
     Denied,
     Escape,
@@ -223,24 +223,32 @@ async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCa
     """Make one attempt with a time limit. Its token is its own: a timeout stops this attempt, not the run."""
     ctx.cancellation = cancellation = CancellationToken()
     ctx.deadline = min(x.now() + timeout, ctx.deadline or float("inf"))
-    timer = asyncio.timeout(timeout)
     pass_on = x.cancellation.pass_on_to(cancellation)
+    # A task of its own: a tool that swallows its cancellation can be left behind.
+    attempt = asyncio.create_task(tool.execute(isolate(call.args), ctx))
     try:
-        async with timer:
-            returned = await tool.execute(isolate(call.args), ctx)
-        if not timer.expired():
-            return returned
-    except TimeoutError:
-        if not timer.expired():
-            raise
+        await asyncio.wait({attempt}, timeout=timeout)
+        if attempt.done():
+            return attempt.result()
+        cancellation.set("timeout")
+        attempt.cancel("timeout")
+        await asyncio.wait({attempt}, timeout=GRACE)
     except asyncio.CancelledError:
         cancellation.set(x.cancellation.reason or "cancelled")
+        attempt.cancel()
+        await asyncio.wait({attempt})
         raise
     finally:
         x.cancellation.forget(pass_on)
-    # Also for a tool that swallowed its cancellation and returned late.
-    cancellation.set("timeout")
+        attempt.add_done_callback(_drop_outcome)
+    if not attempt.done():
+        _log.warning("tool %r did not stop after its timeout and is left behind, in call %s", call.name, call.id)
     raise ToolTimeout(f"no result after {timeout:g} s")
+
+
+def _drop_outcome(attempt: asyncio.Task[Any]) -> None:
+    if not attempt.cancelled():
+        attempt.exception()
 
 
 def _internal_error(call: ToolCall, exc: BaseException) -> InternalError:
