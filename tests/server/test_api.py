@@ -326,3 +326,15 @@ async def test_a_server_that_ends_tells_its_readers() -> None:
             site.service.close()
             assert b"retry: 500" in await response.read()
         gate.say(None)
+
+
+async def test_a_run_whose_process_has_gone_is_orphaned(tmp_path: Path) -> None:
+    gate = Gate()
+    url = f"sqlite:///{tmp_path}/served.db"
+    async with Runtime.open(url, agents=[gate.agent()], on_close="leave") as runtime:
+        run = runtime.stream("gated", "go", user_id="local")
+        await run.stored()
+    async with serving(Runtime.open(url, agents=[speaker("x")])) as site:  # it cannot continue the run
+        shown = (await site.get(f"{RUNS}/{run.run_id}")).body
+        assert (shown["status"], shown["orphaned"]) == ("running", True)
+        assert [one["orphaned"] for one in (await site.get(RUNS)).body["items"]] == [True]

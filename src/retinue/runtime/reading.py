@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..core.events import AnyEvent
 from ..core.stores import StoredLog
+from .owner import is_gone
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -54,3 +55,10 @@ class StoredEvents:
             return await self._runs.owner.store.owner_of(self.log_id) is not None
         run = self._runs.get(self.log_id)
         return run is not None and not run.log.closed
+
+    async def is_orphaned(self) -> bool:
+        """Return whether no living process owns the log. A run that works and is orphaned waits for another process."""
+        if self._runs.owner is None:
+            return False
+        owner = await self._runs.owner.store.owner_of(self.log_id)
+        return owner is None or is_gone(owner)

@@ -168,7 +168,14 @@ async def list_runs(call: Call) -> Any:
     more = len(records) > query.limit
     last = shown[-1] if shown else None
     cursor = encode_cursor((last.started_at, last.identity.run_id)) if more and last is not None else None
-    return page_json([run_json(one, ends.get(one.identity.run_id)) for one in shown], cursor)
+    return page_json([await shown_run(call.service, one, ends.get(one.identity.run_id)) for one in shown], cursor)
+
+
+async def shown_run(service: Service, record: RunRecord, ended_at: float | None = None) -> dict[str, Any]:
+    """Return a run as JSON; one that works is `orphaned` if its process has gone and no other continues it yet."""
+    log_id = record.log_id or record.identity.run_id
+    orphaned = record.result is None and await service.runtime.log(log_id).is_orphaned()
+    return run_json(record, ended_at, orphaned=orphaned)
 
 
 def cursor_of(given: str | None) -> tuple[float, str] | None:
@@ -188,7 +195,7 @@ async def _ends(service: Service, records: list[RunRecord]) -> dict[str, float]:
 async def get_run(call: Call) -> Any:
     record = await call.service.run_of(call.user, call.param("run_id"))
     ends = await _ends(call.service, [record])
-    return run_json(record, ends.get(record.identity.run_id))
+    return await shown_run(call.service, record, ends.get(record.identity.run_id))
 
 
 async def get_result(call: Call) -> Any:

@@ -10,10 +10,10 @@ from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Visibility
 from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
-from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json, run_json
+from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoint, Page, json_response
-from .runs import cursor_of, tree_of
+from .runs import cursor_of, shown_run, tree_of
 from .service import Service
 from .streams import EventsQuery, EventStream, open_thread
 
@@ -65,7 +65,7 @@ async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
     tree = await tree_of(service, record)
     root = tree.root
     return {
-        "run": run_json(record),
+        "run": await shown_run(service, record),
         "status": record.status,
         "title": "" if root is None else root.task[:200],
         "children": max(len(tree.runs) - 1, 0),
