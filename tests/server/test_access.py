@@ -127,7 +127,7 @@ async def contents(runtime: Runtime) -> Any:
 
 
 def test_every_route_needs_a_token_but_those_listed() -> None:
-    app = create_app(Runtime([speaker("x")]), auth="token-of-the-test")
+    app = create_app(Runtime([speaker("x")]), auth="token-of-the-test", a2a=None)
     table = {(endpoint.method, endpoint.path) for endpoint in all_endpoints()}
     for route in app.routes:
         if isinstance(route, Route):

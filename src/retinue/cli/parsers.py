@@ -203,6 +203,11 @@ def _add_serve(parser: CommandParser) -> None:
     parser.add_argument("--workers", metavar="N", type=count_from_1, default=1, help="processes that share the port")
     parser.add_argument("--rate", metavar="R", type=above_0, help="requests a second for each user")
     parser.add_argument("--max-streams", metavar="N", type=count_from_1, help="open streams for each user")
+    grpc = "the port of A2A over gRPC (default: the port after --port); 0 is any that is free"
+    parser.add_argument("--grpc-port", metavar="PORT", type=count_from_0, help=grpc)
+    parser.add_argument("--a2a-key", metavar="F", help="a file with an EC key (P-256, PEM) that signs the A2A cards")
+    private = "let A2A push notifications go to this machine and its network"
+    parser.add_argument("--push-private", action="store_true", help=private)
     _add_consent(parser)
     _add_model(parser)
     parser.add_argument("--listen-fd", type=count_from_0, help=argparse.SUPPRESS)

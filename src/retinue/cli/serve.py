@@ -11,8 +11,8 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -41,10 +41,13 @@ from .text import complain, count
 from .workers import READY, Workers
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from ..server import Auth
 
 _MEMORY = "memory:"
 _MAX_TOKEN_FILE = 10_000
+_GRPC_GRACE = 5.0
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -152,8 +155,7 @@ def _announcement(
     args: argparse.Namespace, runtime: Runtime, listener: socket.socket, token: str | None
 ) -> Callable[[], None]:
     """Return what prints where the server listens. A token is shown only if it was made here."""
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = _address(listener)
     shown = token if args.token is None and args.token_file is None else None
 
     def announce() -> None:
@@ -178,7 +180,7 @@ async def _serve_here(
     stop: Coroutine[Any, Any, object],
     announce: Callable[[], None],
 ) -> None:
-    from ..server import create_app
+    from ..server import A2AOptions, create_app
     from ..server.process import serve as serve_app
 
     if not args.verbose:
@@ -193,10 +195,51 @@ async def _serve_here(
             rate=args.rate,
             max_streams=args.max_streams,
             hosts=_known_hosts(args),
+            a2a=A2AOptions(base=_address(listener), key=_read_key(args), push_private=args.push_private),
         )
-        await serve_app(app, listener, stop, announce)
+        async with _grpc(args, app, listener):
+            await serve_app(app, listener, stop, announce)
     finally:
         await runtime.close()
+
+
+@asynccontextmanager
+async def _grpc(args: argparse.Namespace, app: Starlette, listener: socket.socket) -> AsyncGenerator[None]:
+    """Serve A2A over gRPC as well, where it is installed. Without --grpc-port, a port that is taken is no error."""
+    if app.state.a2a is None or find_spec("grpc") is None:
+        if args.grpc_port is not None:
+            raise ConfigurationError('--grpc-port is for A2A, which is not installed: pip install "retinue[a2a]"')
+        yield
+        return
+    from ..server.a2a_grpc import start_grpc
+
+    port = args.grpc_port
+    if port is None:
+        port = 0 if args.port == 0 and args.workers == 1 else listener.getsockname()[1] + 1
+    try:
+        server = await start_grpc(app, args.host, port, shared=args.workers > 1)
+    except ConfigurationError as exc:
+        if args.grpc_port is not None:
+            raise
+        complain(f"A2A is not served over gRPC: {exc}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        await server.stop(_GRPC_GRACE)
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _read_key(args: argparse.Namespace) -> bytes | None:
+    try:
+        return None if args.a2a_key is None else Path(args.a2a_key).read_bytes()
+    except OSError as exc:
+        raise ConfigurationError(f"cannot read the key in {args.a2a_key!r}: {exc.strerror}") from exc
 
 
 def _make_auth(args: argparse.Namespace, runtime: Runtime, token: str | None) -> Auth:

@@ -151,6 +151,7 @@ class LiveRun:
             self._keeps_thread = problem is None
             thread = None if self.is_new_thread else await home.store.load_thread(x.identity.thread_id)
             if home.owner is None:
+                self.record.queued = False
                 await home.store.save_run(self.record)
         self._is_begun = True
         home.backend.enter(x)

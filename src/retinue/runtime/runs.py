@@ -95,7 +95,7 @@ class LocalRuns:
         run = self.add(LiveRun(self, request, log, record, writer, x), stored=False)
         run.is_new_thread = new_thread
         if self.owner is None:
-            run.before = list(line)
+            run.before, record.queued = list(line), bool(line)
             self.join_line(run)
             if when_busy == "interrupt":
                 for earlier in run.before:

@@ -1,10 +1,11 @@
 """Serve agents over HTTP: `create_app(runtime)` is an ASGI application. Needs `pip install "retinue[server]"`."""
 
-from .app import create_app
+from .app import A2AOptions, create_app
 from .auth import SCOPES, Auth, NoAuth, OneToken, ProxyHeader, StoredTokens, Token, TokenStore, User
 
 __all__ = [
     "SCOPES",
+    "A2AOptions",
     "Auth",
     "NoAuth",
     "OneToken",

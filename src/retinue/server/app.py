@@ -7,9 +7,12 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -32,7 +35,24 @@ from .limits import UserLimits
 from .openapi import describe
 from .service import MAX_BODY, Service
 
+if TYPE_CHECKING:
+    from .a2a import Tasks
+
 _access = logging.getLogger("retinue.access")
+
+
+class A2AOptions(Struct, frozen=True, kw_only=True):
+    """How agents are served over A2A."""
+
+    base: str = ""
+    """The address of the server, for cards that are asked for over gRPC; others name the address that was asked."""
+    key: bytes | None = None
+    """An EC key on P-256, as PEM, that signs the cards."""
+    push_private: bool = False
+    """Whether push notifications may go to addresses of this machine and its network."""
+
+
+_A2A_OPTIONS = A2AOptions()
 
 
 def create_app(
@@ -44,22 +64,26 @@ def create_app(
     max_streams: int | None = None,
     max_body: int = MAX_BODY,
     hosts: Sequence[str] = (),
+    a2a: A2AOptions | None = _A2A_OPTIONS,
 ) -> Starlette:
     """Return an ASGI application that serves the agents of a runtime, which the caller enters and closes.
 
     `auth`: a token, whose user is "local"; or an `Auth`, such as `NoAuth()` to let everybody in. Left out, the tokens of
     the runtime's database are used. `cors`: the origins of pages that may use it. `rate`: requests a second for each user.
     `max_streams`: open streams for each user. `max_body`: bytes of a request. `hosts`: the names by which it may be asked
-    for; any if not given.
+    for; any if not given. `a2a`: how the agents are served over A2A, where `retinue[a2a]` is installed; None: not at all.
 
     At the end of its lifespan it tells the readers of streams to connect again. An application that mounts it enters
     that itself: `async with runtime, app.router.lifespan_context(app)`.
     """
     service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
+    protocol = None if a2a is None or find_spec("a2a") is None else _load_a2a(service, a2a)
+    endpoints = [*all_endpoints(), *([] if protocol is None else protocol.endpoints)]
     service.description = describe(all_endpoints(), OPEN)
-    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
+    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in endpoints]
     routes += sockets.routes(service)
     routes += _open_routes(service)
+    routes += [] if protocol is None else protocol.cards
     middleware: list[Middleware] = []
     if hosts:
         middleware.append(Middleware(KnownHosts, hosts=hosts))
@@ -71,6 +95,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        if protocol is not None and isinstance(runtime.store, SqlStore):
+            protocol.tasks.push.start()
         yield
         service.close()
 
@@ -82,7 +108,25 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a path is right or wrong
     app.state.service = service
+    app.state.a2a = None if protocol is None else protocol.tasks
     return app
+
+
+class _A2A(Struct, frozen=True):
+    tasks: Tasks
+    endpoints: list[Endpoint]
+    cards: list[Route]
+
+
+def _load_a2a(service: Service, options: A2AOptions) -> _A2A:
+    from .a2a import Tasks
+    from .a2a_cards import Cards
+    from .a2a_http import endpoints
+    from .a2a_push import Push
+
+    cards = Cards(service, version("retinue"), options.base, options.key)
+    tasks = Tasks(service, cards, Push(service, private=options.push_private))
+    return _A2A(tasks, endpoints(tasks), cards.routes())
 
 
 class KnownHosts:

@@ -164,7 +164,7 @@ async def list_runs(call: Call) -> Any:
         **call.service.filters(call.user),
     )
     shown = records[: query.limit]
-    ends = await _ends(call.service, shown)
+    ends = await ends_of(call.service, shown)
     more = len(records) > query.limit
     last = shown[-1] if shown else None
     cursor = encode_cursor((last.started_at, last.identity.run_id)) if more and last is not None else None
@@ -187,14 +187,15 @@ def cursor_of(given: str | None) -> tuple[float, str] | None:
         raise ApiError(422, "unknown_cursor", str(exc)) from None
 
 
-async def _ends(service: Service, records: list[RunRecord]) -> dict[str, float]:
+async def ends_of(service: Service, records: list[RunRecord]) -> dict[str, float]:
+    """Return when runs ended, where the store knows it."""
     store = service.runtime.store
     return await store.ends_of([one.identity.run_id for one in records]) if isinstance(store, SqlStore) else {}
 
 
 async def get_run(call: Call) -> Any:
     record = await call.service.run_of(call.user, call.param("run_id"))
-    ends = await _ends(call.service, [record])
+    ends = await ends_of(call.service, [record])
     return await shown_run(call.service, record, ends.get(record.identity.run_id))
 
 

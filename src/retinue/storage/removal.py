@@ -63,6 +63,7 @@ def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Seque
 def _remove_run(link: Link, run_id: str) -> int:
     """Remove a run whose events are gone, with its background children; return 0 if somebody else did."""
     link.run("DELETE FROM inbox WHERE log_id = ?", run_id)
+    link.run("DELETE FROM push_targets WHERE run_id = ?", run_id)
     link.run("DELETE FROM logs WHERE log_id = ?", run_id)
     link.run("DELETE FROM runs WHERE log_id = ? AND log_id <> run_id", run_id)
     return len(link.run("DELETE FROM runs WHERE run_id = ? RETURNING run_id", run_id))

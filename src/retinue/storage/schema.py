@@ -54,6 +54,12 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         """CREATE TABLE tokens (token_id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL,
         scopes TEXT NOT NULL, made_at REAL NOT NULL, revoked_at REAL)""",
     ),
+    (
+        """CREATE TABLE push_targets (run_id TEXT NOT NULL, config_id TEXT NOT NULL, body BLOB NOT NULL,
+        sent INTEGER NOT NULL, is_open INTEGER NOT NULL, holder TEXT, held_until REAL NOT NULL,
+        PRIMARY KEY (run_id, config_id))""",
+        "CREATE INDEX push_targets_open ON push_targets (held_until) WHERE is_open = 1",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

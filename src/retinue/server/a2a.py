@@ -1,0 +1,397 @@
+"""A2A: every agent of the server as an agent of the protocol. A task is a root run, its context the thread.
+
+`Tasks` answers the requests of all transports. Nothing is kept beside the log but the addresses of push notifications.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import (
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+    VersionNotSupportedError,
+)
+from a2a.utils.input_mode_validator import validate_input_modes
+from a2a.utils.proto_utils import validate_proto_required_fields
+from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
+from google.protobuf.json_format import MessageToDict, ParseDict
+from msgspec import Struct
+
+from ..core.agents import Agent
+from ..core.errors import RetinueError, UnknownRun
+from ..core.stores import RunRecord
+from ..wire.a2a import (
+    COMPLETED,
+    SUBMITTED,
+    WORKING,
+    Json,
+    TaskProjection,
+    read_decisions,
+    read_message,
+    state_of,
+    time_text,
+)
+from ..wire.a2a_card import INPUT_MODES
+from ..wire.resources import decode_cursor, encode_cursor
+from .a2a_cards import Cards
+from .a2a_follow import follow_task, project_of, read_task
+from .a2a_push import Push
+from .auth import User
+from .http import ApiError, Scope, as_api_error, authorize
+from .runs import ends_of
+from .service import Service
+from .tracing import remote_trace
+
+_PAGE = 50
+_MOST_PARTS = 1000
+_TAKES = pb.AgentCard(default_input_modes=INPUT_MODES)
+
+Update = pb.Task | pb.Message | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
+_UPDATES: dict[str, Any] = {
+    "task": pb.Task,
+    "message": pb.Message,
+    "statusUpdate": pb.TaskStatusUpdateEvent,
+    "artifactUpdate": pb.TaskArtifactUpdateEvent,
+}
+
+
+class Refused(A2AError):
+    """A refusal that the transport reports in its own way: no valid token, a missing scope, too many requests."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.detail)  # pyright: ignore[reportUnknownMemberType]
+        self.error = error
+
+
+class Caller(Struct, frozen=True):
+    """The user of a request and the agent that is asked."""
+
+    user: User
+    agent: Agent
+    headers: Mapping[str, str]
+
+    def need(self, scope: Scope) -> None:
+        if scope not in self.user.scopes:
+            raise Refused(ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have"))
+
+
+class Sent(Struct, frozen=True):
+    """A message that was accepted: the run that works on it, and the event after which its task is shown."""
+
+    record: RunRecord
+    shown_after: int | None
+
+
+def to_update(given: Json) -> Update:
+    """Return the record of the protocol for `{"task": …}`, `{"statusUpdate": …}` and the like."""
+    [(kind, body)] = given.items()
+    return ParseDict(body, _UPDATES[kind]())
+
+
+@contextlib.contextmanager
+def as_a2a_errors() -> Any:
+    """Raise our errors as those of the protocol."""
+    try:
+        yield
+    except A2AError:
+        raise
+    except UnknownRun:
+        raise TaskNotFoundError from None
+    except (ApiError, RetinueError) as exc:
+        known = as_api_error(exc)
+        if known.status in (401, 403, 429, 502, 503):
+            raise Refused(known) from exc
+        raise (InvalidParamsError if known.status < 500 else InternalError)(known.detail) from exc
+    except ValueError as exc:
+        raise InvalidParamsError(str(exc)) from exc
+
+
+class Tasks(RequestHandler):
+    """Answers requests about tasks, of any agent and on any transport."""
+
+    def __init__(self, service: Service, cards: Cards, push: Push) -> None:
+        self.service, self.cards, self.push = service, cards, push
+
+    # --- who asks, and for what
+
+    async def enter(self, context: ServerCallContext, scope: Scope, params: Any = None) -> Caller:
+        """Check who asks, the version and the request. HTTP has found the user already; gRPC has not."""
+        headers: Mapping[str, str] = context.state["headers"]
+        runtime, user = self.service.runtime, context.state.get("user")
+        with as_a2a_errors():
+            if user is None:
+                user = await authorize(self.service, headers, "none")
+                self.service.limits.count_request(user.id)
+                if self.service.closing.is_set():
+                    raise ApiError(503, "closing", "the server ends: try again, here or elsewhere")
+            version = headers.get("a2a-version", "").strip()
+            if version and version.split(".")[0] != "1" and not version.startswith("0.3"):
+                raise VersionNotSupportedError(f"A2A version {version[:20]!r} is not served here: use 1.0 or 0.3")
+            name = context.state.get("agent") or context.tenant or next(iter(runtime.agents), "")
+            if name not in runtime.agents:
+                raise InvalidParamsError(f"there is no agent {name[:64]!r}")
+            caller = Caller(user, runtime.agents[name], headers)
+            if scope != "none":
+                caller.need(scope)
+            if params is not None:
+                validate_proto_required_fields(params)
+            return caller
+
+    async def record_of(self, caller: Caller, task_id: str) -> RunRecord:
+        """Return the run of a task. A task of another user or another agent is not found."""
+        try:
+            record = await self.service.run_of(caller.user, task_id)
+        except ApiError:
+            raise TaskNotFoundError(f"there is no task {task_id[:80]!r}") from None
+        identity = record.identity
+        if identity.parent_run_id is not None or identity.agent != caller.agent.name:
+            raise TaskNotFoundError(f"there is no task {task_id[:80]!r}")
+        return record
+
+    # --- messages
+
+    async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
+        caller = await self.enter(context, "none", params)
+        with as_a2a_errors():
+            sent = await self._send(caller, params)
+            if params.configuration.return_immediately:
+                found: Json = {"task": (await read_task(self.service, sent.record)).task()}
+            else:
+                found = await self._settled(sent)
+        update = to_update(found)
+        assert isinstance(update, pb.Task | pb.Message)
+        return apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
+
+    async def _settled(self, sent: Sent) -> Json:
+        """Return the task once it has ended or waits, or its message; the task as it is if the server ends."""
+        projection = project_of(sent.record)
+        begin = sent.shown_after or 0
+        async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:
+            async for seq, _ in events:
+                if projection.is_settled and seq >= begin:
+                    break
+        if projection.wants_message and projection.state == COMPLETED:
+            return {"message": projection.message()}
+        return {"task": projection.task()}
+
+    async def on_message_send_stream(
+        self, params: pb.SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Update]:
+        caller = await self.enter(context, "none", params)
+        with as_a2a_errors():
+            sent = await self._send(caller, params)
+            async for update in self._stream(sent, until_idle=True):
+                yield apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
+
+    async def on_subscribe_to_task(
+        self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Update]:
+        caller = await self.enter(context, "read", params)
+        with as_a2a_errors():
+            record = await self.record_of(caller, params.id)
+            if record.has_ended:
+                raise UnsupportedOperationError("the task has ended: read it with GetTask")
+            place = await self.service.runtime.log(params.id).last()
+            async for update in self._stream(Sent(record, place), until_idle=False):
+                yield update
+
+    async def _send(self, caller: Caller, params: pb.SendMessageRequest) -> Sent:
+        validate_history_length(params.configuration)
+        validate_input_modes(params.message, _TAKES)
+        if len(params.message.parts) > _MOST_PARTS:
+            raise InvalidParamsError(f"a message has at most {_MOST_PARTS} parts")
+        if params.message.role == pb.Role.ROLE_AGENT:
+            raise InvalidParamsError("a message to an agent has the role of a user")
+        message, config = MessageToDict(params.message), params.configuration
+        if config.HasField("task_push_notification_config"):
+            caller.need("run")
+            self.push.check(config.task_push_notification_config)
+        with remote_trace(caller.headers):
+            sent = await (self._answer if params.message.task_id else self._start)(caller, message)
+        if config.HasField("task_push_notification_config"):
+            await self.push.add(sent.record.identity.run_id, config.task_push_notification_config)
+        return sent
+
+    async def _start(self, caller: Caller, message: Json) -> Sent:
+        caller.need("run")
+        runtime, thread_id = self.service.runtime, message.get("contextId")
+        if thread_id:
+            await self.service.check_new_thread(caller.user, thread_id)
+        traced = {"traceparent": caller.headers["traceparent"]} if "traceparent" in caller.headers else {}
+        run = runtime.stream(
+            caller.agent.name,
+            read_message(message),
+            thread_id=thread_id or None,
+            user_id=caller.user.id,
+            context=traced,
+            when_busy="enqueue",
+        )
+        await run.stored()
+        record = await self.record_of(caller, run.run_id)
+        return Sent(record, 0 if record.queued else None)
+
+    async def _answer(self, caller: Caller, message: Json) -> Sent:
+        caller.need("answer")
+        record = await self.record_of(caller, message["taskId"])
+        if message.get("contextId", record.identity.thread_id) != record.identity.thread_id:
+            raise InvalidParamsError("the task is of another context")
+        if record.has_ended:
+            raise UnsupportedOperationError("the task has ended: send the message without its id to go on")
+        if record.result is None:
+            raise UnsupportedOperationError("the task is at work and asks for nothing: wait for it, or cancel it")
+        questions = (await read_task(self.service, record)).questions
+        run = self.service.runtime.stream_resume(record.identity.run_id, read_decisions(message, questions))
+        await run.stored()
+        return Sent(record, await run.place() + 1)
+
+    # --- streams
+
+    async def _stream(self, sent: Sent, *, until_idle: bool) -> AsyncIterator[Update]:
+        """Yield the task, then what changes; or one message, if the run asks for that."""
+        projection = project_of(sent.record)
+        after, shown = sent.shown_after, sent.shown_after == 0
+        if shown:
+            yield to_update({"task": projection.task()})
+        held: list[Json] = []
+        async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:
+            async for seq, updates in events:
+                if shown:
+                    for update in updates:
+                        yield to_update(update)
+                elif after is None:
+                    held += updates
+                    if held and not projection.wants_message:
+                        shown = True
+                        for update in [_first(projection, sent.record), *held]:
+                            yield to_update(update)
+                elif seq >= after:
+                    shown = True
+                    yield to_update({"task": projection.task()})
+                is_new = after is None or seq >= after or not seq
+                if projection.has_ended or (until_idle and is_new and projection.is_settled):
+                    break
+        if not shown:
+            is_message = projection.wants_message and projection.state == COMPLETED
+            yield to_update({"message": projection.message()} if is_message else {"task": projection.task()})
+
+    # --- tasks
+
+    async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task:
+        caller = await self.enter(context, "read", params)
+        with as_a2a_errors():
+            validate_history_length(params)
+            projection = await read_task(self.service, await self.record_of(caller, params.id))
+            return apply_history_length(ParseDict(projection.task(), pb.Task()), params)
+
+    async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task:
+        caller = await self.enter(context, "run", params)
+        with as_a2a_errors():
+            record = await self.record_of(caller, params.id)
+            if record.has_ended:
+                raise TaskNotCancelableError("the task has ended")
+            # The cancel is carried out also if the client leaves.
+            await self.service.spawn(self.service.runtime.cancel(params.id))
+            projection = await read_task(self.service, await self.record_of(caller, params.id))
+            return ParseDict(projection.task(), pb.Task())
+
+    async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
+        caller = await self.enter(context, "read", params)
+        with as_a2a_errors():
+            validate_history_length(params)
+            if params.HasField("page_size"):
+                validate_page_size(params.page_size)
+            size = params.page_size or _PAGE
+            found = await self._matching(caller, params)
+            total = len(found)
+            if params.page_token:
+                before = decode_cursor(params.page_token)
+                found = [(place, record) for place, record in found if place < before]
+            tasks: list[pb.Task] = []
+            for _, record in found[:size]:
+                shown = (await read_task(self.service, record)).task()
+                if not params.include_artifacts:
+                    del shown["artifacts"]
+                tasks.append(apply_history_length(ParseDict(shown, pb.Task()), params))
+            token = encode_cursor(found[size - 1][0]) if len(found) > size else ""
+            return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
+
+    async def _matching(self, caller: Caller, params: pb.ListTasksRequest) -> list[tuple[tuple[float, str], RunRecord]]:
+        """Return the runs that a list asks for, the one that changed last first."""
+        store = self.service.runtime.store
+        records = await store.list_runs(params.context_id or None, **self.service.filters(caller.user))
+        records = [one for one in records if one.identity.agent == caller.agent.name]
+        if params.status:
+            wanted = pb.TaskState.Name(params.status)
+            records = [one for one in records if _state(one) == wanted]
+        ends = await ends_of(self.service, records)
+        found = [((ends.get(one.identity.run_id, one.started_at), one.identity.run_id), one) for one in records]
+        if params.HasField("status_timestamp_after"):
+            after = params.status_timestamp_after.ToNanoseconds() / 1e9
+            found = [(place, one) for place, one in found if place[0] >= after]
+        return sorted(found, key=lambda one: one[0], reverse=True)
+
+    # --- push notifications and the card
+
+    async def on_create_task_push_notification_config(
+        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        caller = await self.enter(context, "run", params)
+        with as_a2a_errors():
+            await self.record_of(caller, params.task_id)
+            self.push.check(params)
+            return await self.push.add(params.task_id, params, await self.service.runtime.log(params.task_id).last())
+
+    async def on_get_task_push_notification_config(
+        self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        caller = await self.enter(context, "read", params)
+        with as_a2a_errors():
+            await self.record_of(caller, params.task_id)
+            for config in await self.push.configs(params.task_id):
+                if config.id == params.id:
+                    return config
+            raise TaskNotFoundError(f"the task has no push notification {params.id[:80]!r}")
+
+    async def on_list_task_push_notification_configs(
+        self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> pb.ListTaskPushNotificationConfigsResponse:
+        caller = await self.enter(context, "read", params)
+        with as_a2a_errors():
+            await self.record_of(caller, params.task_id)
+            return pb.ListTaskPushNotificationConfigsResponse(configs=await self.push.configs(params.task_id))
+
+    async def on_delete_task_push_notification_config(
+        self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        caller = await self.enter(context, "run", params)
+        with as_a2a_errors():
+            await self.record_of(caller, params.task_id)
+            await self.push.remove(params.task_id, params.id)
+
+    async def on_get_extended_agent_card(
+        self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> pb.AgentCard:
+        caller = await self.enter(context, "none")
+        return self.cards.card_of(caller.agent, context.state.get("base", ""))
+
+
+def _state(record: RunRecord) -> str:
+    if record.result is None:
+        return SUBMITTED if record.queued else WORKING
+    return state_of(record.result.status, record.result.termination)
+
+
+def _first(projection: TaskProjection, record: RunRecord) -> Json:
+    """Return the task as it was before its first change."""
+    first = {"state": SUBMITTED, "timestamp": time_text(record.started_at)}
+    return {"task": {**projection.task(), "status": first, "artifacts": []}}

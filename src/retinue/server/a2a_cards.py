@@ -1,0 +1,123 @@
+"""The A2A cards of the agents of a server, signed if it has a key."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from email.utils import formatdate
+from typing import Any, cast
+
+from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+from a2a.types import a2a_pb2 as pb
+from google.protobuf.json_format import MessageToDict, ParseDict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..core.agents import Agent
+from ..core.errors import ConfigurationError
+from ..wire.a2a_card import card_json
+from .auth import NoAuth
+from .http import error_response, json_response, not_found
+from .service import Service
+
+WELL_KNOWN = "/.well-known/agent-card.json"
+_CACHED = "public, max-age=60"
+_EMPTY: tuple[Any, ...] = ("", [], {}, None)
+
+
+class Cards:
+    """Makes the cards. Addresses are those under which a client asked; `base` where a request names none."""
+
+    def __init__(self, service: Service, version: str, base: str, key: bytes | None) -> None:
+        self._service, self._version, self._base = service, version, base
+        self.grpc_port: int | None = None
+        self._signer = None if key is None else Signer(key)
+
+    def card_of(self, agent: Agent, base: str = "") -> pb.AgentCard:
+        base = base or self._base or "http://localhost"
+        host = base.partition("://")[2].partition("/")[0]
+        name = host[: host.rfind(":")] if host.rfind(":") > host.rfind("]") else host
+        grpc = None if self.grpc_port is None else f"{name}:{self.grpc_port}"
+        secured = not isinstance(self._service.auth, NoAuth)
+        url = f"{base}/a2a/{agent.name}"
+        card: Any = ParseDict(card_json(agent, url, self._version, grpc=grpc, secured=secured), pb.AgentCard())
+        return card if self._signer is None else self._signer.sign(card)
+
+    def routes(self) -> list[Route]:
+        """The routes of the cards, which need no token. The card of the server is that of its first agent.
+
+        The cards of agents have the fields of version 0.3 beside those of 1.0. That of the server has not, because the
+        schema of 1.0 allows no others.
+        """
+        began = formatdate(usegmt=True)
+
+        async def card(request: Request) -> Response:
+            agents, name = self._service.runtime.agents, request.path_params.get("agent")
+            agent = agents.get(name or next(iter(agents), ""))
+            if agent is None:
+                return error_response(not_found("agent"))
+            found = self.card_of(agent, base_of(request))
+            shown = MessageToDict(found) if name is None else agent_card_to_dict(found)
+            unsigned = {key: value for key, value in shown.items() if key != "signatures"}
+            tag = hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()[:32]
+            headers = {"cache-control": _CACHED, "etag": f'W/"{tag}"', "vary": "host", "last-modified": began}
+            if tag in request.headers.get("if-none-match", ""):
+                return Response(status_code=304, headers=headers)
+            return json_response(shown, headers=headers)
+
+        return [Route(path, card) for path in (WELL_KNOWN, f"/a2a/{{agent}}{WELL_KNOWN}")]
+
+
+def base_of(request: Request) -> str:
+    """Return the address under which the server was asked."""
+    return str(request.base_url).rstrip("/")
+
+
+class Signer:
+    """Signs cards: JWS with ES256 over the canonical JSON of the card."""
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+        try:
+            private = load_pem_private_key(key, None)
+        except (ValueError, TypeError) as exc:
+            raise ConfigurationError(f"the key of the cards cannot be read: {exc}") from exc
+        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.curve.name != "secp256r1":
+            raise ConfigurationError("the key of the cards is an EC key on the curve P-256, as PEM without a password")
+        self._key = private
+        public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self._head = _encode({"alg": "ES256", "kid": hashlib.sha256(public).hexdigest()[:16], "typ": "JOSE"})
+
+    def sign(self, card: pb.AgentCard) -> pb.AgentCard:
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+        said = f"{self._head}.{_encode(_without_empty(MessageToDict(card)))}".encode()
+        r, s = decode_dss_signature(self._key.sign(said, ec.ECDSA(hashes.SHA256())))
+        signature = _base64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
+        card.signatures.append(pb.AgentCardSignature(protected=self._head, signature=signature))
+        return card
+
+
+def _encode(value: Any) -> str:
+    """Return base64 of canonical JSON. A card has texts, truth values, lists and objects with ASCII names only."""
+    return _base64(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _without_empty(value: Any) -> Any:
+    """Return a value without empty texts, lists and objects, which a signature does not cover."""
+    if isinstance(value, dict):
+        kept = {key: _without_empty(one) for key, one in cast("dict[str, Any]", value).items()}
+        return {key: one for key, one in kept.items() if one not in _EMPTY}
+    if isinstance(value, list):
+        return [one for one in map(_without_empty, cast("list[Any]", value)) if one not in _EMPTY]
+    return value

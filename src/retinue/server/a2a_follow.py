@@ -1,0 +1,46 @@
+"""Following the task of a run: its log, projected."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from ..core.stores import RunRecord
+from ..wire.a2a import Json, TaskProjection
+from .service import Service
+from .streams import EventsQuery, ServerCloses, open_run
+
+
+def project_of(record: RunRecord) -> TaskProjection:
+    return TaskProjection(record.identity.run_id, record.identity.thread_id, record.started_at)
+
+
+def settle(projection: TaskProjection, record: RunRecord) -> list[Json]:
+    """End the task of a run that ended without a last event: one that was cancelled before it began."""
+    if record.result is None:
+        return []
+    return projection.settle(record.result.status, record.result.error, record.started_at)
+
+
+async def read_task(service: Service, record: RunRecord) -> TaskProjection:
+    """Return the task of a run as it is stored now."""
+    projection = project_of(record)
+    for event in await service.runtime.log(record.identity.run_id).so_far():
+        projection(event)
+    settle(projection, record)
+    return projection
+
+
+async def follow_task(
+    service: Service, record: RunRecord, projection: TaskProjection
+) -> AsyncGenerator[tuple[int, list[Json]]]:
+    """Project a log from its beginning; yield the number of each event and what it changes, until the log or the
+    server ends."""
+    try:
+        async for batch in await open_run(service, record, EventsQuery()):
+            for frame in batch.frames:
+                yield frame.seq, projection(frame.event)
+        ended = await service.runtime.store.load_run(record.identity.run_id)
+        if ended is not None and (updates := settle(projection, ended)):
+            yield 0, updates
+    except ServerCloses:
+        return

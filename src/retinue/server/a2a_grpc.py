@@ -1,0 +1,77 @@
+"""A2A over gRPC, versions 1.0 and 0.3. The tenant of a request is the name of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from a2a.compat.v0_3 import a2a_v0_3_pb2_grpc
+from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
+from a2a.types import a2a_pb2_grpc
+from a2a.utils.errors import A2AError
+from starlette.applications import Starlette
+
+from ..core.errors import ConfigurationError
+from .a2a import Refused, Tasks
+
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class _Contexts(GrpcServerCallContextBuilder):
+    def build(self, context: Any) -> ServerCallContext:
+        given: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        headers: dict[str, str] = {}
+        for name, value in given:
+            text = value if isinstance(value, str) else value.decode("latin-1")
+            headers[name.lower()] = f"{headers[name.lower()]}, {text}" if name.lower() in headers else text
+        return ServerCallContext(state={"headers": headers})
+
+
+async def _abort(error: Refused, context: Any) -> None:
+    await context.abort(_CODES.get(error.error.status, grpc.StatusCode.UNAVAILABLE), error.error.detail)
+
+
+class _Service(GrpcHandler):
+    async def abort_context(self, error: A2AError, context: Any) -> None:
+        if isinstance(error, Refused):
+            await _abort(error, context)
+        await super().abort_context(error, context)  # pyright: ignore[reportUnknownMemberType]
+
+
+class _OldService(CompatGrpcHandler):
+    async def abort_context(self, error: A2AError, context: Any) -> None:
+        if isinstance(error, Refused):
+            await _abort(error, context)
+        await super().abort_context(error, context)  # pyright: ignore[reportUnknownMemberType]
+
+
+async def start_grpc(app: Starlette, host: str, port: int, *, shared: bool = False) -> grpc.aio.Server:
+    """Serve the A2A agents of an application over gRPC, without TLS, and name the port in their cards.
+
+    The caller stops the server. `shared`: other processes of the same server listen on the port, too.
+
+    Raise ConfigurationError if the address cannot be had.
+    """
+    tasks: Any = app.state.a2a
+    if not isinstance(tasks, Tasks):
+        raise ConfigurationError('A2A is not installed: pip install "retinue[a2a]"')
+    options = [("grpc.max_receive_message_length", tasks.service.max_body), ("grpc.so_reuseport", int(shared))]
+    server = grpc.aio.server(options=options)
+    new: Any = a2a_pb2_grpc
+    old: Any = a2a_v0_3_pb2_grpc
+    new.add_A2AServiceServicer_to_server(_Service(tasks, _Contexts()), server)
+    old.add_A2AServiceServicer_to_server(_OldService(tasks, _Contexts()), server)
+    try:
+        tasks.cards.grpc_port = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        await server.start()
+    except RuntimeError as exc:
+        raise ConfigurationError(f"cannot listen on {host} port {port} for gRPC: give another --grpc-port") from exc
+    return server

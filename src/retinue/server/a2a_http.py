@@ -1,0 +1,385 @@
+"""A2A over HTTP: JSON-RPC and HTTP+JSON, in versions 1.0 and 0.3."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import msgspec
+from a2a.compat.v0_3 import types as v03
+from a2a.compat.v0_3.request_handler import RequestHandler03
+from a2a.compat.v0_3.rest_handler import REST03Handler
+from a2a.server.context import ServerCallContext
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.error_handlers import build_error_details, build_rest_error_payload
+from a2a.utils.errors import (
+    JSON_RPC_ERROR_CODE_MAP,
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    InvalidRequestError,
+    JSONParseError,
+    MethodNotFoundError,
+)
+from a2a.utils.proto_utils import parse_params, to_stream_response
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..core.content import to_json_bytes
+from .a2a import Refused, Tasks
+from .a2a_cards import base_of
+from .feeds import BEAT, Batch
+from .http import Call, Endpoint, error_response, headers_of, json_response, not_found, read_bytes
+from .streams import EventStream
+
+_log = logging.getLogger(__name__)
+_AGENT = "/a2a/{agent}"
+_MEDIA = "application/a2a+json"
+_TASK = "/tasks/{id}"
+_PUSH = "/tasks/{task_id}/pushNotificationConfigs"
+
+
+class Operation(Struct, frozen=True):
+    """An operation of the protocol: its name, its request, the method of `Tasks`, and its place in HTTP+JSON."""
+
+    name: str
+    request: Any
+    handler: str
+    method: str
+    path: str
+    streams: bool = False
+
+
+OPERATIONS = (
+    Operation("SendMessage", pb.SendMessageRequest, "on_message_send", "POST", "/message:send"),
+    Operation("SendStreamingMessage", pb.SendMessageRequest, "on_message_send_stream", "POST", "/message:stream", True),
+    Operation("GetTask", pb.GetTaskRequest, "on_get_task", "GET", _TASK),
+    Operation("ListTasks", pb.ListTasksRequest, "on_list_tasks", "GET", "/tasks"),
+    Operation("CancelTask", pb.CancelTaskRequest, "on_cancel_task", "POST", f"{_TASK}:cancel"),
+    Operation("SubscribeToTask", pb.SubscribeToTaskRequest, "on_subscribe_to_task", "POST", f"{_TASK}:subscribe", True),
+    Operation(
+        "CreateTaskPushNotificationConfig", pb.TaskPushNotificationConfig, "on_create_task_push_notification_config",
+        "POST", _PUSH,
+    ),
+    Operation(
+        "GetTaskPushNotificationConfig", pb.GetTaskPushNotificationConfigRequest,
+        "on_get_task_push_notification_config", "GET", f"{_PUSH}/{{id}}",
+    ),
+    Operation(
+        "ListTaskPushNotificationConfigs", pb.ListTaskPushNotificationConfigsRequest,
+        "on_list_task_push_notification_configs", "GET", _PUSH,
+    ),
+    Operation(
+        "DeleteTaskPushNotificationConfig", pb.DeleteTaskPushNotificationConfigRequest,
+        "on_delete_task_push_notification_config", "DELETE", f"{_PUSH}/{{id}}",
+    ),
+    Operation(
+        "GetExtendedAgentCard", pb.GetExtendedAgentCardRequest, "on_get_extended_agent_card", "GET",
+        "/extendedAgentCard",
+    ),
+)  # fmt: skip
+_BY_NAME = {one.name: one for one in OPERATIONS}
+
+_OLD: dict[str, tuple[Any, str]] = {
+    "message/send": (v03.SendMessageRequest, "on_message_send"),
+    "message/stream": (v03.SendStreamingMessageRequest, "on_message_send_stream"),
+    "tasks/get": (v03.GetTaskRequest, "on_get_task"),
+    "tasks/cancel": (v03.CancelTaskRequest, "on_cancel_task"),
+    "tasks/resubscribe": (v03.TaskResubscriptionRequest, "on_subscribe_to_task"),
+    "tasks/pushNotificationConfig/set": (
+        v03.SetTaskPushNotificationConfigRequest, "on_create_task_push_notification_config",
+    ),
+    "tasks/pushNotificationConfig/get": (
+        v03.GetTaskPushNotificationConfigRequest, "on_get_task_push_notification_config",
+    ),
+    "tasks/pushNotificationConfig/list": (
+        v03.ListTaskPushNotificationConfigRequest, "on_list_task_push_notification_configs",
+    ),
+    "tasks/pushNotificationConfig/delete": (
+        v03.DeleteTaskPushNotificationConfigRequest, "on_delete_task_push_notification_config",
+    ),
+    "agent/getAuthenticatedExtendedCard": (v03.GetAuthenticatedExtendedCardRequest, "on_get_extended_agent_card"),
+}  # fmt: skip
+"""The methods of JSON-RPC in version 0.3."""
+_OLD_STREAMS = ("message/stream", "tasks/resubscribe")
+_OLD_PATHS = (
+    ("POST", "/v1/message:send", "on_message_send", False),
+    ("POST", "/v1/message:stream", "on_message_send_stream", True),
+    ("POST", "/v1/tasks/{id}:cancel", "on_cancel_task", False),
+    ("POST", "/v1/tasks/{id}:subscribe", "on_subscribe_to_task", True),
+    ("GET", "/v1/tasks/{id}:subscribe", "on_subscribe_to_task", True),
+    ("GET", "/v1/tasks/{id}", "on_get_task", False),
+    ("GET", "/v1/tasks/{id}/pushNotificationConfigs/{push_id}", "get_push_notification", False),
+    ("POST", "/v1/tasks/{id}/pushNotificationConfigs", "set_push_notification", False),
+    ("GET", "/v1/tasks/{id}/pushNotificationConfigs", "list_push_notifications", False),
+    ("GET", "/v1/card", "on_get_extended_agent_card", False),
+)
+
+
+def endpoints(tasks: Tasks) -> list[Endpoint]:
+    """Return the endpoints of A2A. Who asks is checked before each; what they may do, by `Tasks`."""
+    rpc, found = _Rpc(tasks), list[Endpoint]()
+
+    def add(method: str, path: str, handle: Callable[[Call], Any], summary: str) -> None:
+        found.append(Endpoint(method=method, path=path, handle=handle, scope="none", summary=summary))
+
+    for path in (_AGENT, f"{_AGENT}/"):
+        add("POST", path, rpc.handle, "A2A: JSON-RPC, version 1.0 or 0.3.")
+    old = REST03Handler(tasks)
+    for method, path, name, streams in _OLD_PATHS:
+        add(method, _AGENT + path, _old_rest(getattr(old, name), streams), f"A2A 0.3: {name.removeprefix('on_')}.")
+    for one in sorted(OPERATIONS, key=lambda one: ":" not in one.path.rpartition("}")[2]):  # `{id}:cancel` first
+        handle = _rest(tasks, one)
+        for method in (one.method, "GET") if one.name == "SubscribeToTask" else (one.method,):
+            add(method, _AGENT + one.path, handle, f"A2A: {one.name}.")
+    return found
+
+
+def _context(call: Call) -> ServerCallContext:
+    agent = call.param("agent")
+    if agent not in call.runtime.agents:
+        raise not_found("agent")
+    state = {"headers": headers_of(call.request), "user": call.user, "agent": agent, "base": base_of(call.request)}
+    return ServerCallContext(state=state)
+
+
+async def _respond(
+    call: Call, events: AsyncIterator[Any], encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
+) -> Response:
+    """Return a stream of events. What fails before the first of them raises."""
+    first = await anext(events, None)
+    return EventStream(call.service, call.user.id, _batches(events, first, encode, fail))
+
+
+class _Chunk(Batch, gc=False):
+    """One server-sent event."""
+
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        return b"data: %b\n\n" % self.data
+
+
+async def _batches(
+    events: AsyncIterator[Any], first: Any, encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
+) -> AsyncIterator[Batch]:
+    """Yield events as they come, and a sign of life from time to time."""
+    coming: asyncio.Task[Any] | None = None
+
+    async def next_event() -> Any:
+        return await anext(events, None)
+
+    try:
+        if first is None:
+            return
+        yield _Chunk([], data=encode(first))
+        while True:
+            coming = coming or asyncio.create_task(next_event())
+            await asyncio.wait({coming}, timeout=BEAT)
+            if not coming.done():
+                yield Batch([])
+                continue
+            try:
+                update, coming = coming.result(), None
+            except Exception as exc:
+                yield _Chunk([], data=fail(exc))
+                return
+            if update is None:
+                return
+            yield _Chunk([], data=encode(update))
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        with contextlib.suppress(RuntimeError):
+            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def _known(error: Exception) -> A2AError:
+    """Return an error that may be shown."""
+    if isinstance(error, A2AError):
+        return error
+    if isinstance(error, ParseError):
+        return InvalidParamsError(str(error))
+    _log.error("an A2A request failed: %s", error, exc_info=error)
+    return InternalError("the server failed; its log has the reason")
+
+
+def _shown(name: str, result: Any, request: Any) -> Any:
+    """Return a result as JSON."""
+    if result is None:
+        return {}
+    if name == "SendMessage":
+        is_task = isinstance(result, pb.Task)
+        result = pb.SendMessageResponse(task=result) if is_task else pb.SendMessageResponse(message=result)
+    if name != "ListTasks":
+        return MessageToDict(result)
+    page = MessageToDict(result, always_print_fields_with_no_presence=True)
+    if not request.include_artifacts:
+        for task in page["tasks"]:
+            task.pop("artifacts", None)
+    return page
+
+
+# --- JSON-RPC
+
+
+class _Rpc:
+    """JSON-RPC of both versions."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks, self._old = tasks, RequestHandler03(tasks)
+
+    async def handle(self, call: Call) -> Response:
+        context = _context(call)
+        request_id: Any = None
+        try:
+            body = _read_rpc(await read_bytes(call.request, call.service))
+            request_id, method = body.get("id"), body["method"]
+            if method in _OLD:
+                return await self._handle_old(call, context, body)
+            operation = _BY_NAME.get(method)
+            if operation is None:
+                raise MethodNotFoundError(f"there is no method {method[:80]!r}")
+            request = ParseDict(body.get("params") or {}, operation.request(), ignore_unknown_fields=True)
+            context.tenant = getattr(request, "tenant", "")
+            handler = getattr(self._tasks, operation.handler)
+            if not operation.streams:
+                result = _shown(method, await handler(request, context), request)
+                return json_response({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+            def encode(update: Any) -> bytes:
+                result = MessageToDict(to_stream_response(update))
+                return to_json_bytes({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+            def fail(exc: Exception) -> bytes:
+                return to_json_bytes(_rpc_error(request_id, exc))
+
+            return await _respond(call, handler(request, context), encode, fail)
+        except Refused as exc:
+            return error_response(exc.error)
+        except Exception as exc:
+            if isinstance(exc, A2AError | ParseError):
+                return json_response(_rpc_error(request_id, exc))
+            raise
+
+    async def _handle_old(self, call: Call, context: ServerCallContext, body: dict[str, Any]) -> Response:
+        request_id, method = body.get("id"), body["method"]
+        kind, name = _OLD[method]
+        try:
+            request = kind.model_validate(body)
+        except ValueError as exc:
+            raise InvalidParamsError(str(exc)) from None
+        handler = getattr(self._old, name)
+        if method in _OLD_STREAMS:
+            return await _respond(
+                call, aiter(handler(request, context)),
+                lambda one: one.model_dump_json(by_alias=True, exclude_none=True).encode(),
+                lambda exc: to_json_bytes(_rpc_error(request_id, exc)),
+            )  # fmt: skip
+        result = await handler(request, context)
+        return json_response({"jsonrpc": "2.0", "id": request_id, "result": _old_json(result)})
+
+
+def _rpc_error(request_id: Any, exc: Exception) -> dict[str, Any]:
+    error = _known(exc)
+    code = JSON_RPC_ERROR_CODE_MAP.get(type(error), -32603)
+    shown = {"code": code, "message": error.message, "data": build_error_details(error)}
+    return {"jsonrpc": "2.0", "id": request_id, "error": shown}
+
+
+def _old_json(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_old_json(one) for one in cast("list[Any]", result)]
+    return None if result is None else result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _read_rpc(data: bytes) -> dict[str, Any]:
+    try:
+        body: Any = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as exc:
+        raise JSONParseError(f"the body is not JSON: {exc}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequestError("the body is one JSON-RPC request; batches are not supported")
+    given: dict[str, Any] = msgspec.convert(body, dict[str, Any])
+    if given.get("jsonrpc") != "2.0" or not isinstance(given.get("method"), str):
+        raise InvalidRequestError('a request has "jsonrpc": "2.0" and a method')
+    if not isinstance(given.get("id"), str | int | None) or isinstance(given.get("id"), bool):
+        raise InvalidRequestError("the id of a request is text, a whole number or null")
+    if not isinstance(given.get("params", {}), dict):
+        raise InvalidParamsError("params is an object")
+    return given
+
+
+# --- HTTP+JSON
+
+
+def _rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Any]:
+    async def handle(call: Call) -> Response:
+        context = _context(call)
+        try:
+            request = operation.request()
+            if operation.method == "POST":
+                body = await read_bytes(call.request, call.service)
+                Parse(body or b"{}", request, ignore_unknown_fields=True)
+            else:
+                parse_params(call.request.query_params, request)
+            for name, value in call.request.path_params.items():
+                if name != "agent":
+                    setattr(request, name, value)
+            handler = getattr(tasks, operation.handler)
+            if operation.streams:
+                return await _respond(
+                    call, handler(request, context),
+                    lambda update: to_json_bytes(MessageToDict(to_stream_response(update))), _rest_failure,
+                )  # fmt: skip
+            result = _shown(operation.name, await handler(request, context), request)
+            return _rest_json(result, call.request.headers.get("accept", ""))
+        except Exception as exc:
+            return _rest_error(exc)
+
+    return handle
+
+
+def _rest_json(value: Any, accept: str) -> Response:
+    media = _MEDIA if _MEDIA in accept else "application/json"
+    return Response(to_json_bytes(value), headers={"cache-control": "no-store"}, media_type=media)
+
+
+def _rest_failure(exc: Exception) -> bytes:
+    return to_json_bytes(build_rest_error_payload(_known(exc)))
+
+
+def _rest_error(exc: Exception) -> Response:
+    if isinstance(exc, Refused):
+        return error_response(exc.error)
+    if not isinstance(exc, A2AError | ParseError):
+        raise exc
+    payload = build_rest_error_payload(_known(exc))
+    return json_response(payload, payload["error"]["code"])
+
+
+def _old_rest(handler: Any, streams: bool) -> Callable[[Call], Any]:
+    """Return the handler of a path of HTTP+JSON in version 0.3."""
+
+    async def handle(call: Call) -> Response:
+        context = _context(call)
+        body = await read_bytes(call.request, call.service)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        request = Request(call.request.scope, receive)
+        try:
+            if streams:
+                return await _respond(call, aiter(handler(request, context)), to_json_bytes, _rest_failure)
+            return json_response(await handler(request, context))
+        except Exception as exc:
+            return _rest_error(exc)
+
+    return handle

@@ -1,0 +1,424 @@
+"""A2A: a run as a task of the protocol, and its messages as ours. Pure; JSON in the shape of A2A 1.0, no vendor.
+
+A task is a root run, its context the thread. All of it follows from the log: reading the same events gives the same task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from ..core.content import to_json_value
+from ..core.decisions import Decision
+from ..core.events import (
+    DELTAS,
+    ActivitySnapshot,
+    ChildFinished,
+    ChildStarted,
+    Custom,
+    ErrorRaised,
+    Event,
+    Handoff,
+    InferenceFinished,
+    Namespace,
+    RunFinished,
+    RunStarted,
+    StepStarted,
+    TextDelta,
+    ToolCallReady,
+    ToolCallResumed,
+)
+from ..core.ids import unique
+from ..core.lifecycle import RunStatus
+from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
+from .resources import Decisions
+from .snapshot import SnapshotTree
+
+Json = dict[str, Any]
+
+SUBMITTED, WORKING = "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"
+INPUT_REQUIRED, AUTH_REQUIRED = "TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"
+COMPLETED, FAILED = "TASK_STATE_COMPLETED", "TASK_STATE_FAILED"
+CANCELED, REJECTED = "TASK_STATE_CANCELED", "TASK_STATE_REJECTED"
+ENDED = frozenset({COMPLETED, FAILED, CANCELED, REJECTED})
+INTERRUPTED = frozenset({INPUT_REQUIRED, AUTH_REQUIRED})
+
+ANSWER = "answer"
+"""The artifact with the text of the answer. That of a sub-agent has its namespace after it."""
+OUTPUT = "output"
+"""The artifact with the structured answer."""
+_IDS = "a2a:"
+"""The ids of decisions that came as messages begin so: `a2a:<one of ours>.<number>:<id of the message>`."""
+_STATES = {
+    RunStatus.COMPLETED: COMPLETED,
+    RunStatus.FAILED: FAILED,
+    RunStatus.TIMEOUT: FAILED,
+    RunStatus.CANCELLED: CANCELED,
+}
+
+
+def time_text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def state_of(status: RunStatus, termination: str = "") -> str:
+    """Return the state of a task whose run has this status."""
+    if status is RunStatus.FAILED and termination == "blocked":
+        return REJECTED
+    return _STATES.get(status) or (WORKING if status is RunStatus.RUNNING else INPUT_REQUIRED)
+
+
+# --- parts and messages
+
+
+def part_json(part: Part) -> Json | None:
+    """Return a part; None for reasoning, which stays here."""
+    match part:
+        case TextPart():
+            return {"text": part.text}
+        case DataPart():
+            return {"data": to_json_value(part.data), "mediaType": "application/json"}
+        case ImagePart() | FilePart():
+            content = {"url": part.url} if part.url is not None else {"raw": part.data or ""}
+            name = part.name if isinstance(part, FilePart) else None
+            return {**content, "mediaType": part.media_type, **({"filename": name} if name else {})}
+        case _:
+            return None
+
+
+def parts_json(parts: Iterable[Part]) -> list[Json]:
+    return [shown for part in parts if (shown := part_json(part)) is not None]
+
+
+def read_part(given: Mapping[str, Any]) -> Part:
+    """Return the part that a client sent. Raise ValueError if it has no content."""
+    if "text" in given:
+        return TextPart(given["text"])
+    if "data" in given:
+        return DataPart(whole_numbers(given["data"]))
+    media_type = given.get("mediaType") or "application/octet-stream"
+    content = {name: given[key] for name, key in (("url", "url"), ("data", "raw")) if key in given}
+    if not content:
+        raise ValueError("a part has no content: give text, data, raw or url")
+    if media_type.startswith("image/"):
+        return ImagePart(**content, media_type=media_type)
+    return FilePart(**content, media_type=media_type, name=given.get("filename"))
+
+
+def whole_numbers(value: Any) -> Any:
+    """Return a JSON value with 3 for 3.0: the protocol has no integers."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: whole_numbers(one) for key, one in cast("Json", value).items()}
+    if isinstance(value, list):
+        return [whole_numbers(one) for one in cast("list[Any]", value)]
+    return value
+
+
+def read_message(given: Mapping[str, Any]) -> Message:
+    """Return the message that a client sent as input of a run. Raise ValueError if it cannot be one."""
+    parts = [read_part(part) for part in given.get("parts", ())]
+    if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+        raise ValueError("the message is empty")
+    return Message.user(parts, id=given.get("messageId"))
+
+
+def read_decisions(given: Mapping[str, Any], questions: Sequence[Json]) -> dict[str, Decision]:
+    """Return the decisions that a message makes on the open questions of a task. Raise ValueError if it makes none.
+
+    A data part answers the only question, or is `{"decisions": …}`. Text answers the only question without a schema.
+    """
+    parts: Sequence[Json] = given.get("parts", ())
+    values = [whole_numbers(part["data"]) for part in parts if "data" in part]
+    made = unique()
+
+    def name(place: int = 0) -> str:
+        return f"{_IDS}{made}.{place}:{given.get('messageId', '')}"
+
+    if len(values) > 1:
+        raise ValueError('the message has several data parts: put all answers into one, as {"decisions": …}')
+    if values:
+        value = values[0]
+        if isinstance(value, dict) and set(cast("Json", value)) == {"decisions"}:
+            found = msgspec.convert(value, Decisions).decisions.items()
+            named = {key: one if one.id else replace(one, id=name(place)) for place, (key, one) in enumerate(found)}
+            return Decisions(named).as_decisions()
+        if len(questions) != 1:
+            raise ValueError(f'{len(questions)} questions are open: answer with {{"decisions": {{<call>: …}}}}')
+        return {questions[0]["path"]: Decision.resume(value, id=name())}
+    text = "".join(part["text"] for part in parts if "text" in part)
+    open_to_text = [one for one in questions if one["ticket"]["response_schema"] is None]
+    if len(open_to_text) != 1:
+        needed = "a data part that fits the schema" if not open_to_text else '{"decisions": …} in a data part'
+        raise ValueError(f"text cannot answer this task: send {needed}")
+    return {open_to_text[0]["path"]: Decision.resume(text, id=name())}
+
+
+# --- tasks
+
+
+class TaskProjection:
+    """The task of a run. Call it with the events of the log, in order; it returns what a stream sends for each."""
+
+    def __init__(self, task_id: str, context_id: str, at: float) -> None:
+        self.id, self.context_id = task_id, context_id
+        self.status: Json = {"state": SUBMITTED, "timestamp": time_text(at)}
+        self.history: list[Json] = []
+        self.wants_message = False
+        """True if a `run_start` hook asked for a message in place of a task."""
+        self.answer: Message | None = None
+        self.questions: list[Json] = []
+        self._artifacts: dict[str, Json] = {}
+        self._texts: dict[str, tuple[str, list[str]]] = {}
+        """For each artifact of text: the message it holds, and the pieces."""
+        self._tree = SnapshotTree()
+        self._began = False
+        self._last_reply: tuple[str, Json] = "", {}
+
+    @property
+    def state(self) -> str:
+        return self.status["state"]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def is_settled(self) -> bool:
+        return self.state in ENDED or self.state in INTERRUPTED
+
+    def task(self) -> Json:
+        artifacts = [self._whole(one) for one in self._artifacts.values()]
+        return {**self._ids, "status": self.status, "artifacts": artifacts, "history": self.history}
+
+    @property
+    def _ids(self) -> Json:
+        return {"id": self.id, "contextId": self.context_id}
+
+    def message(self) -> Json:
+        """Return the answer as a message."""
+        answer = self.answer or Message.assistant()
+        parts = parts_json(answer.parts) or [{"text": ""}]
+        known = answer.id or f"{self.id}-answer"
+        return {"messageId": known, "role": "ROLE_AGENT", "contextId": self.context_id, "parts": parts}
+
+    def settle(self, status: RunStatus, error: str | None, at: float) -> list[Json]:
+        """End the task of a run that ended before it began: its log has no end."""
+        if self.is_settled or not status.is_terminal:
+            return []
+        return [self._update(state_of(status), at, "end", [{"text": error}] if error else None)]
+
+    def __call__(self, event: Event) -> list[Json]:
+        if self.has_ended:  # background tasks go on after it
+            return []
+        if not isinstance(event, DELTAS):
+            self._tree(event)
+        is_root = not event.ns
+        match event:
+            case TextDelta():
+                return [self._text_delta(event)]
+            case InferenceFinished():
+                return self._inferred(event)
+            case RunStarted() if is_root:
+                return self._leg_started(event)
+            case StepStarted() if is_root and self.state == SUBMITTED:
+                return [self._update(WORKING, event.at, str(event.seq))]
+            case RunFinished() if is_root:
+                return self._finished(event)
+            case Custom() if is_root and event.call_id is None and event.data == {"a2a": "message"}:
+                self.wants_message = True
+                return []
+            case ErrorRaised():
+                return self._failed(event)
+            case ToolCallResumed():
+                self._answered(event)
+                return []
+            case _:
+                return self._progress(event)
+
+    # the state
+
+    def _update(
+        self, state: str, at: float, name: str, parts: list[Json] | None = None, metadata: Json | None = None
+    ) -> Json:
+        self.status = {"state": state, "timestamp": time_text(at)}
+        if parts:
+            self.status["message"] = {
+                "messageId": f"{self.id}-{name}",
+                "role": "ROLE_AGENT",
+                "taskId": self.id,
+                "contextId": self.context_id,
+                "parts": parts,
+            }
+        update: Json = {"taskId": self.id, "contextId": self.context_id, "status": self.status}
+        return {"statusUpdate": {**update, "metadata": metadata} if metadata else update}
+
+    def _leg_started(self, event: RunStarted) -> list[Json]:
+        if not self._began:
+            self._began = True
+            for message in event.messages:
+                if message.role is Role.USER and message.visibility is Visibility.ALL:
+                    self._remember("ROLE_USER", message.id or f"{self.id}-input", parts_json(message.parts))
+            return []
+        if self.state not in INTERRUPTED:
+            return []
+        if (asked := self.status.get("message")) is not None:
+            self.history.append(asked)
+        self.questions = []
+        return [self._update(WORKING, event.at, str(event.seq))]
+
+    def _remember(self, role: str, message_id: str, parts: list[Json]) -> Json:
+        known: Json = {
+            "messageId": message_id, "role": role, "taskId": self.id, "contextId": self.context_id, "parts": parts
+        }  # fmt: skip
+        self.history.append(known)
+        return known
+
+    def _answered(self, event: ToolCallResumed) -> None:
+        """Put an answer into the history. The answers of one message are one entry."""
+        decision = event.decision
+        if decision is None:
+            return
+        if decision.action == "cancel":
+            part: Json = {"data": {"action": "cancel", "reason": decision.reason}}
+        else:
+            text = decision.payload
+            part = {"text": text} if isinstance(text, str) else {"data": to_json_value(text)}
+        key, message_id = decision.id, decision.id
+        if decision.id.startswith(_IDS):
+            own, _, message_id = decision.id.removeprefix(_IDS).partition(":")
+            key = own.partition(".")[0]
+        if self._last_reply[0] == key:
+            self._last_reply[1]["parts"].append(part)
+        else:
+            self._last_reply = key, self._remember("ROLE_USER", message_id or decision.id, [part])
+
+    def _finished(self, event: RunFinished) -> list[Json]:
+        name = str(event.seq)
+        if not event.status.is_terminal:
+            return [self._asked(event)]
+        updates: list[Json] = []
+        if event.status is RunStatus.COMPLETED:
+            if event.response and ANSWER not in self._artifacts:
+                updates.append(self._new_text(event, event.response, "", is_last=True))
+            if event.output is not None:
+                data = [{"data": to_json_value(event.output), "mediaType": "application/json"}]
+                updates.append(self._artifact(event, OUTPUT, data, is_last=True))
+        parts = [{"text": event.error}] if event.error else None
+        return [*updates, self._update(state_of(event.status, event.termination), event.at, name, parts)]
+
+    def _asked(self, event: RunFinished) -> Json:
+        self.questions = [one for one in self._tree.questions() if one["answer_to"] == self.id]
+        waiting = {self._tree.runs[one["run_id"]].status for one in self.questions}
+        state = AUTH_REQUIRED if waiting == {RunStatus.WAITING_AUTH} else INPUT_REQUIRED
+        parts: list[Json] = []
+        for one in self.questions:
+            ticket = one["ticket"]
+            parts.append({"text": ticket["message"] or f"{one['tool']} waits for an answer"})
+            form: Json = {name: one[name] for name in ("agent", "tool", "args")}
+            form |= {"call": one["path"], "ticket": ticket, "schema": ticket["response_schema"]}
+            parts.append({"data": form, "mediaType": "application/json"})
+        return self._update(state, event.at, str(event.seq), parts)
+
+    # progress
+
+    def _progress(self, event: Event) -> list[Json]:
+        ns, parts = event.ns, list[Json]()
+        match event:
+            case ToolCallReady():
+                parts = [{"text": f"{event.agent} calls {event.tool_name}"}]
+            case ChildStarted():
+                ns, parts = event.child_ns, [{"text": f"{event.child_agent} started"}]
+            case ChildFinished():
+                parts = [{"text": f"{event.child_agent}: {event.status.value}"}]
+            case Handoff():
+                parts = [{"text": f"{event.to_agent} continues"}]
+            case ActivitySnapshot():
+                parts = [{"data": {"activity": event.activity_type, "content": to_json_value(event.content)}}]
+            case Custom():
+                parts = [{"data": to_json_value(event.data)}]
+            case _:
+                pass
+        return self._say(event, parts, ns)
+
+    def _say(self, event: Event, parts: list[Json], ns: Namespace) -> list[Json]:
+        """Show progress, unless the task waits."""
+        if not parts or self.state != WORKING:
+            return []
+        metadata = {"kind": event.kind, **_of_run(event.agent, ns)}
+        return [self._update(WORKING, event.at, str(event.seq), parts, metadata)]
+
+    def _failed(self, event: ErrorRaised) -> list[Json]:
+        updates: list[Json] = []
+        name = _text_name(event.ns)
+        dropped = event.dropped_message_id
+        if dropped is not None and self._texts.get(name, ("", []))[0] == dropped:
+            updates.append(self._artifact(event, name, [{"text": ""}]))
+            del self._artifacts[name], self._texts[name]
+        return updates if event.fatal else [*updates, *self._say(event, [{"text": event.message}], event.ns)]
+
+    # artifacts
+
+    def _text_delta(self, event: TextDelta) -> Json:
+        name = _text_name(event.ns)
+        held, pieces = self._texts.get(name, ("", []))
+        if held != event.message_id or name not in self._artifacts:
+            return self._new_text(event, event.delta, event.message_id)
+        pieces.append(event.delta)
+        return self._artifact_update({**self._artifacts[name], "parts": [{"text": event.delta}]}, append=True)
+
+    def _new_text(self, event: Event, text: str, message_id: str, *, is_last: bool = False) -> Json:
+        """Begin the text of a run anew."""
+        name = _text_name(event.ns)
+        self._texts[name] = message_id, [text]
+        return self._artifact(event, name, [{"text": text}], is_last=is_last)
+
+    def _inferred(self, event: InferenceFinished) -> list[Json]:
+        message, updates, name = event.message, list[Json](), _text_name(event.ns)
+        text, is_last = message.text, not message.tool_calls
+        if not event.ns and is_last:
+            self.answer = message
+        if text:
+            held, pieces = self._texts.get(name, ("", []))
+            if held != message.id or "".join(pieces) != text:
+                updates.append(self._new_text(event, text, message.id or "", is_last=is_last))
+            elif is_last:  # nothing is left to say but that it is whole
+                end = {**self._artifacts[name], "parts": [{"text": ""}]}
+                updates.append(self._artifact_update(end, append=True, is_last=True))
+        for place, part in enumerate(message.parts):
+            if isinstance(part, ImagePart | FilePart | DataPart) and (shown := part_json(part)) is not None:
+                updates.append(self._artifact(event, f"{message.id}-{place}", [shown], is_last=True))
+        return updates
+
+    def _artifact(self, event: Event, name: str, parts: list[Json], *, is_last: bool = False) -> Json:
+        artifact: Json = {"artifactId": name, "name": parts[0].get("filename") or event.agent, "parts": parts}
+        if event.ns:
+            artifact["metadata"] = _of_run(event.agent, event.ns)
+        self._artifacts[name] = artifact
+        return self._artifact_update(artifact, append=False, is_last=is_last)
+
+    def _artifact_update(self, artifact: Json, *, append: bool, is_last: bool = False) -> Json:
+        known: Json = {"taskId": self.id, "contextId": self.context_id, "artifact": artifact}
+        return {"artifactUpdate": {**known, "append": append, "lastChunk": is_last}}
+
+    def artifact(self, name: str) -> Json:
+        """Return an artifact, whole."""
+        return self._whole(self._artifacts[name])
+
+    def _whole(self, artifact: Json) -> Json:
+        text = self._texts.get(artifact["artifactId"])
+        return artifact if text is None else {**artifact, "parts": [{"text": "".join(text[1])}]}
+
+
+def _text_name(ns: Namespace) -> str:
+    return ":".join((ANSWER, "|".join(ns))) if ns else ANSWER
+
+
+def _of_run(agent: str, ns: Namespace) -> Json:
+    """Return the metadata of what belongs to a run below the root."""
+    return {"agent": agent, "ns": "|".join(ns)} if ns else {"agent": agent}
