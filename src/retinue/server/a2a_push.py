@@ -98,6 +98,9 @@ class StoredPush:
             )
             return link.run(query, holder, seconds, holder)
 
+        query = "SELECT 1 FROM push_targets WHERE is_open = 1 LIMIT 1"
+        if not await self._database.read(lambda link: link.run(query)):
+            return []  # most of the time: nothing need be written
         return _rows(await self._database.write(claim))
 
     async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None:
@@ -154,6 +157,8 @@ class Push:
         self._store: PushStore = StoredPush(store) if isinstance(store, SqlStore) else PushMemory()
         self._holder = f"push_{unique()}"
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._closed: set[tuple[str, str]] = set()
+        """Addresses that were closed while a claim was under way, which may still return them."""
         self._new = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
@@ -194,6 +199,7 @@ class Push:
 
     async def remove(self, run_id: str, config_id: str) -> None:
         await self._store.remove(run_id, config_id)
+        self._closed.discard((run_id, config_id))
         if (job := self._jobs.pop((run_id, config_id), None)) is not None:
             job.cancel()
 
@@ -210,8 +216,10 @@ class Push:
             while not self._service.closing.is_set():
                 self._new.clear()
                 try:
-                    for row in await self._store.claim(self._holder, HOLD):
-                        if (row.run_id, row.config_id) not in self._jobs:
+                    rows = await self._store.claim(self._holder, HOLD)
+                    self._closed &= {(row.run_id, row.config_id) for row in rows}
+                    for row in rows:
+                        if (row.run_id, row.config_id) not in self._jobs.keys() | self._closed:
                             self._begin(session, row)
                 except StoreError as exc:
                     _log.warning("push notifications cannot be sent now: %s", exc)
@@ -250,14 +258,18 @@ class Push:
                 for notification in due:
                     if not await self._post(session, config, notification):
                         _log.warning("push notifications of task %s are given up: nobody takes them", row.run_id)
-                        await self._store.note(row, sent, is_open=False)
+                        await self._close(row, sent)
                         return
                 sent = max(sent, seq)
                 await self._store.note(row, sent)
                 if projection.has_ended:
                     break
         if projection.has_ended:
-            await self._store.note(row, sent, is_open=False)
+            await self._close(row, sent)
+
+    async def _close(self, row: PushRow, sent: int) -> None:
+        self._closed.add((row.run_id, row.config_id))
+        await self._store.note(row, sent, is_open=False)
 
     async def _post(self, session: aiohttp.ClientSession, config: pb.TaskPushNotificationConfig, given: Json) -> bool:
         """Post a notification; return False if it was not taken however often it was tried."""

@@ -1,0 +1,53 @@
+"""`retinue serve` is killed: its tasks go on, and whoever subscribed finds them again."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from ..server.processes import TOKEN, served
+from ..waiting import until
+from .calling import ALL, answers, calling, states, task_of
+
+AGENTS = "tests.server.served:runtime"
+
+
+@pytest.mark.parametrize("transport", ALL)
+async def test_tasks_survive_the_death_of_the_server(transport: str, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/app.db"
+    async with served(AGENTS, "--db", database, folder=tmp_path) as first:
+        async with calling(first.site.url, transport, "payer", TOKEN) as caller:
+            asked = await caller.send("pay", messageId="asks")
+            waits = task_of(asked)
+        async with calling(first.site.url, transport, "waiter", TOKEN) as caller:
+            stream = caller.stream("it")
+            works = task_of([await anext(stream)])
+            await until((tmp_path / "it.pids").exists)
+            await first.end(signal.SIGKILL)
+    async with served(AGENTS, "--db", database, folder=tmp_path) as second:
+        async with calling(second.site.url, transport, "waiter", TOKEN) as caller:
+            assert (await caller.get(works))["status"]["state"] == "TASK_STATE_WORKING"
+            again = caller.subscribe(works)
+            updates = [await anext(again)]
+            assert updates[0]["task"]["history"][0]["parts"] == [{"text": "it"}]
+            (tmp_path / "it").touch()
+            updates += [one async for one in again]
+            assert states(updates) == ["working", "completed"]
+            assert answers(updates) == "done: it came"
+        async with calling(second.site.url, transport, "payer", TOKEN) as caller:
+            task = await caller.get(waits)
+            assert (task["status"]["state"], task["history"][0]["messageId"]) == ("TASK_STATE_INPUT_REQUIRED", "asks")
+            assert task["status"]["message"] == asked[-1]["statusUpdate"]["status"]["message"]
+            assert answers(await caller.send({"approved": True}, taskId=waits)) == "done: paid 3"
+
+
+async def test_any_worker_answers_for_a_task(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/app.db"
+    async with served(AGENTS, "--db", database, "--workers", "2", folder=tmp_path) as server:
+        for transport in ALL:
+            async with calling(server.site.url, transport, "payer", TOKEN, streaming=False) as caller:
+                task_id = task_of(await caller.send("pay"))
+            async with calling(server.site.url, transport, "payer", TOKEN) as caller:
+                assert answers(await caller.send({"approved": True}, taskId=task_id)) == "done: paid 3"
