@@ -146,12 +146,11 @@ class LiveRun:
         for run in self.before:
             await self._wait_unless_cancelled(run.left.wait())
         never_had_thread = token.is_set() and bool(self.before or self.record.queued)
-        thread = None
+        thread, self.record.queued = None, False
         if not never_had_thread:
             self._keeps_thread = problem is None
             thread = None if self.is_new_thread else await home.store.load_thread(x.identity.thread_id)
             if home.owner is None:
-                self.record.queued = False
                 await home.store.save_run(self.record)
         self._is_begun = True
         home.backend.enter(x)
