@@ -112,9 +112,6 @@ class Executor(AgentExecutor):
             return
         elif verb == "remember":
             await to.add_artifact([new_text_part(f"{len(history)}: {' | '.join(history)}")])
-        elif verb == "huge":
-            for _ in range(int(rest)):
-                await to.add_artifact([new_text_part("x" * 1_000_000)], artifact_id="text", append=True)
         else:
             await to.add_artifact([new_text_part(await example_work(first))])
         await to.complete()

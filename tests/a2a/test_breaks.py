@@ -57,7 +57,7 @@ async def test_a_stream_that_is_cut_goes_on_without_repeating_anything(tmp_path:
                 proxy.cut()
                 (server.folder / "go").touch()
                 result = await run.result()
-                events = [event async for event in runtime.events(run.run_id)]
+                events: list[Any] = [event async for event in runtime.events(run.run_id)]
         finally:
             server.kill()
     assert result.response == "Done: onetwothreefour"
@@ -93,7 +93,8 @@ async def test_a_message_whose_answer_is_lost_is_not_sent_twice(tmp_path: Path, 
 
 async def test_an_answer_whose_reply_is_lost_is_not_given_twice(tmp_path: Path) -> None:
     server = Sample(tmp_path / "s")
-    async with LosingProxy(server.port, -1) as proxy:
+    proxy = LosingProxy(server.port, -1)
+    async with proxy:
         server.settings["url"] = proxy.url
         await server.start()
         try:
@@ -181,7 +182,7 @@ async def test_the_next_process_follows_the_same_task(tmp_path: Path, has_ended:
             await until(lambda: server.asked("end"))
         async with Runtime.open(database, [boss(remote(server), "pieces one two")]) as runtime:
             result = await runtime.result(run_id)
-            events = [event async for event in runtime.events(run_id)]
+            events: list[Any] = [event async for event in runtime.events(run_id)]
         assert result.response == "Done: onetwo"
         assert text_of(events) == "onetwo"
         assert [event.kind for event in of_child(events) if event.kind.startswith("run_")] == [
@@ -256,7 +257,7 @@ async def test_a_tree_with_a_local_a_task_and_an_a2a_child_over_a_cut_network(tm
                 assert list(waiting.suspended) == ["look_1"]
                 task_proxy.cut()
                 result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
-                events = [event async for event in runtime.events(run.run_id)]
+                events: list[Any] = [event async for event in runtime.events(run.run_id)]
         finally:
             server.kill()
     assert result.response == "Local. / Report: I have looked. / onetwothree"

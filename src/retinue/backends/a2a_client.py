@@ -365,7 +365,7 @@ def _causes(exc: BaseException) -> list[BaseException]:
     one: BaseException | None = exc
     while one is not None and one not in found:
         found.append(one)
-        one = one.__cause__ or one.__context__
+        one = one.__cause__
     return found
 
 
