@@ -11,6 +11,7 @@ import pytest
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.loop.log import LiveLog
 from retinue.loop.state import RunState
+from retinue.storage.logs import LogWriter
 from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
 
@@ -173,3 +174,20 @@ async def test_a_log_of_ours_that_nothing_works_on_is_found_again(
         (again,) = await runtime.recover()
         assert (await again.result()).status is RunStatus.COMPLETED
         assert (await runtime.result(run.run_id)).response == "hello"
+
+
+async def test_the_start_of_a_run_is_stored_before_its_rows_in_every_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop may call a timer that is due before what was to be called soon, as uvloop does when it is late."""
+    real = LogWriter.notify
+
+    def notify_late(self: LogWriter) -> None:
+        real(self)
+        self._write()  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(LogWriter, "notify", notify_late)
+    async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()], recover=False) as runtime, asyncio.timeout(90):
+        run = runtime.stream("says", "hi")
+        await run.stored()
+        assert (await run.result()).status is RunStatus.COMPLETED

@@ -247,13 +247,15 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def close(self) -> None: ...
 
-    async def begin_run(
+    def begin_run(
         self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
-    ) -> str | None:
+    ) -> asyncio.Future[str | None]:
         """Store a new run and its request, own its log at epoch 1 and claim its thread, in one transaction.
 
         If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
         Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.
+
+        As with `write`, the work begins at the call: what is written to the log next comes after it.
         """
         ...
 

@@ -186,7 +186,7 @@ class LiveRun:
                     return
                 await self._wait_unless_cancelled(watch.wait(1.0))
 
-    async def _store_start(self, begun: Coroutine[Any, Any, str | None], owner: Owner) -> None:
+    async def _store_start(self, begun: asyncio.Future[str | None], owner: Owner) -> None:
         try:
             await begun
             self.begun.set_result(None)

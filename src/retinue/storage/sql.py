@@ -182,13 +182,13 @@ class SqlStore:
             ends.update(await self._rows(query, *some))
         return ends
 
-    async def begin_run(
+    def begin_run(
         self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
-    ) -> str | None:
+    ) -> asyncio.Future[str | None]:
         identity = record.identity
         with self._encoding(f"run {identity.run_id!r}"):
             beginning = RunBeginning(self.place, record, request, owner, lease, when_busy)
-        return await self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
+        return self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
 
     async def take_thread(self, run_id: str) -> str | None:
         found = await self._rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
