@@ -130,6 +130,8 @@ async def test_a_question_is_answered_at_the_root(
             assert (ticket.message, ticket.parameters) == ("Which?", {"choices": ["a", "b"]})
             result = await runtime.resume(run.run_id, {name: Decision.resume(answer)})
             events = [event async for event in runtime.events(run.run_id)]
+        told = [event.data["status"] for event in of_child(events) if event.kind == "custom"]
+        assert told == ["submitted", "working", ticket.action.removeprefix("a2a:"), "working", "completed"]
         ends = [event.status for event in of_child(events) if event.kind == "run_finished"]
         assert ends == [status, "completed"]
         shown = answer if isinstance(answer, str) else '[{"approved": true}]'
@@ -146,6 +148,20 @@ async def test_a_server_without_streams_is_asked_again_and_again(tmp_path: Path)
             assert (await run.result()).suspended
             result = await runtime.resume(run.run_id, {"task_1": Decision.resume("b")})
         assert result.response == "Done: You said b."
+
+
+@pytest.mark.parametrize("transport", ["JSONRPC", "HTTP+JSON"])
+async def test_a_server_of_version_0_3(tmp_path: Path, transport: str) -> None:
+    async with sample(tmp_path / "s", version="0.3", transports=[transport]) as server:
+        (server.folder / "go").touch()
+        for text, answer in [("pieces one two", "onetwo"), ("ask Which?", "You said b.")]:
+            agent = boss(remote(server), text)
+            async with Runtime([agent]) as runtime:
+                run = runtime.stream(agent, "go")
+                result = await run.result()
+                if result.suspended:
+                    result = await runtime.resume(run.run_id, {"task_1": Decision.resume("b")})
+            assert result.response == f"Done: {answer}"
 
 
 async def test_a_decision_to_cancel_cancels_the_task_there(tmp_path: Path) -> None:

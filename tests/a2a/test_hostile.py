@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from retinue import A2AAgent, Runtime
+from retinue import A2AAgent, Decision, DecisionRefused, Runtime
 from retinue.backends.a2a_client import A2AClient
 
 from .test_children import boss, of_child
@@ -183,8 +183,6 @@ async def test_a_card_of_other_needs_is_refused() -> None:
     async with hostile() as server:
         server.card = {"capabilities": {"extensions": [{"uri": "urn:x", "required": True}]}}
         assert "requires extensions: urn:x" in (await told(server))[0]
-        server.card = {"defaultInputModes": ["video/mp4"]}
-        assert "takes no text, only video/mp4" in (await told(server))[0]
         server.card = {"supportedInterfaces": [{**server.interface(server.url), "protocolBinding": "SMOKE"}]}
         assert "offers no transport that is known here" in (await told(server))[0]
 
@@ -395,3 +393,44 @@ async def test_the_transport_itself_reaches_no_other_origin() -> None:
             await client._link().http.get(thief.url)
         await client.close()
         assert thief.requests == []
+
+
+# --- servers that mean well
+
+
+async def test_times_without_a_zone_are_read() -> None:
+    """The SDK reads none of them, and a public server sends them; data of the same shape stays as it is."""
+    when = {"timestamp": "2026-11-16T14:11:57.635934"}
+    begun, data = task(), {"state": "x", **when}
+    begun["status"].update(when)
+    artifact = {"artifactId": "a", "parts": [{"data": data}]}
+    ended = task("COMPLETED", artifacts=[artifact])
+    ended["status"].update(when)
+    async with hostile(streams({"task": begun}, then=lambda body: ended)) as server:
+        said, _ = await told(server)
+    assert json.loads(said.removeprefix("Done: ")) == data
+
+
+async def test_a_stream_of_states_alone_is_completed_by_a_look_at_the_task() -> None:
+    done = task("COMPLETED", artifacts=[{"artifactId": "a", "parts": [{"text": "hello"}]}])
+    async with hostile(streams({"task": task()}, status("COMPLETED"), then=lambda body: done)) as server:
+        assert (await told(server))[0] == "Done: hello"
+
+
+async def test_a_server_that_makes_another_task_of_an_answer_refuses_it() -> None:
+    async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["method"] != "SendStreamingMessage":
+            return answer(body, task("INPUT_REQUIRED"))
+        response = await begin(request)
+        is_answer = bool(body["params"]["message"].get("taskId"))
+        await push(response, body, {"task": task("COMPLETED", "t2") if is_answer else task("INPUT_REQUIRED")})
+        return response
+
+    async with hostile(handle) as server:
+        agent = boss(A2AAgent("far", server.url), "echo hello")
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go")
+            assert list((await run.result()).suspended) == ["input_1"]
+            with pytest.raises(DecisionRefused, match="cannot continue one"):
+                await runtime.resume(run.run_id, {"input_1": Decision.resume("b")})
+            assert list((await runtime.result(run.run_id)).suspended) == ["input_1"]

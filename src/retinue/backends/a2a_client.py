@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from ..core.content import to_json_value
 from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
-from .task_client import CONNECT_SECONDS, Garbled
+from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
+from .task_client import Garbled
 
 if TYPE_CHECKING:
     import httpx
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_SECONDS = 120.0
-MOST_BYTES = 20_000_000
-"""Bytes of one answer, of one event of a stream, and of the artifacts of a task."""
 MOST_STREAM_BYTES = 10 * MOST_BYTES
 CARD_BYTES = 1_000_000
 CARD_PATH = "/.well-known/agent-card.json"
@@ -172,9 +171,6 @@ class A2AClient:
             raise ExecutionBackendError(
                 self._name, f"{self.url} requires extensions: {self._words(', '.join(required))}"
             )
-        modes = [mode for mode in card.default_input_modes if mode]
-        if modes and not any(mode.startswith(("text", "*")) for mode in modes):
-            raise ExecutionBackendError(self._name, f"{self.url} takes no text, only {self._words(', '.join(modes))}")
         found = list(card.supported_interfaces)
         usable = [one for one in found if self._is_allowed(one)]
         if not usable:
@@ -271,7 +267,7 @@ class A2AClient:
         link = self._links.get(loop)
         if link is None:
             self._links = {known: kept for known, kept in self._links.items() if not known.is_closed()}
-            link = self._links[loop] = _Link(_http_client(self._origins))
+            link = self._links[loop] = _Link(make_http_client(self._origins, ANSWER_SECONDS))
         return link
 
     # --- errors
@@ -338,22 +334,9 @@ class _Link:
         self.card: AgentCard | None = None
 
 
-class TooMuch(Exception):
-    """A server sends more than anybody wants to read."""
-
-
 def is_id(text: str) -> bool:
     """Return whether an id of a server is plain: ids are part of addresses."""
     return _ID.fullmatch(text) is not None
-
-
-def origin_of(url: str) -> tuple[str, str, int]:
-    """Return scheme, host and port of an address; ValueError where it has none."""
-    parts = urlsplit(url)
-    scheme = parts.scheme.lower()
-    if scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError(f"{url!r} is no address of a server")
-    return scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[scheme]
 
 
 def _shown_origin(url: str) -> str:
@@ -373,52 +356,3 @@ def _grpc_code(exc: BaseException) -> str | None:
     code = getattr(exc, "code", None)
     found: Any = code() if callable(code) else None
     return found.name if type(found).__name__ == "StatusCode" else None
-
-
-def _http_client(origins: frozenset[tuple[str, str, int]]) -> httpx.AsyncClient:
-    """Return a client that reaches these origins only, keeps no cookies and reads only so much."""
-    import httpx
-
-    class Bounded(httpx.AsyncByteStream):
-        """The bytes of an answer: an event of a stream is no longer than any other answer."""
-
-        def __init__(self, stream: Any, is_stream: bool) -> None:
-            self._stream, self._is_stream = stream, is_stream
-
-        async def __aiter__(self) -> AsyncGenerator[bytes]:
-            size = 0
-            async for data in self._stream:
-                cut = data.rfind(b"\n") if self._is_stream else -1
-                size = size + len(data) if cut < 0 else len(data) - cut
-                if size > MOST_BYTES:
-                    raise TooMuch(f"sent more than {MOST_BYTES:,} bytes")
-                yield data
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-
-    class Guarded(httpx.AsyncBaseTransport):
-        def __init__(self) -> None:
-            # A connection for each request: an answer cannot be that to an earlier request.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
-
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if origin_of(str(request.url)) not in origins:
-                raise httpx.UnsupportedProtocol("the card leads to another server", request=request)
-            response = await self._inner.handle_async_request(request)
-            headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"set-cookie"]
-            if response.headers.get("content-encoding", "identity") != "identity":
-                await response.aclose()
-                raise TooMuch("sent compressed data, which was not asked for")
-            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-            stream = Bounded(response.stream, is_stream)
-            return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=response.extensions)
-
-        async def aclose(self) -> None:
-            await self._inner.aclose()
-
-    timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=None)
-    return httpx.AsyncClient(
-        transport=Guarded(), timeout=timeout, follow_redirects=False, headers={"accept-encoding": "identity"}
-    )

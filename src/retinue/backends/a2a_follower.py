@@ -14,7 +14,8 @@ from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, TextDelta
-from .a2a_client import MOST_BYTES, A2AClient, NotOffered, NotSent, UnknownTask, is_id
+from .a2a_client import A2AClient, NotOffered, NotSent, UnknownTask, is_id
+from .a2a_http import MOST_BYTES
 from .a2a_task import STATUS, TaskView, WireTask, read_task, read_tasks, read_update
 from .tasks_http import FIRST_PAUSE, LONGEST_PAUSE, SUBMIT_PATIENCE, retry
 
@@ -57,10 +58,13 @@ class A2AFollower:
         self.refused: str | None = None
         """The reason for which the server did not take an answer."""
         self._streamed, self._is_in_step = [request.streamed], True
-        self._reported, self._reports = ("", ""), 0
+        self._reported: tuple[str, str | None]
+        self._reported, self._reports = (str(noted.get("status", "")), None), 0
         self._old: tuple[str, str] | None = None
         """The id and text of a question that was answered; the server may show it for a while."""
         self._old_until = 0.0
+        self._has_other = False
+        """True if the server sent something about another task."""
         self._has_gap = False
         """True if something may have been missed: a snapshot is needed."""
 
@@ -98,6 +102,9 @@ class A2AFollower:
                 await self._decide(next(iter(self._request.decisions.values())))
         else:
             await self._submit()
+        view = self.view
+        if view.state == "completed" and view.task_id and not view.answer() and not view.parts():
+            self._has_gap = True  # some servers stream the states alone, and show the artifacts on request
         await self._settle()
 
     async def stop(self, seconds: float) -> str | None:
@@ -221,6 +228,8 @@ class A2AFollower:
         self._old, self._old_until = self._shown(), time.monotonic() + OLD_SECONDS
         try:
             await self._send(message_id, [payload], self._patience)
+            if self._has_other and self._is_waiting():
+                raise ConnectionError("the server made another task of it and cannot continue one")
         except (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask) as exc:
             reason = exc.reason if isinstance(exc, ExecutionBackendError) else str(exc)
             self.refused, self._old = f"the answer could not be sent: {reason}", None
@@ -299,7 +308,8 @@ class A2AFollower:
                 return
             self._begin(update.task_id, found.context_id, is_message=update.message is not None)
         elif update.message is None and update.task_id != view.task_id:
-            return  # of another task
+            self._has_other = True
+            return
         fresh = view.apply(update)
         self._check_size()
         self._stream_text(fresh)
@@ -347,7 +357,7 @@ class A2AFollower:
         """Report the state, and what the server says about it, when they change."""
         view = self.view
         said = self.words(view.question()) if not view.has_ended else ""
-        if (view.state, said) == self._reported or self._request.emit is None:
+        if self._reported in ((view.state, said), (view.state, None)) or self._request.emit is None:
             return
         self._reported = view.state, said
         self._reports += 1
