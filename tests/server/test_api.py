@@ -177,7 +177,7 @@ async def test_a_websocket_carries_the_same_events(url: str) -> None:
             await socket.send_json({"subscribe": "y", "run_id": "nope"})
             await socket.send_str("{")
             got = [await socket.receive_json() for _ in range(4)]
-        assert {"subscription": "x", "event": events[-1]} in got
+        assert {"subscription": "x", "id": str(len(events)), "event": events[-1]} in got
         assert {"subscription": "x", "ended": True} in got
         assert {one["error"]["code"] for one in got if "error" in one} == {"not_found", "invalid"}
 

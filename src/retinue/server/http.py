@@ -43,7 +43,6 @@ _DISCARDED = 8
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownAgent, 404, "unknown_agent"),
-    (UnknownRun, 404, "not_found"),
     (FileMissing, 404, "not_found"),
     (ThreadBusy, 409, "thread_busy"),
     (DecisionRefused, 409, "decision_refused"),
@@ -164,7 +163,8 @@ def headers_of(request: HTTPConnection) -> dict[str, str]:
     """Return the headers. One that came twice has both values, so that neither can stand in for the other."""
     found: dict[str, str] = {}
     for name, value in request.headers.items():
-        found[name] = f"{found[name]}, {value}" if name in found else value
+        between = "; " if name == "cookie" else ", "
+        found[name] = f"{found[name]}{between}{value}" if name in found else value
     return found
 
 
@@ -188,6 +188,15 @@ async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) 
     if scope != "none" and scope not in user.scopes:
         raise ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have")
     return user
+
+
+async def still_allowed(service: Service, headers: Mapping[str, str], user: User) -> bool:
+    """Return whether the reader of an open stream may still read. A database that cannot be asked revokes nothing."""
+    try:
+        known = await service.auth.user_of(headers)
+    except StoreError:
+        return True
+    return known is not None and known.id == user.id and "read" in known.scopes
 
 
 def check_origin(service: Service, headers: Mapping[str, str]) -> None:

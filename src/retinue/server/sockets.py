@@ -13,7 +13,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from .auth import User
-from .feeds import Batch, Frame
+from .feeds import BEAT, Batch, Frame
 from .http import (
     ApiError,
     as_api_error,
@@ -24,13 +24,17 @@ from .http import (
     headers_of,
     is_text,
     read_query,
+    still_allowed,
 )
 from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
-RESTART, GOING_WRONG = 1012, 1011
+RESTART, GOING_WRONG, FORBIDDEN = 1012, 1011, 1008
 _MOST_SUBSCRIPTIONS = 256
 _BEAT = b'{"beat":true}'
+_REVOKED = "the token is no longer valid"
+_LEFT = (WebSocketDisconnect, OSError, RuntimeError)
+"""What a send raises once the client has left, or the socket was closed here."""
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,19 +117,29 @@ async def _serve(
             await socket.send_denial_response(error_response(exc))
             return
         await socket.accept()
+        revoked = asyncio.create_task(_until_revoked(service, socket, user))
         sending = asyncio.create_task(_send_events(socket, batches))
-        await _until_left(socket, sending)
+        done = await _first_done(revoked, sending, asyncio.create_task(_left(socket)))
+        if revoked in done:
+            with contextlib.suppress(*_LEFT):
+                await socket.close(FORBIDDEN, _REVOKED)
 
 
-async def _until_left(socket: WebSocket, sending: asyncio.Task[None]) -> None:
-    """Wait until all is sent or the client has gone."""
-    leaving = asyncio.create_task(_left(socket))
+async def _first_done(*tasks: asyncio.Task[None]) -> set[asyncio.Task[None]]:
+    """Wait until one of several tasks is done, and stop the others."""
     try:
-        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]
     finally:
-        for task in (sending, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(sending, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_revoked(service: Service, socket: WebSocket, user: User) -> None:
+    """Return when the token of a socket is no longer valid."""
+    headers = headers_of(socket)
+    while await still_allowed(service, headers, user):  # noqa: ASYNC110 - another process may revoke it
+        await asyncio.sleep(BEAT)
 
 
 async def _left(socket: WebSocket) -> None:
@@ -166,7 +180,7 @@ async def _send(socket: WebSocket, data: bytes) -> None:
 class Subscriptions:
     """Many runs and threads over one socket. Each message of the server names the subscription it belongs to.
 
-    `{"subscription": name, "event": …}`, `{"subscription": name, "ended": true}`, or `{"subscription": name,
+    `{"subscription": name, "id": …, "event": …}`, `{"subscription": name, "ended": true}`, or `{"subscription": name,
     "error": {"detail", "code"}}`. One task a subscription sends; the socket takes one message at a time.
     """
 
@@ -176,13 +190,32 @@ class Subscriptions:
         self._lock = asyncio.Lock()
 
     async def serve(self) -> None:
+        revoked = asyncio.create_task(_until_revoked(self._service, self._socket, self._user))
+        closing = asyncio.create_task(self._until_closing())
         try:
-            while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-                await self._receive(message)
+            done = await _first_done(asyncio.create_task(self._receive_all()), revoked, closing)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        with contextlib.suppress(*_LEFT):
+            if revoked in done:
+                await self._socket.close(FORBIDDEN, _REVOKED)
+            elif closing in done:
+                await self._socket.close(RESTART, "connect again")
+
+    async def _until_closing(self) -> None:
+        """Show from time to time that the server is there; return when it ends."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self._service.closing.wait()
+                    return
+            await self._send(_BEAT)
+
+    async def _receive_all(self) -> None:
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            await self._receive(message)
 
     async def _receive(self, message: Any) -> None:
         try:
@@ -193,14 +226,15 @@ class Subscriptions:
         if not all(is_text(value) for value in msgspec.structs.astuple(request) if isinstance(value, str)):
             await self._tell(None, error={"detail": "a field has a character that is no text", "code": "invalid"})
             return
-        if request.unsubscribe is not None and (task := self._tasks.pop(request.unsubscribe, None)) is not None:
+        if request.unsubscribe is not None and (task := self._tasks.get(request.unsubscribe)) is not None:
             task.cancel()
+            await asyncio.wait({task})  # only then is the name free for another
+            self._tasks.pop(request.unsubscribe, None)
         if request.subscribe is not None:
             await self._subscribe(request.subscribe, request)
 
     async def _subscribe(self, name: str, request: Request) -> None:
-        known = self._tasks.get(name)
-        if known is not None and not known.done():
+        if name in self._tasks:
             await self._tell(name, error={"detail": f"{name[:80]!r} is in use", "code": "in_use"})
         elif len(self._tasks) >= _MOST_SUBSCRIPTIONS:
             detail = f"one socket carries at most {_MOST_SUBSCRIPTIONS} subscriptions"
@@ -211,21 +245,16 @@ class Subscriptions:
     async def _follow(self, name: str, request: Request) -> None:
         try:
             self._service.limits.count_request(self._user.id)
-            batches = await self._open(request)
-            async for batch in batches:
-                for frame in batch.frames:
-                    await self._send(b'{"subscription":%b,"event":%b}' % (msgspec.json.encode(name), frame.data))
-                if not batch.frames:
-                    await self._send(_BEAT)
+            opened: Any = await self._open(request)
+            async with contextlib.aclosing(opened):
+                async for batch in opened:
+                    for frame in batch.frames:
+                        await self._send(_named(name, batch.name_of(frame), frame))
             await self._tell(name, ended=True)
         except ServerCloses:
-            await self._socket.close(RESTART, "connect again")
-        except (WebSocketDisconnect, OSError):
-            return
+            return  # the socket is closed for all
         except Exception as exc:
-            known = exc if isinstance(exc, ApiError) else None
-            body = msgspec.json.decode(bytes(error_response(known or exc).body))
-            await self._tell(name, error=body)
+            await self._tell(name, error=msgspec.json.decode(bytes(error_response(exc).body)))
         finally:
             self._tasks.pop(name, None)
 
@@ -243,5 +272,13 @@ class Subscriptions:
         await self._send(msgspec.json.encode({"subscription": name, **more}))
 
     async def _send(self, data: bytes) -> None:
+        """Send a message. What comes after the client has left is dropped; `serve` ends soon."""
         async with self._lock:
-            await _send(self._socket, data)
+            with contextlib.suppress(*_LEFT):
+                await _send(self._socket, data)
+
+
+def _named(name: str, place: str, frame: Frame) -> bytes:
+    """Return an event of a subscription, with its id on the stream if it has one."""
+    shown = b'"id":%b,' % msgspec.json.encode(place) if place else b""
+    return b'{"subscription":%b,%b"event":%b}' % (msgspec.json.encode(name), shown, frame.data)

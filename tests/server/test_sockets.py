@@ -1,0 +1,134 @@
+"""Events over WebSocket: many subscriptions on one socket, signs of life, and sockets that the server closes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from retinue import Runtime
+from retinue.server import sockets
+from retinue.server.auth import User
+from retinue.server.http import headers_of
+
+from .agents import Gate, speaker
+from .serving import serving
+
+RUNS, MANY = "/api/v1/runs", "/api/v1/events"
+
+
+async def test_a_name_is_used_again_and_its_new_subscription_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_MOST_SUBSCRIPTIONS", 2)
+    gate = Gate()
+    async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
+        run_id = (await site.start("gated"))["run_id"]
+        follow = {"run_id": run_id, "kinds": "text_delta"}
+        await socket.send_json({"subscribe": "x", **follow})
+        for _ in range(3):
+            await socket.send_json({"unsubscribe": "x", "subscribe": "x", **follow})
+        gate.say("one")
+        got = await socket.receive_json()
+        assert (got["subscription"], got["event"]["delta"]) == ("x", "one")
+        codes: list[str] = []
+        for name in ("x", "y", "z"):
+            await socket.send_json({"subscribe": name, **follow, "after": got["id"]})
+            if name != "y":
+                codes.append((await socket.receive_json())["error"]["code"])
+        assert codes == ["in_use", "too_many"]
+        await socket.send_json({"unsubscribe": "x"})
+        await socket.send_str("{")
+        assert (await socket.receive_json())["error"]["code"] == "invalid"
+        gate.say("two", None)
+        rest = [await socket.receive_json() for _ in range(2)]
+        assert [one["subscription"] for one in rest] == ["y", "y"]
+        assert (rest[0]["event"]["delta"], rest[1]["ended"]) == ("two", True)
+
+
+async def test_the_subscription_of_a_thread_is_resumed_by_its_ids() -> None:
+    async with serving(Runtime([speaker("a", "b")])) as site, site.session.ws_connect(MANY) as socket:
+        for _ in range(2):
+            await site.result((await site.start("speaker", thread_id="t1"))["run_id"])
+        ids = [event.id for event in await site.all_events("/api/v1/threads/t1/events?until=idle")]
+        follow = {"thread_id": "t1", "until": "idle"}
+        await socket.send_json({"subscribe": "x", **follow})
+        got = [await socket.receive_json() for _ in ids]
+        assert [one["id"] for one in got] == ids
+        assert (await socket.receive_json())["ended"]
+        await socket.send_json({"subscribe": "x", **follow, "after": ids[2]})
+        assert [(await socket.receive_json())["id"] for _ in ids[3:]] == ids[3:]
+
+
+async def test_a_socket_has_one_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    async with serving(Runtime([gate.agent()])) as site:
+        run_id = (await site.start("gated"))["run_id"]
+        async with site.session.ws_connect(MANY) as socket:
+            for name in ("x", "y"):
+                await socket.send_json({"subscribe": name, "run_id": run_id, "kinds": "text_delta"})
+            gate.say("one")
+            assert {(await socket.receive_json())["subscription"] for _ in range(2)} == {"x", "y"}
+            site.service.feeds.wake_all()
+            await socket.send_str("{")
+            assert (await socket.receive_json())["error"]
+            gate.say("two")
+            assert {(await socket.receive_json()).get("subscription") for _ in range(2)} == {"x", "y"}
+        monkeypatch.setattr(sockets, "BEAT", 0.0)
+        async with site.session.ws_connect(MANY) as socket:
+            assert [await socket.receive_json() for _ in range(2)] == [{"beat": True}] * 2
+        gate.say(None)
+
+
+class Revocable:
+    """Lets a user in until it is revoked."""
+
+    user: User | None = User("ann")
+
+    async def user_of(self, headers: Mapping[str, str]) -> User | None:
+        return self.user
+
+
+@pytest.mark.parametrize("left", [None, User("bob"), User("ann", frozenset({"run"}))])
+async def test_a_revoked_token_ends_open_sockets(monkeypatch: pytest.MonkeyPatch, left: User | None) -> None:
+    monkeypatch.setattr(sockets, "BEAT", 0.001)
+    gate, auth = Gate(), Revocable()
+    async with serving(Runtime([gate.agent()]), auth=auth) as site:
+        run = await site.start("gated")
+        paths = (f"{RUNS}/{run['run_id']}/events", f"/api/v1/threads/{run['thread_id']}/events", MANY)
+        opened = [await site.session.ws_connect(path) for path in paths]
+        await opened[-1].send_json({"subscribe": "x", "run_id": run["run_id"]})
+        for socket in opened:
+            assert await socket.receive_json()
+        auth.user = left
+        for socket in opened:
+            async for _ in socket:
+                pass
+            assert socket.close_code == sockets.FORBIDDEN
+        gate.say(None)
+
+
+async def test_a_server_that_ends_closes_a_socket_of_many_once() -> None:
+    gate, problems = Gate(), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    async with serving(Runtime([gate.agent()])) as site:
+        run_id = (await site.start("gated"))["run_id"]
+        async with site.session.ws_connect(MANY) as socket:
+            for name in ("x", "y", "z"):
+                await socket.send_json({"subscribe": name, "run_id": run_id, "kinds": "text_delta"})
+            gate.say("one")
+            for _ in range(3):
+                await socket.receive_json()
+            site.service.close()
+            assert (await socket.receive()).data == sockets.RESTART
+        gate.say(None)
+    gc.collect()
+    assert problems == []
+
+
+def test_two_cookie_headers_are_one_list_of_cookies() -> None:
+    given = [(b"cookie", b"a=1"), (b"cookie", b"retinue_session=x"), (b"x-user", b"ann"), (b"x-user", b"bob")]
+    found = headers_of(HTTPConnection({"type": "http", "headers": given}))
+    assert found == {"cookie": "a=1; retinue_session=x", "x-user": "ann, bob"}
