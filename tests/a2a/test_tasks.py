@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,11 @@ from retinue.testing import ScriptedModel, call, fail, say
 from retinue.tools import ResumeMode, SuspendTicket, ToolContext, ToolResult
 
 from ..server.agents import Gate, boss, pay, speaker
-from ..server.serving import TOKEN
+from ..server.processes import TOKEN as SERVED
+from ..server.processes import served
+from ..server.serving import TOKEN, serving
 from ..waiting import until
-from .calling import ALL, NEW, A2AError, a2a_serving, answers, states, task_of, text_of
+from .calling import ALL, NEW, A2AError, a2a_serving, answers, calling, states, task_of, text_of
 
 
 class Chunks:
@@ -46,6 +50,9 @@ class Chunks:
     async def stream(self, request: object) -> AsyncIterator[Any]:
         for chunk in self.chunks:
             yield chunk
+
+
+JSON = {"content-type": "application/json"}
 
 
 def rpc(method: str, **params: Any) -> dict[str, Any]:
@@ -119,13 +126,14 @@ async def test_malformed_requests_are_refused_with_their_codes() -> None:
         ]
         for body, code in cases:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            answer = await ask("POST", url, data=data)
+            answer = await ask("POST", url, data=data, headers=JSON)
             assert (answer.status, answer.body["error"]["code"]) == (200, code), body
-        assert (await ask("POST", url, data=json.dumps(rpc("GetTask", id="x")), headers={"a2a-version": "9.0"})).body[
-            "error"
-        ]["code"] == -32009
+        assert (
+            await ask("POST", url, data=json.dumps(rpc("GetTask", id="x")), headers={**JSON, "a2a-version": "9.0"})
+        ).body["error"]["code"] == -32009
+        assert (await ask("POST", url, data=b"{}")).body["error"]["code"] == -32005
         assert (await ask("POST", "/a2a/nobody", data=b"{}")).status == 404
-        assert (await ask("POST", url, data=BytesIO(b"x" * 5_000_000))).status == 413
+        assert (await ask("POST", url, data=BytesIO(b"x" * 5_000_000), headers=JSON)).status == 413
         assert (await ask("GET", f"{url}/tasks/nothing")).status == 404
         assert (await ask("POST", f"{url}/message:send", data=b"{")).status == 400
         assert (await ask("GET", f"{url}/tasks?pageSize=0")).status == 400
@@ -410,3 +418,45 @@ async def test_a_name_that_leads_to_this_machine_is_refused_when_it_is_resolved(
     with pytest.raises(OSError, match="no address"):
         await _Resolver(private=False).resolve("localhost", 80)
     assert await _Resolver(private=True).resolve("localhost", 80)
+
+
+async def test_without_the_extra_there_are_no_routes_of_a2a(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.server.app.find_spec", lambda name: None)
+    async with serving(Runtime([speaker("hi")])) as site:
+        for path in ("/.well-known/agent-card.json", "/a2a/speaker/.well-known/agent-card.json"):
+            assert (await site.get(path)).status == 404
+        assert (await site.post("/a2a/speaker")).status == 404
+        assert await site.start("speaker")
+
+
+async def test_limits_hold_on_every_transport() -> None:
+    gate = Gate()
+    async with a2a_serving(Runtime([gate.agent()]), max_streams=1) as place:
+        for transport in ALL:
+            async with place.caller(transport, "gated") as caller:
+                stream = caller.stream("go")
+                task_id = task_of([await anext(stream)])
+                with pytest.raises(Exception, match=r"429|RESOURCE_EXHAUSTED|streams"):
+                    await anext(caller.subscribe(task_id))
+                await caller.cancel(task_id)
+                assert states([one async for one in stream])[-1] == "canceled"
+
+
+async def test_a_task_of_another_process_is_pushed_on_after_its_death(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with webhook() as (address, got):
+        options = ("--db", url, "--push-private")
+        async with served("tests.server.served:runtime", *options, folder=tmp_path) as first:
+            async with calling(first.site.url, "JSONRPC", "waiter", SERVED, streaming=False) as caller:
+                config = {"taskPushNotificationConfig": {"url": address}, "returnImmediately": True}
+                await caller.send("it", configuration=config)
+            await until(lambda: (tmp_path / "it.pids").exists() and got)
+            await first.end(signal.SIGKILL)
+        with closing(sqlite3.connect(tmp_path / "app.db")) as database:  # as if the hold of the dead were over
+            database.execute("UPDATE push_targets SET held_until = 0")
+            database.commit()
+        async with served("tests.server.served:runtime", *options, folder=tmp_path):
+            (tmp_path / "it").touch()
+            await until(lambda: ended(got))
+        kept = [body["statusUpdate"]["status"]["state"] for body, _ in got if "statusUpdate" in body]
+        assert kept == ["TASK_STATE_WORKING", "TASK_STATE_COMPLETED"]

@@ -189,9 +189,10 @@ class Tasks(RequestHandler):
     ) -> AsyncGenerator[Update]:
         caller = await self.enter(context, "none", params)
         with as_a2a_errors():
-            sent = await self._send(caller, params)
-            async for update in self._stream(sent, until_idle=True):
-                yield apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
+            with self._place(context, caller):
+                sent = await self._send(caller, params)
+                async for update in self._stream(sent, until_idle=True):
+                    yield apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
 
     async def on_subscribe_to_task(
         self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
@@ -201,9 +202,14 @@ class Tasks(RequestHandler):
             record = await self.record_of(caller, params.id)
             if record.has_ended:
                 raise UnsupportedOperationError("the task has ended: read it with GetTask")
-            place = await self.service.runtime.log(params.id).last()
-            async for update in self._stream(Sent(record, place), until_idle=False):
-                yield update
+            with self._place(context, caller):
+                place = await self.service.runtime.log(params.id).last()
+                async for update in self._stream(Sent(record, place), until_idle=False):
+                    yield update
+
+    def _place(self, context: ServerCallContext, caller: Caller) -> contextlib.AbstractContextManager[None]:
+        """Hold one of the streams of a user. The streams of HTTP do so themselves."""
+        return contextlib.nullcontext() if "user" in context.state else self.service.limits.stream(caller.user.id)
 
     async def _send(self, caller: Caller, params: pb.SendMessageRequest) -> Sent:
         validate_history_length(params.configuration)

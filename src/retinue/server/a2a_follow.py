@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from ..core.stores import RunRecord
-from ..wire.a2a import Json, TaskProjection
+from ..wire.a2a import INTERRUPTED, Json, TaskProjection
 from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run
 
@@ -27,6 +27,8 @@ async def read_task(service: Service, record: RunRecord) -> TaskProjection:
     for event in await service.runtime.log(record.identity.run_id).so_far():
         projection(event)
     settle(projection, record)
+    if projection.state in INTERRUPTED and record.result is not None:
+        projection.ask(record.result.suspended)
     return projection
 
 
@@ -38,9 +40,22 @@ async def follow_task(
     try:
         async for batch in await open_run(service, record, EventsQuery()):
             for frame in batch.frames:
-                yield frame.seq, projection(frame.event)
+                updates = projection(frame.event)
+                if updates and projection.state in INTERRUPTED:
+                    updates = await _ask(service, record.identity.run_id, frame.seq, projection) or updates
+                yield frame.seq, updates
         ended = await service.runtime.store.load_run(record.identity.run_id)
         if ended is not None and (updates := settle(projection, ended)):
             yield 0, updates
     except ServerCloses:
         return
+
+
+async def _ask(service: Service, run_id: str, seq: int, projection: TaskProjection) -> list[Json]:
+    """Ask what the run waits for, if this is its present question and not one of the past."""
+    if await service.runtime.log(run_id).last() != seq:
+        return []
+    record = await service.runtime.store.load_run(run_id)
+    if record is None or record.result is None or record.result.status.is_terminal:
+        return []
+    return [projection.ask(record.result.suspended)]

@@ -18,6 +18,7 @@ from a2a.utils.error_handlers import build_error_details, build_rest_error_paylo
 from a2a.utils.errors import (
     JSON_RPC_ERROR_CODE_MAP,
     A2AError,
+    ContentTypeNotSupportedError,
     InternalError,
     InvalidParamsError,
     InvalidRequestError,
@@ -239,6 +240,9 @@ class _Rpc:
         context = _context(call)
         request_id: Any = None
         try:
+            media = call.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+            if media not in ("application/json", _MEDIA):
+                raise ContentTypeNotSupportedError("a request has the content type application/json")
             body = _read_rpc(await read_bytes(call.request, call.service))
             request_id, method = body.get("id"), body["method"]
             if method in _OLD:

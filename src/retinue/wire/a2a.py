@@ -35,6 +35,7 @@ from ..core.events import (
 from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
+from ..core.results import SuspendTicket
 from .resources import Decisions
 from .snapshot import SnapshotTree
 
@@ -53,6 +54,8 @@ OUTPUT = "output"
 """The artifact with the structured answer."""
 _IDS = "a2a:"
 """The ids of decisions that came as messages begin so: `a2a:<one of ours>.<number>:<id of the message>`."""
+_AUTH = "a2a:auth_required"
+"""The action of tickets that ask for credentials."""
 _STATES = {
     RunStatus.COMPLETED: COMPLETED,
     RunStatus.FAILED: FAILED,
@@ -314,8 +317,22 @@ class TaskProjection:
 
     def _asked(self, event: RunFinished) -> Json:
         self.questions = [one for one in self._tree.questions() if one["answer_to"] == self.id]
-        waiting = {self._tree.runs[one["run_id"]].status for one in self.questions}
-        state = AUTH_REQUIRED if waiting == {RunStatus.WAITING_AUTH} else INPUT_REQUIRED
+        return self._update(INPUT_REQUIRED, event.at, str(event.seq), self._forms())
+
+    def ask(self, tickets: Mapping[str, SuspendTicket]) -> Json:
+        """Ask what the run waits for now. It knows better than its log, which has no questions of other servers."""
+        known = {one["path"]: one for one in self.questions}
+        self.questions = []
+        for key, ticket in tickets.items():
+            path = "/".join(ticket.path) or key
+            shown = known.get(path, {"agent": "", "tool": "", "args": {}})
+            self.questions.append({**shown, "path": path, "ticket": to_json_value(ticket)})
+        is_auth = all(ticket.action == _AUTH for ticket in tickets.values())
+        self.status = {**self.status, "state": AUTH_REQUIRED if tickets and is_auth else INPUT_REQUIRED}
+        self.status["message"] = {**self.status["message"], "parts": self._forms()}
+        return {"statusUpdate": {"taskId": self.id, "contextId": self.context_id, "status": self.status}}
+
+    def _forms(self) -> list[Json]:
         parts: list[Json] = []
         for one in self.questions:
             ticket = one["ticket"]
@@ -323,7 +340,7 @@ class TaskProjection:
             form: Json = {name: one[name] for name in ("agent", "tool", "args")}
             form |= {"call": one["path"], "ticket": ticket, "schema": ticket["response_schema"]}
             parts.append({"data": form, "mediaType": "application/json"})
-        return self._update(state, event.at, str(event.seq), parts)
+        return parts or [{"text": "waits for an answer"}]
 
     # progress
 
