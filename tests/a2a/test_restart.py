@@ -17,7 +17,7 @@ AGENTS = "tests.server.served:runtime"
 @pytest.mark.parametrize("transport", ALL)
 async def test_tasks_survive_the_death_of_the_server(transport: str, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/app.db"
-    async with served(AGENTS, "--db", database, folder=tmp_path) as first:
+    async with served(AGENTS, "--db", database, "--grpc-port", "0", folder=tmp_path) as first:
         async with calling(first.site.url, transport, "payer", TOKEN) as caller:
             asked = await caller.send("pay", messageId="asks")
             waits = task_of(asked)
@@ -26,7 +26,7 @@ async def test_tasks_survive_the_death_of_the_server(transport: str, tmp_path: P
             works = task_of([await anext(stream)])
             await until((tmp_path / "it.pids").exists)
             await first.end(signal.SIGKILL)
-    async with served(AGENTS, "--db", database, folder=tmp_path) as second:
+    async with served(AGENTS, "--db", database, "--grpc-port", "0", folder=tmp_path) as second:
         async with calling(second.site.url, transport, "waiter", TOKEN) as caller:
             assert (await caller.get(works))["status"]["state"] == "TASK_STATE_WORKING"
             again = caller.subscribe(works)
@@ -46,7 +46,12 @@ async def test_tasks_survive_the_death_of_the_server(transport: str, tmp_path: P
 async def test_any_worker_answers_for_a_task(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/app.db"
     async with served(AGENTS, "--db", database, "--workers", "2", folder=tmp_path) as server:
-        for transport in ALL:
+        card = (await server.site.get("/.well-known/agent-card.json")).body
+        port = int(server.site.url.rpartition(":")[2])
+        assert card["supportedInterfaces"][2]["url"] == f"127.0.0.1:{port + 1}"
+        own = (await server.site.get("/a2a/payer/.well-known/agent-card.json")).body
+        assert "GRPC" not in [one["protocolBinding"] for one in own["supportedInterfaces"]]
+        for transport in (one for one in ALL if one != "GRPC"):
             async with calling(server.site.url, transport, "payer", TOKEN, streaming=False) as caller:
                 task_id = task_of(await caller.send("pay"))
             async with calling(server.site.url, transport, "payer", TOKEN) as caller:

@@ -459,4 +459,4 @@ async def test_a_task_of_another_process_is_pushed_on_after_its_death(tmp_path: 
             (tmp_path / "it").touch()
             await until(lambda: ended(got))
         kept = [body["statusUpdate"]["status"]["state"] for body, _ in got if "statusUpdate" in body]
-        assert kept == ["TASK_STATE_WORKING", "TASK_STATE_COMPLETED"]
+        assert list(dict.fromkeys(kept)) == ["TASK_STATE_WORKING", "TASK_STATE_COMPLETED"]  # the first may come twice

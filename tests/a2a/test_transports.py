@@ -18,7 +18,7 @@ async def test_an_answer_is_streamed_as_one_artifact(transport: str) -> None:
         assert states(updates) == ["submitted", "working", "completed"]
         assert answers(updates) == "Good day"
         assert [one["artifactUpdate"].get("append", False) for one in updates if "artifactUpdate" in one] == [
-            False, True, True
+            False, True, False
         ]  # fmt: skip
         task = await caller.get(task_of(updates))
         assert answers([{"task": task}]) == "Good day"

@@ -217,7 +217,7 @@ async def _grpc(args: argparse.Namespace, app: Starlette, listener: socket.socke
     if port is None:
         port = 0 if args.port == 0 and args.workers == 1 else listener.getsockname()[1] + 1
     try:
-        server = await start_grpc(app, args.host, port, shared=args.workers > 1)
+        server = await start_grpc(app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None)
     except ConfigurationError as exc:
         if args.grpc_port is not None:
             raise

@@ -33,13 +33,15 @@ class Cards:
     def __init__(self, service: Service, version: str, base: str, key: bytes | None) -> None:
         self._service, self._version, self._base = service, version, base
         self.grpc_port: int | None = None
+        self.names_grpc = True
+        """Whether the cards of agents name gRPC. That of the server and extended ones do."""
         self._signer = None if key is None else Signer(key)
 
-    def card_of(self, agent: Agent, base: str = "") -> pb.AgentCard:
+    def card_of(self, agent: Agent, base: str = "", *, names_grpc: bool = True) -> pb.AgentCard:
         base = base or self._base or "http://localhost"
         host = base.partition("://")[2].partition("/")[0]
         name = host[: host.rfind(":")] if host.rfind(":") > host.rfind("]") else host
-        grpc = None if self.grpc_port is None else f"{name}:{self.grpc_port}"
+        grpc = f"{name}:{self.grpc_port}" if self.grpc_port is not None and names_grpc else None
         secured = not isinstance(self._service.auth, NoAuth)
         url = f"{base}/a2a/{agent.name}"
         card: Any = ParseDict(card_json(agent, url, self._version, grpc=grpc, secured=secured), pb.AgentCard())
@@ -58,7 +60,7 @@ class Cards:
             agent = agents.get(name or next(iter(agents), ""))
             if agent is None:
                 return error_response(not_found("agent"))
-            found = self.card_of(agent, base_of(request))
+            found = self.card_of(agent, base_of(request), names_grpc=name is None or self.names_grpc)
             shown = MessageToDict(found) if name is None else agent_card_to_dict(found)
             unsigned = {key: value for key, value in shown.items() if key != "signatures"}
             tag = hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()[:32]

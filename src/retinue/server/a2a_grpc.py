@@ -53,10 +53,13 @@ class _OldService(CompatGrpcHandler):
         await super().abort_context(error, context)  # pyright: ignore[reportUnknownMemberType]
 
 
-async def start_grpc(app: Starlette, host: str, port: int, *, shared: bool = False) -> grpc.aio.Server:
+async def start_grpc(
+    app: Starlette, host: str, port: int, *, shared: bool = False, listed: bool = True
+) -> grpc.aio.Server:
     """Serve the A2A agents of an application over gRPC, without TLS, and name the port in their cards.
 
-    The caller stops the server. `shared`: other processes of the same server listen on the port, too.
+    The caller stops the server. `shared`: other processes of the same server listen on the port, too. `listed`: whether
+    the cards of agents name it, beside that of the server; some clients refuse a card with an address of another origin.
 
     Raise ConfigurationError if the address cannot be had.
     """
@@ -74,4 +77,5 @@ async def start_grpc(app: Starlette, host: str, port: int, *, shared: bool = Fal
         await server.start()
     except RuntimeError as exc:
         raise ConfigurationError(f"cannot listen on {host} port {port} for gRPC: give another --grpc-port") from exc
+    tasks.cards.names_grpc = listed
     return server

@@ -402,11 +402,9 @@ class TaskProjection:
             self.answer = message
         if text:
             held, pieces = self._texts.get(name, ("", []))
-            if held != message.id or "".join(pieces) != text:
+            if is_last or held != message.id or "".join(pieces) != text:
+                # The last piece is the whole: clients keep that one, and show the others as they come.
                 updates.append(self._new_text(event, text, message.id or "", is_last=is_last))
-            elif is_last:  # nothing is left to say but that it is whole
-                end = {**self._artifacts[name], "parts": [{"text": ""}]}
-                updates.append(self._artifact_update(end, append=True, is_last=True))
         for place, part in enumerate(message.parts):
             if isinstance(part, ImagePart | FilePart | DataPart) and (shown := part_json(part)) is not None:
                 updates.append(self._artifact(event, f"{message.id}-{place}", [shown], is_last=True))
