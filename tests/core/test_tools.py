@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import retinue
 from retinue import (
     Agent,
+    ConfigurationError,
     Denied,
     InternalError,
     InvalidArguments,
@@ -406,6 +409,19 @@ def test_misuse_raises_at_once_and_says_where() -> None:
 
     with pytest.raises(ValueError, match="tool class Nameless has no descriptor"):
         Agent("a", tools=[Nameless()])
+
+
+def test_a_schema_has_nothing_fetched(tmp_path: Path) -> None:
+    """Neither a file nor an address: schemas come from servers too."""
+    (tmp_path / "s.json").write_text('{"type": "object"}')
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        places = [f"file://{tmp_path}/s.json", f"http://127.0.0.1:{listening.getsockname()[1]}/s.json"]
+        for place in places:
+            with pytest.raises(ConfigurationError, match="nothing is fetched"):
+                SuspendTicket("t", "ask", response_schema={"$ref": place})
+        with pytest.raises(BlockingIOError):
+            listening.accept()
 
 
 async def test_an_unknown_tool_names_those_there_are() -> None:

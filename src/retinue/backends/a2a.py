@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
-from ..core.errors import ExecutionBackendError
+from ..core.errors import ExecutionBackendError, RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Part, TextPart
 from ..core.results import SuspendTicket
@@ -156,5 +159,8 @@ def _tickets(follower: A2AFollower, status: RunStatus) -> dict[str, SuspendTicke
     name = f"{action}_{follower.questions}"
     asked: Any = follower.asked_data()
     message = follower.words(follower.view.question()) or f"it waits for {action}"
-    ticket_id = f"{follower.run_id}-{name}"
-    return {name: SuspendTicket(ticket_id, f"a2a:{action}_required", message, asked, path=(name,))}
+    ticket = SuspendTicket(f"{follower.run_id}-{name}", f"a2a:{action}_required", message, asked, path=(name,))
+    if isinstance(asked, dict) and isinstance(schema := cast("dict[str, Any]", asked).get("schema"), dict):
+        with suppress(RetinueError):  # our own server says what an answer looks like; others may mean something else
+            return {name: replace(ticket, response_schema=cast("dict[str, Any]", schema))}
+    return {name: ticket}

@@ -76,6 +76,8 @@ class WireStatus(Struct, rename="camel"):
 class WireArtifact(Struct, rename="camel"):
     artifact_id: str = ""
     parts: list[WirePart] = []
+    metadata: dict[str, Any] = {}
+    """`ns` in it says that the artifact is of a sub-agent, and no part of the answer."""
 
 
 class WireTask(Struct, rename="camel"):
@@ -136,6 +138,8 @@ class TaskView:
         self.message_ids: set[str] = set()
         """Of the messages in its history."""
         self._artifacts: dict[str, list[WirePart]] = {}
+        self._below: set[str] = set()
+        """The artifacts of sub-agents."""
         self._last_answer = ""
         self.size = 0
 
@@ -152,7 +156,8 @@ class TaskView:
         """Take a snapshot, which replaces everything."""
         self._artifacts, self.size = {}, 0
         for artifact in task.artifacts:
-            self._put(artifact.artifact_id, artifact.parts, append=False)
+            if not artifact.metadata.get("ns"):
+                self._put(artifact.artifact_id, artifact.parts, append=False)
         self.message_ids = {message.message_id for message in task.history}
         answers = [message.text for message in task.history if message.role == "ROLE_AGENT" and message.text]
         self._last_answer = answers[-1] if answers else ""
@@ -170,6 +175,9 @@ class TaskView:
         if update.artifact_update is None:
             return ""
         artifact, append = update.artifact_update.artifact, update.artifact_update.append
+        if artifact.metadata.get("ns") or artifact.artifact_id in self._below:
+            self._below.add(artifact.artifact_id)
+            return ""
         known = list(self._artifacts)
         is_at_end = artifact.artifact_id not in known or (append and known[-1] == artifact.artifact_id)
         had_own, had_any = self._has_text(artifact.artifact_id), any(map(self._has_text, known))

@@ -46,10 +46,15 @@ class Parameter(Struct, frozen=True):
     description: str
 
 
+def _refuse_reference(uri: str) -> Any:
+    """Fetch nothing for a schema: it may be that of a stranger, who could have files and addresses read."""
+    raise ValueError(f"{uri} is outside of the schema, and nothing is fetched")
+
+
 def check_schema(schema: Mapping[str, Any], what: str) -> Any:
     """Return a validator for a JSON Schema; ConfigurationError names an invalid one."""
     try:
-        return jsonschema_rs.validator_for(dict(schema))
+        return jsonschema_rs.validator_for(dict(schema), retriever=_refuse_reference)
     except (ValueError, jsonschema_rs.ReferencingError) as exc:
         raise ConfigurationError(f"{what}: not a valid JSON Schema: {exc}") from exc
 
