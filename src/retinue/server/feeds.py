@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -227,6 +227,15 @@ class Feeds:
             if not self._feeds:
                 self._beats.cancel()
                 self._beats = None
+
+    def drop(self, log_ids: Iterable[str]) -> None:
+        """End the feeds of logs that were deleted."""
+        for log_id in log_ids:
+            feed = self._feeds.pop(log_id, None)
+            if feed is not None:
+                feed.ended = True
+                feed.close()
+                feed.wake()
 
     def run_started(self) -> asyncio.Future[None]:
         """Return a future that is done when this server starts a run."""

@@ -101,6 +101,11 @@ class Call:
         """Name the run that the request has started, for the access log."""
         self.request.state.run_id = run_id
 
+    async def is_still_allowed(self) -> bool:
+        """Return whether the credentials of the request are still valid; a stream asks from time to time."""
+        user = await self.service.auth.user_of(headers_of(self.request))
+        return user is not None and user.id == self.user.id and "read" in user.scopes
+
 
 class Page(Struct, frozen=True):
     """The query of a list."""

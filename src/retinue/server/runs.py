@@ -103,30 +103,29 @@ async def start_run(call: Call) -> Any:
     run_id = _chosen_id(call)
     if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
         return json_response(_started_json(known), 201)
-    is_new = body.thread_id is not None and await call.service.check_new_thread(call.user, body.thread_id)
     try:
         given = as_input(body.input)
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
-    run = call.runtime.stream(
-        body.agent,
-        given,
-        thread_id=body.thread_id or (run_id and f"thread_{run_id}"),
-        user_id=call.user.id,
-        context=body.context,
-        run_id=run_id,
-        state=None if body.state is None else PersistedState(extensions=body.state),
-        limits=body.limits,
-        when_busy=body.when_busy,
-    )
-    call.note_run(run.run_id)
-    try:
-        await run.stored()
-    except StoreError:
-        if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
-            raise
-    if is_new:
-        await call.service.confirm_thread(call.user, run)
+    thread_id = body.thread_id or (run_id and f"thread_{run_id}")
+    async with call.service.thread_for(call.user, thread_id, is_ours=body.thread_id is None):
+        run = call.runtime.stream(
+            body.agent,
+            given,
+            thread_id=thread_id,
+            user_id=call.user.id,
+            context=body.context,
+            run_id=run_id,
+            state=None if body.state is None else PersistedState(extensions=body.state),
+            limits=body.limits,
+            when_busy=body.when_busy,
+        )
+        call.note_run(run.run_id)
+        try:
+            await run.stored()
+        except StoreError:
+            if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
+                raise
     return json_response(await started_json(call.service, run), 201)
 
 
@@ -253,7 +252,7 @@ async def run_events(call: Call) -> Response:
     query: EventsQuery = call.query
     record = await call.service.run_of(call.user, call.param("run_id"))
     batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
-    return EventStream(call.service, call.user.id, batches)
+    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
 
 
 # --- trees

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Generator
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ..core.stores import RunRecord
-from ..runtime import Run, Runtime
+from ..core.errors import RetinueError
+from ..core.stores import RunRecord, ThreadRecord
+from ..runtime import Runtime
 from .auth import LOCAL, Auth, User
 from .feeds import Feeds
 from .http import ApiError, not_found
@@ -18,6 +20,8 @@ from .metrics import Metrics
 
 T = TypeVar("T")
 MAX_BODY = 4_000_000
+OWN_PREFIX = "thread_run_"
+"""The ids of threads that follow from the key of a request. Nobody may take one in advance."""
 BODY_SECONDS = 60.0
 """Seconds in which a client must have sent the body of its request."""
 
@@ -110,12 +114,28 @@ class Service:
             raise not_found("thread")
         return found is None
 
-    async def confirm_thread(self, user: User, run: Run) -> None:
-        """End a run on a new thread that another user began at the same moment, and raise as if it had come later."""
+    @contextlib.asynccontextmanager
+    async def thread_for(self, user: User, thread_id: str | None, *, is_ours: bool = False) -> AsyncGenerator[None]:
+        """Hold a thread while a run on it is started. A new thread is the user's from now on: if two users begin one at
+        the same moment, the store decides. It is removed again if the start fails. `is_ours`: the id is one we made.
+        """
+        store, created = self.runtime.store, False
+        known = None if thread_id is None else await store.user_of_thread(thread_id)
+        if thread_id is not None and known is None:
+            if not is_ours and thread_id.startswith(OWN_PREFIX):
+                raise ApiError(
+                    422, "invalid", f"ids that begin with {OWN_PREFIX!r} are made by the server: choose another"
+                )
+            created = await store.create_thread(ThreadRecord(thread_id=thread_id, user_id=user.id))
+            known = (user.id,) if created else await store.user_of_thread(thread_id)
+        if thread_id is not None and (known is None or not owns(user, known[0])):
+            raise not_found("thread")
         try:
-            await self.check_new_thread(user, run.thread_id)
-        except ApiError:
-            await run.cancel("the thread is another user's")
+            yield
+        except BaseException:
+            if created and thread_id is not None:
+                with contextlib.suppress(RetinueError):
+                    await store.delete_thread(thread_id)
             raise
 
     def filters(self, user: User) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def routes(service: Service) -> list[WebSocketRoute]:
         async def open_batches(user: User) -> AsyncIterator[Batch]:
             thread_id = socket.path_params["thread_id"]
             await service.check_thread(user, thread_id)
-            return await open_thread(service, thread_id, _query(socket), socket.headers.get("last-event-id"))
+            return await open_thread(service, user, thread_id, _query(socket), socket.headers.get("last-event-id"))
 
         await _serve(service, socket, open_batches)
 
@@ -266,7 +266,7 @@ class Subscriptions:
             return await open_run(self._service, record, request.query())
         assert request.thread_id is not None
         await self._service.check_thread(self._user, request.thread_id)
-        return await open_thread(self._service, request.thread_id, request.query())
+        return await open_thread(self._service, self._user, request.thread_id, request.query())
 
     async def _tell(self, name: str | None, **more: Any) -> None:
         await self._send(msgspec.json.encode({"subscription": name, **more}))

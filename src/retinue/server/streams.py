@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -23,9 +23,10 @@ from ..core.events import (
     ToolCallStreamDelta,
 )
 from ..core.stores import RunRecord
-from .feeds import Batch, Feed, Frame, make_frame
+from .auth import User
+from .feeds import BEAT, Batch, Feed, Frame, make_frame
 from .http import ApiError, is_text
-from .service import Service
+from .service import Service, owns
 
 _LOOK_FOR_RUNS = 1.0
 """Seconds between two looks for new runs of a thread."""
@@ -70,8 +71,9 @@ class Filter:
 
 
 def read_place(given: str | None, header: str | None) -> int:
-    """Return the event number after which to begin: `?after=`, else `Last-Event-ID`, else 0."""
-    text = given if given is not None else header
+    """Return the event number after which to begin: `Last-Event-ID`, which a browser sends when it connects again, else
+    `?after=`, else 0."""
+    text = header or given
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
@@ -141,9 +143,13 @@ async def _is_idle(service: Service, log_id: str, after: int) -> bool:
 class _Source:
     """A run of a thread that is being read."""
 
-    def __init__(self, feed: Feed, after: int = 0) -> None:
-        self.feed, self.after = feed, after
-        self.root_ended = False
+    def __init__(self, service: Service, run_id: str, after: int = 0, *, root_ended: bool = False) -> None:
+        self._place = contextlib.ExitStack()
+        self.feed, self.after = self._place.enter_context(service.feeds.open(run_id, after)), after
+        self.root_ended = root_ended
+
+    def close(self) -> None:
+        self._place.close()
 
     async def take(self) -> list[Frame]:
         """Return the next events; while the root run has not ended, none after its end."""
@@ -166,12 +172,12 @@ class _Source:
 
 
 async def open_thread(
-    service: Service, thread_id: str, query: EventsQuery, header: str | None = None
+    service: Service, user: User, thread_id: str, query: EventsQuery, header: str | None = None
 ) -> AsyncIterator[Batch]:
     """Check what a reader wants of a thread, and return its events."""
     wanted = Filter(query)
-    first_run, after = await _thread_place(service, thread_id, query.after if query.after is not None else header)
-    return _ThreadReader(service, thread_id, first_run, after, wanted).batches()
+    first_run, after = await _thread_place(service, thread_id, header or query.after)
+    return _ThreadReader(service, user, thread_id, first_run, after, wanted).batches()
 
 
 async def _thread_place(service: Service, thread_id: str, cursor: str | None) -> tuple[str | None, int]:
@@ -182,7 +188,10 @@ async def _thread_place(service: Service, thread_id: str, cursor: str | None) ->
     record = await service.runtime.store.load_run(run_id) if run_id and is_text(run_id) else None
     if record is None or record.identity.thread_id != thread_id or not seq:
         raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
-    return run_id, read_place(seq, None)
+    after = read_place(seq, None)
+    if after and not await service.runtime.log(run_id).has_event(after):
+        raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
+    return run_id, after
 
 
 class _ThreadReader:
@@ -192,30 +201,41 @@ class _ThreadReader:
     Such events have no id: after a reconnect, those of logs that have not ended are sent again.
     """
 
-    def __init__(self, service: Service, thread_id: str, first_run: str | None, after: int, wanted: Filter) -> None:
-        self._service, self._thread_id, self._wanted = service, thread_id, wanted
+    def __init__(
+        self, service: Service, user: User, thread_id: str, first_run: str | None, after: int, wanted: Filter
+    ) -> None:
+        self._service, self._user, self._thread_id, self._wanted = service, user, thread_id, wanted
         self._first_run, self._after = first_run, after
         self._seen: set[str] = set()
         self._main: _Source | None = None
         self._tails: list[_Source] = []
-        self._stack = contextlib.ExitStack()
 
     async def batches(self) -> AsyncIterator[Batch]:
-        with self._stack:
+        now = asyncio.get_running_loop().time
+        said = now()
+        try:
             while True:
                 batches = [*await self._read_tails(), *await self._read_main()]
                 for batch in batches:
                     if batch.frames:
+                        said = now()
                         yield batch
                 if batches:
                     continue
-                if self._wanted.until_idle and await self._is_idle():
+                if await self._is_over():
                     return
-                sources = [*self._tails, *([self._main] if self._main is not None else [])]
-                await self._any_changed(sources)
+                await self._any_changed(self._sources())
                 if self._service.closing.is_set():
                     raise ServerCloses
-                yield Batch([])
+                if now() - said >= BEAT:
+                    said = now()
+                    yield Batch([])
+        finally:
+            for source in self._sources():
+                source.close()
+
+    def _sources(self) -> list[_Source]:
+        return [*self._tails, *([self._main] if self._main is not None else [])]
 
     async def _read_tails(self) -> list[Batch]:
         batches: list[Batch] = []
@@ -224,6 +244,7 @@ class _ThreadReader:
             frames = await source.take()
             if not frames and source.feed.ended:
                 self._tails.remove(source)
+                source.close()
             elif frames:
                 batches.append(Batch(self._wanted(frames) if was_ended else [], ids="none"))
         return batches
@@ -241,27 +262,46 @@ class _ThreadReader:
             self._main = None
         elif not frames and main.feed.ended:
             self._main = None
+            main.close()
             return [Batch([])]
         return [self._wanted.batch(self._wanted(frames), f"{main.feed.log_id}:")] if frames else []
 
     async def _next_run(self) -> _Source | None:
         """Open the oldest run that was not read yet. Of runs before the cursor, only open tasks are of interest."""
         runtime = self._service.runtime
-        ids = [run.identity.run_id for run in reversed(await runtime.store.list_runs(self._thread_id))]
+        newest = await self._runs(limit=1)
+        if not newest or newest[0].identity.run_id in self._seen:
+            return None
+        runs = (await self._runs())[::-1]
+        ids = [run.identity.run_id for run in runs]
         start = ids.index(self._first_run) if self._first_run in ids else 0
-        for place, run_id in enumerate(ids):
+        for place, run in enumerate(runs):
+            run_id = run.identity.run_id
             if run_id in self._seen:
                 continue
             self._seen.add(run_id)
-            after = self._after if run_id == self._first_run else 0
-            if place >= start:
-                return self._open(run_id, after)
-            if await runtime.log(run_id).is_open():
-                self._tails.append(self._open(run_id, 0))
+            is_first = run_id == self._first_run
+            if is_first and run.has_ended and await self._has_read_end(run_id):
+                self._tails.append(_Source(self._service, run_id, self._after, root_ended=True))
+            elif place >= start:
+                return _Source(self._service, run_id, self._after if is_first else 0)
+            elif await runtime.log(run_id).is_open():
+                self._tails.append(_Source(self._service, run_id))
         return None
 
-    def _open(self, run_id: str, after: int) -> _Source:
-        return _Source(self._stack.enter_context(self._service.feeds.open(run_id, after)), after)
+    async def _runs(self, limit: int | None = None) -> list[RunRecord]:
+        """Return the runs of the thread that are the user's; the thread may have been deleted and begun anew."""
+        store = self._service.runtime.store
+        return await store.list_runs(self._thread_id, limit=limit, **self._service.filters(self._user))
+
+    async def _has_read_end(self, run_id: str) -> bool:
+        """Return whether the cursor is at the end of its run or later: what follows are events of tasks."""
+        ends = [
+            event.seq
+            for event in await self._service.runtime.log(run_id).so_far()
+            if isinstance(event, RunFinished) and event.run_id == run_id and event.status.is_terminal
+        ]
+        return bool(ends) and self._after >= ends[-1]
 
     async def _any_changed(self, sources: Sequence[_Source]) -> None:
         """Return when a source may have something new, a run is started here, or it is time to look for others."""
@@ -273,9 +313,13 @@ class _ThreadReader:
             for future in futures:
                 future.cancel()
 
-    async def _is_idle(self) -> bool:
+    async def _is_over(self) -> bool:
+        """Return whether the stream ends: the thread is gone, or nothing works on it and that is enough."""
         main = self._main
-        return main is None or await _is_idle(self._service, main.feed.log_id, main.after)
+        if main is None:
+            owner = await self._service.runtime.store.user_of_thread(self._thread_id)
+            return self._wanted.until_idle or owner is None or not owns(self._user, owner[0])
+        return self._wanted.until_idle and await _is_idle(self._service, main.feed.log_id, main.after)
 
 
 # --- merging
@@ -313,8 +357,14 @@ def merge_deltas(frames: Iterable[Frame]) -> list[Frame]:
 class EventStream(Response):
     """Server-sent events. The batches are read once the client listens; a client that leaves ends the reading."""
 
-    def __init__(self, service: Service, user_id: str, batches: AsyncIterator[Batch]) -> None:
-        self.status_code, self.background = 200, None
+    def __init__(
+        self,
+        service: Service,
+        user_id: str,
+        batches: AsyncIterator[Batch],
+        is_still_allowed: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.status_code, self.background, self._is_still_allowed = 200, None, is_still_allowed
         self._service, self._batches, self._place = service, batches, contextlib.ExitStack()
         self._place.enter_context(service.limits.stream(user_id))
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"})
@@ -343,8 +393,14 @@ class EventStream(Response):
             await self._batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     async def _send_all(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        checked = now()
         try:
             async for batch in self._batches:
+                if self._is_still_allowed is not None and now() - checked >= BEAT:
+                    checked = now()
+                    if not await self._is_still_allowed():
+                        return
                 self._service.metrics.events_sent += len(batch.frames)
                 await send({"type": "http.response.body", "body": batch.encode(), "more_body": True})
         except ServerCloses:

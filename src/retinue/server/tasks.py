@@ -60,21 +60,20 @@ async def submit(call: Call) -> Response:
     run_id, store = run_id_of(call.user, body.task_id), call.runtime.store
     if await store.load_run(run_id) is not None:
         return json_response(await _state(call, body.task_id))
-    is_new = session_id is not None and await call.service.check_new_thread(call.user, session_id)
+    thread_id = session_id or f"thread_{run_id}"
     try:
-        run = call.runtime.stream(
-            body.agent_id,
-            body.input,
-            thread_id=session_id or f"thread_{run_id}",
-            user_id=call.user.id,
-            context=body.context,
-            when_busy="enqueue",
-            run_id=run_id,
-        )
-        await run.stored()
-        call.service.feeds.notice_run()
-        if is_new:
-            await call.service.confirm_thread(call.user, run)
+        async with call.service.thread_for(call.user, thread_id, is_ours=session_id is None):
+            run = call.runtime.stream(
+                body.agent_id,
+                body.input,
+                thread_id=thread_id,
+                user_id=call.user.id,
+                context=body.context,
+                when_busy="enqueue",
+                run_id=run_id,
+            )
+            await run.stored()
+            call.service.feeds.notice_run()
     except StoreError:
         if await store.load_run(run_id) is None:  # else another node was faster
             raise
@@ -139,7 +138,7 @@ async def task_events(call: Call) -> Response:
     query: EventsQuery = call.query
     record = await _record(call, call.param("task_id"))
     batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
-    return EventStream(call.service, call.user.id, batches)
+    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
 
 
 async def resume_task(call: Call) -> Response:

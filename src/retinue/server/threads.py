@@ -7,14 +7,13 @@ from typing import Any
 from starlette.responses import Response
 
 from ..core.ids import unique
-from ..core.lifecycle import RunStatus
 from ..core.messages import Visibility
 from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
 from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoint, Page, json_response
 from .runs import cursor_of, shown_run, tree_of
-from .service import Service
+from .service import OWN_PREFIX, Service
 from .streams import EventsQuery, EventStream, open_thread
 
 
@@ -25,8 +24,10 @@ async def create_thread(call: Call) -> Any:
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
     thread_id = body.thread_id or f"thread_{unique()}"
-    if body.thread_id is not None:
-        await call.service.check_new_thread(call.user, thread_id)
+    if body.thread_id is not None and thread_id.startswith(OWN_PREFIX):
+        raise ApiError(
+            422, "invalid_body", f"ids that begin with {OWN_PREFIX!r} are made by the server: choose another"
+        )
     record = ThreadRecord(thread_id=thread_id, user_id=call.user.id, messages=messages)
     if not await call.runtime.store.create_thread(record):
         await call.service.check_thread(call.user, thread_id)
@@ -121,7 +122,9 @@ async def thread_questions(call: Call) -> Any:
 async def delete_thread(call: Call) -> Any:
     thread_id = call.param("thread_id")
     await call.service.check_thread(call.user, thread_id)
+    runs = await call.runtime.store.list_runs(thread_id)
     await call.runtime.store.delete_thread(thread_id)
+    call.service.feeds.drop([run.identity.run_id for run in runs])
     return Response(status_code=204)
 
 
@@ -129,11 +132,10 @@ async def thread_events(call: Call) -> Response:
     query: EventsQuery = call.query
     thread_id = call.param("thread_id")
     await call.service.check_thread(call.user, thread_id)
-    batches = await open_thread(call.service, thread_id, query, call.request.headers.get("last-event-id"))
-    return EventStream(call.service, call.user.id, batches)
+    batches = await open_thread(call.service, call.user, thread_id, query, call.request.headers.get("last-event-id"))
+    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
 
 
-WAITING = (RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH)
 _THREAD = "/api/v1/threads/{thread_id}"
 ENDPOINTS = (
     Endpoint(
