@@ -230,19 +230,18 @@ class Tasks(RequestHandler):
 
     async def _start(self, caller: Caller, message: Json) -> Sent:
         caller.need("run")
-        runtime, thread_id = self.service.runtime, message.get("contextId")
-        if thread_id:
-            await self.service.check_new_thread(caller.user, thread_id)
+        runtime, thread_id = self.service.runtime, message.get("contextId") or None
         traced = {"traceparent": caller.headers["traceparent"]} if "traceparent" in caller.headers else {}
-        run = runtime.stream(
-            caller.agent.name,
-            read_message(message),
-            thread_id=thread_id or None,
-            user_id=caller.user.id,
-            context=traced,
-            when_busy="enqueue",
-        )
-        await run.stored()
+        async with self.service.thread_for(caller.user, thread_id):
+            run = runtime.stream(
+                caller.agent.name,
+                read_message(message),
+                thread_id=thread_id,
+                user_id=caller.user.id,
+                context=traced,
+                when_busy="enqueue",
+            )
+            await run.stored()
         record = await self.record_of(caller, run.run_id)
         return Sent(record, 0 if record.queued else None)
 

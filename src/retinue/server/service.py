@@ -107,13 +107,6 @@ class Service:
         if found is None or not owns(user, found[0]):
             raise not_found("thread")
 
-    async def check_new_thread(self, user: User, thread_id: str) -> bool:
-        """Raise if a thread is another user's; return whether it does not exist yet and may be begun."""
-        found = await self.runtime.store.user_of_thread(thread_id)
-        if found is not None and not owns(user, found[0]):
-            raise not_found("thread")
-        return found is None
-
     @contextlib.asynccontextmanager
     async def thread_for(self, user: User, thread_id: str | None, *, is_ours: bool = False) -> AsyncGenerator[None]:
         """Hold a thread while a run on it is started. A new thread is the user's from now on: if two users begin one at
