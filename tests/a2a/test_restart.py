@@ -9,7 +9,7 @@ import pytest
 
 from ..server.processes import TOKEN, served
 from ..waiting import until
-from .calling import ALL, answers, calling, states, task_of
+from .calling import ALL, NEW, answers, calling, states, task_of
 
 AGENTS = "tests.server.served:runtime"
 
@@ -56,3 +56,34 @@ async def test_any_worker_answers_for_a_task(tmp_path: Path) -> None:
                 task_id = task_of(await caller.send("pay"))
             async with calling(server.site.url, transport, "payer", TOKEN) as caller:
                 assert answers(await caller.send({"approved": True}, taskId=task_id)) == "done: paid 3"
+
+
+async def test_nodes_of_one_database_answer_cancel_and_follow_each_others_tasks(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    options = ("--db", postgres_url, "--grpc-port", "0")
+    async with (
+        served(AGENTS, *options, folder=tmp_path) as first,
+        served(AGENTS, *options, folder=tmp_path) as second,
+    ):
+        for transport in NEW:
+            async with (
+                calling(first.site.url, transport, "payer", TOKEN) as here,
+                calling(second.site.url, transport, "payer", TOKEN) as there,
+            ):
+                task_id = task_of(await here.send("pay"))
+                assert states([{"task": await there.get(task_id)}]) == ["input_required"]
+                follows = here.subscribe(task_id)
+                updates = [await anext(follows)]
+                assert answers(await there.send({"approved": True}, taskId=task_id)) == "done: paid 3"
+                updates += [one async for one in follows]
+                assert states(updates) == ["input_required", "working", "completed"]
+                assert {one.id for one in (await here.list()).tasks} == {one.id for one in (await there.list()).tasks}
+            async with (
+                calling(first.site.url, transport, "waiter", TOKEN) as here,
+                calling(second.site.url, transport, "waiter", TOKEN) as there,
+            ):
+                stream = here.stream(f"never {transport}")
+                task_id = task_of([await anext(stream)])
+                assert (await there.cancel(task_id))["status"]["state"] == "TASK_STATE_CANCELED"
+                assert states([one async for one in stream])[-1] == "canceled"

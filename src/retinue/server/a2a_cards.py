@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from email.utils import formatdate
+from importlib.util import find_spec
 from typing import Any, cast
 
 from a2a.server.request_handlers.response_helpers import agent_card_to_dict
@@ -81,6 +82,8 @@ class Signer:
     """Signs cards: JWS with ES256 over the canonical JSON of the card."""
 
     def __init__(self, key: bytes) -> None:
+        if find_spec("cryptography") is None:
+            raise ConfigurationError("signed cards need cryptography: pip install cryptography")
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
