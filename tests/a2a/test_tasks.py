@@ -25,7 +25,7 @@ from retinue import Agent, DataPart, FilePart, PartChunk, Permissions, Runtime, 
 from retinue.models import Retrying, TurnEnd
 from retinue.plugins import hook
 from retinue.server import A2AOptions, StoredTokens, TokenStore
-from retinue.server.a2a_push import Push
+from retinue.server.a2a_push import Push, StoredPush
 from retinue.server.auth import OneToken
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, fail, say
@@ -135,7 +135,8 @@ async def test_malformed_requests_are_refused_with_their_codes() -> None:
         assert (await ask("POST", "/a2a/nobody", data=b"{}")).status == 404
         assert (await ask("POST", url, data=BytesIO(b"x" * 5_000_000), headers=JSON)).status == 413
         assert (await ask("GET", f"{url}/tasks/nothing")).status == 404
-        assert (await ask("POST", f"{url}/message:send", data=b"{")).status == 400
+        for headers in ({}, JSON):
+            assert (await ask("POST", f"{url}/message:send", data=b"{", headers=headers)).status == 400
         assert (await ask("GET", f"{url}/tasks?pageSize=0")).status == 400
         assert await place.service.runtime.store.list_runs() == []
 
@@ -389,6 +390,10 @@ async def test_notifications_are_sent_again_until_they_are_taken(
             listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task_id)
             listed = await caller.client.list_task_push_notification_configs(listing, context=caller.context)
             assert [one.id for one in listed.configs] == ["c1"]
+            if database:  # the address goes with the run
+                assert await runtime.store.delete_thread((await caller.get(task_id))["contextId"])
+                assert await StoredPush(runtime.store).of(task_id) == []
+                return
             for _ in range(2):
                 await caller.client.delete_task_push_notification_config(
                     pb.DeleteTaskPushNotificationConfigRequest(**requests), context=caller.context

@@ -149,6 +149,12 @@ def _context(call: Call) -> ServerCallContext:
     return ServerCallContext(state=state)
 
 
+def _check_media(call: Call) -> None:
+    media = call.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media not in ("application/json", _MEDIA):
+        raise ContentTypeNotSupportedError("a request has the content type application/json")
+
+
 async def _respond(
     call: Call, events: AsyncIterator[Any], encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
 ) -> Response:
@@ -240,9 +246,7 @@ class _Rpc:
         context = _context(call)
         request_id: Any = None
         try:
-            media = call.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-            if media not in ("application/json", _MEDIA):
-                raise ContentTypeNotSupportedError("a request has the content type application/json")
+            _check_media(call)
             body = _read_rpc(await read_bytes(call.request, call.service))
             request_id, method = body.get("id"), body["method"]
             if method in _OLD:
@@ -330,6 +334,8 @@ def _rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Any]:
             request = operation.request()
             if operation.method == "POST":
                 body = await read_bytes(call.request, call.service)
+                if body:
+                    _check_media(call)
                 Parse(body or b"{}", request, ignore_unknown_fields=True)
             else:
                 parse_params(call.request.query_params, request)
