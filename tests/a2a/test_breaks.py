@@ -6,13 +6,15 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from retinue import A2AAgent, Agent, Decision, Permissions, RunStatus, Runtime, tool
+from retinue import A2AAgent, Agent, Decision, DecisionRefused, Permissions, RunStatus, Runtime, tool
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
+from tests.effort import share
 from tests.remote.nodes import ROOT
 from tests.remote.proxy import Proxy
 from tests.remote.server import TaskServer
@@ -108,6 +110,37 @@ async def test_an_answer_whose_reply_is_lost_is_not_given_twice(tmp_path: Path) 
             server.kill()
     assert result.response == "Done: You said b."
     assert len(server.asked()) == 2
+
+
+async def test_spoiled_traffic_starts_no_second_task_and_gives_no_wrong_answer(tmp_path: Path) -> None:
+    """The proxy delays, cuts, truncates and duplicates. A message that may be lost is not sent again."""
+    server = Sample(tmp_path / "s")
+    async with Proxy(server.port) as proxy:
+        server.settings["url"] = proxy.url
+        await server.start()
+        (server.folder / "go").touch()
+        try:
+            for seed in range(share(60, 4)):
+                proxy._random = Random(seed)
+                for text, expected in [("pieces one two three", "onetwothree"), ("ask Which?", "You said b.")]:
+                    asked, proxy.left = len(server.asked()), 6
+                    agent = boss(A2AAgent("far", proxy.url), text)
+                    async with Runtime([agent]) as runtime:
+                        run = runtime.stream(agent, "go")
+                        result = await run.result()
+                        while result.suspended:
+                            (name,) = result.suspended
+                            try:
+                                result = await runtime.resume(run.run_id, {name: Decision.resume("b")})
+                            except DecisionRefused:  # it could not be sent
+                                result = await runtime.result(run.run_id)
+                    tasks = {said["task_id"] for said in server.asked()[asked:]}
+                    assert len(tasks) <= 1, (seed, proxy.done)
+                    if result.response != f"Done: {expected}":
+                        assert "not known whether" in (result.response or ""), (seed, proxy.done, result)
+                        assert not tasks
+        finally:
+            server.kill()
 
 
 async def test_a_server_that_dies_fails_the_child_with_the_text_so_far(

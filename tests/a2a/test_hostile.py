@@ -163,7 +163,7 @@ async def test_an_interface_elsewhere_is_passed_over_and_may_be_allowed() -> Non
         assert other.requests == []
         server.card = {"supportedInterfaces": [server.interface(f"{other.url}/rpc")]}
         assert (await told(server, origins=[other.url]))[0] == "Done: hello"
-        assert [path for _, path, _ in other.requests] == ["/rpc"]
+        assert {path for _, path, _ in other.requests} == {"/rpc"}
 
 
 @pytest.mark.parametrize(
@@ -434,3 +434,17 @@ async def test_a_server_that_makes_another_task_of_an_answer_refuses_it() -> Non
             with pytest.raises(DecisionRefused, match="cannot continue one"):
                 await runtime.resume(run.run_id, {"input_1": Decision.resume("b")})
             assert list((await runtime.result(run.run_id)).suspended) == ["input_1"]
+
+
+async def test_an_event_that_comes_twice_is_not_in_the_result_twice() -> None:
+    done = task("COMPLETED", artifacts=[{"artifactId": "a", "parts": [{"text": "hello"}]}])
+    twice = [text_artifact("hello"), text_artifact("hello"), status("COMPLETED")]
+    async with hostile(streams({"task": task()}, *twice, then=lambda body: done)) as server:
+        assert (await told(server))[0] == "Done: hello"
+
+
+async def test_the_server_is_asked_to_close_each_connection() -> None:
+    """Else it would answer a request that the network repeats, and start a second task."""
+    async with hostile(streams({"task": task()}, text_artifact("hello"), status("COMPLETED"))) as server:
+        await told(server)
+        assert {headers["Connection"] for _, _, headers in server.requests} == {"close"}

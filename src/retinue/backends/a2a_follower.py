@@ -17,7 +17,7 @@ from ..core.events import Custom, ErrorRaised, TextDelta
 from .a2a_client import A2AClient, NotOffered, NotSent, UnknownTask, is_id
 from .a2a_http import MOST_BYTES
 from .a2a_task import STATUS, TaskView, WireTask, read_task, read_tasks, read_update
-from .tasks_http import FIRST_PAUSE, LONGEST_PAUSE, SUBMIT_PATIENCE, retry
+from .tasks_http import FIRST_PAUSE, LONGEST_PAUSE, STOP_SECONDS, SUBMIT_PATIENCE, retry
 
 SILENCE_SECONDS = 60.0
 """Seconds without an event after which a stream counts as broken: the task is then looked at again."""
@@ -65,6 +65,8 @@ class A2AFollower:
         self._old_until = 0.0
         self._has_other = False
         """True if the server sent something about another task."""
+        self._is_streamed = False
+        """True if the last news came from a stream, and not from a snapshot."""
         self._has_gap = False
         """True if something may have been missed: a snapshot is needed."""
 
@@ -102,10 +104,9 @@ class A2AFollower:
                 await self._decide(next(iter(self._request.decisions.values())))
         else:
             await self._submit()
-        view = self.view
-        if view.state == "completed" and view.task_id and not view.answer() and not view.parts():
-            self._has_gap = True  # some servers stream the states alone, and show the artifacts on request
         await self._settle()
+        if self._is_streamed and self.view.has_ended and self.view.task_id:
+            await self._confirm()
 
     async def stop(self, seconds: float) -> str | None:
         """Have the task stopped and wait for its end for a while. Return a problem, if there is one."""
@@ -260,6 +261,22 @@ class A2AFollower:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, LONGEST_PAUSE)
 
+    async def _confirm(self) -> None:
+        """Take the artifacts from a last snapshot, if it has any: some servers stream states alone, and what lies between
+        may repeat an event. A server that does not show the task is believed as it is."""
+
+        async def ask() -> WireTask:
+            return read_task(await self._client.task(self.view.task_id))
+
+        with suppress(ConnectionError, ExecutionBackendError, NotOffered, UnknownTask, TimeoutError):
+            async with asyncio.timeout(2 * STOP_SECONDS):
+                task = await retry(ask, STOP_SECONDS, self._token)
+            shown = TaskView()
+            shown.load(task)
+            if (task.id, shown.state) == (self.view.task_id, self.view.state) and (shown.text() or shown.parts()):
+                self._load(task)
+                self._stream_text(None)
+
     async def _look(self) -> None:
         """Take a snapshot."""
         task_id = self.view.task_id
@@ -278,7 +295,7 @@ class A2AFollower:
             raise ConnectionError("the server does not know the task any more") from None
         except NotOffered as exc:
             raise ConnectionError(f"{self._client.url} does not show the task: {exc}") from None
-        self._has_gap = False
+        self._has_gap = self._is_streamed = False
         self._load(task)
         self._stream_text(None)
         self._report()
@@ -310,6 +327,7 @@ class A2AFollower:
         elif update.message is None and update.task_id != view.task_id:
             self._has_other = True
             return
+        self._is_streamed = True
         fresh = view.apply(update)
         self._check_size()
         self._stream_text(fresh)
