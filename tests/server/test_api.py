@@ -10,6 +10,7 @@ import pytest
 from retinue import Runtime
 from retinue.server import StoredTokens, TokenStore
 from retinue.storage.sql import SqlStore
+from retinue.wire.resources import encode_cursor
 
 from .agents import Gate, boss, speaker
 from .serving import TOKEN, asking, serving
@@ -69,9 +70,11 @@ async def test_a_question_below_is_answered_at_the_root(url: str) -> None:
         assert (refused.status, refused.body["code"]) == (409, "decision_refused")
         answer = {"action": "resume", "payload": {"approved": True}, "id": "d1"}
         taken = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {questions[0]["path"]: answer}})
-        assert taken.status == 202
+        assert (taken.status, taken.body["thread_id"]) == (202, thread_id)
         rest = await site.all_events(f"{RUNS}/{run_id}/events?after={idle[-1].id}")
         assert rest[-1].data["response"] == "boss: clerk: paid 3"
+        again = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {questions[0]["path"]: answer}})
+        assert (again.status, again.body["status"]) == (202, "completed")
         assert [event.data["seq"] for event in idle + rest] == list(range(1, len(idle + rest) + 1))
         assert (await site.get(f"/api/v1/threads/{thread_id}/questions")).body["items"] == []
 
@@ -271,7 +274,7 @@ async def test_a_page_has_a_cookie_and_only_its_own_origin() -> None:
 
 async def test_bad_requests_get_one_sentence() -> None:
     async with serving(Runtime(agents=[speaker("hi")]), max_body=10_000) as site:
-        run_id = (await site.start("speaker"))["run_id"]
+        run_id, thread_id, _ = (await site.start("speaker")).values()
         await site.result(run_id)
         for body, status, code in (
             (b"{", 400, "not_json"),
@@ -284,6 +287,8 @@ async def test_bad_requests_get_one_sentence() -> None:
             (b'{"agent": "speaker", "input": "x", "more": 1}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "thread_id": "a b"}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"steps": -1}}', 422, "invalid_body"),
+            (b'{"agent": "speaker", "input": "x", "limits": {"step": 1}}', 422, "invalid_body"),
+            (b'{"agent": "speaker", "input": "x", "limits": {"steps": "1"}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": [{"role": "tool", "content": "x"}]}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "state": {"nope": 1}}', 422, "invalid"),
             (b'{"agent": "nobody", "input": "x"}', 404, "unknown_agent"),
@@ -302,6 +307,7 @@ async def test_bad_requests_get_one_sentence() -> None:
             (f"{RUNS}/{run_id}/events?until=never", 422),
             (f"{RUNS}/{run_id}/events?merge=-1", 422),
             (f"{RUNS}/{run_id}/result?wait=x", 422),
+            (f"/api/v1/threads/{thread_id}/messages?cursor={encode_cursor((-1.0, ''))}", 422),
             ("/api/v1/threads/nope/events", 404),
             ("/api/v1/agents/nope", 404),
             ("/nowhere", 404),

@@ -10,6 +10,7 @@ from retinue.storage.sql import SqlStore
 from retinue.stores import StoreFilesystem
 from retinue.testing import ScriptedModel, call, say
 
+from ..waiting import until
 from .serving import asking, serving
 
 FILES = "/api/v1/files"
@@ -80,9 +81,27 @@ async def test_background_tasks_are_listed(tmp_path: Path) -> None:
     agent = HarnessAgent("lead", ScriptedModel(model), workspace=tmp_path)  # pyright: ignore[reportArgumentType]
     async with serving(Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[agent])) as site:
         run_id = (await site.start("lead"))["run_id"]
+
+        async def has_ended() -> bool:
+            tasks = (await site.get("/api/v1/tasks")).body["items"]
+            return [task["status"] for task in tasks] == ["completed"]
+
+        await until(has_ended)
         events = await site.all_events(f"/api/v1/runs/{run_id}/events")
-        assert events[-1].event in ("task_updated", "run_finished")
         (task,) = (await site.get("/api/v1/tasks")).body["items"]
         assert (task["log_id"], task["status"], task["call_id"]) == (run_id, "completed", "spawn_1")
-        assert (await site.get(f"/api/v1/runs/{run_id}/tasks")).body["items"][0]["task_id"] == task["task_id"]
+        (shown,) = (await site.get(f"/api/v1/runs/{run_id}/tasks")).body["items"]
+        assert (shown["task_id"], shown["run_id"]) == (task["task_id"], run_id)
+        child_id = shown["child_run_id"]
+        child = (await site.get(f"/api/v1/runs/{child_id}")).body
+        assert (child["run_id"], child["parent_run_id"], child["response"]) == (child_id, run_id, "seen")
+        own = await site.all_events(f"/api/v1/runs/{child_id}/events")
+        assert own == [event for event in events if event.data["ns"][:1] == ["tools:spawn_1"]]
+        assert {event.data["run_id"] for event in own} >= {child_id}
+        async with site.session.ws_connect(f"/api/v1/runs/{child_id}/events") as socket:
+            assert [message.json() async for message in socket] == [event.data for event in own]
+        async with site.session.ws_connect("/api/v1/events") as socket:
+            await socket.send_json({"subscribe": "x", "run_id": child_id})
+            assert [(await socket.receive_json())["event"] for _ in own] == [event.data for event in own]
+            assert (await socket.receive_json())["ended"]
         assert (await site.get("/api/v1/tasks?status=failed")).body["items"] == []

@@ -41,6 +41,35 @@ async def test_a_task_is_a_run_and_a_repeat_changes_nothing(url: str, tmp_path: 
         assert len(messages) == 2
 
 
+@pytest.mark.parametrize("url", ["memory:", "sqlite"])
+async def test_a_key_of_another_request_is_refused(url: str, tmp_path: Path) -> None:
+    database = "memory:" if url == "memory:" else f"sqlite:///{tmp_path}/a.db"
+    agents = [speaker("Hi."), boss()]
+    key = {"idempotency-key": "k1"}
+    async with serving(Runtime.open(database, agents)) as site:
+        bodies = [{"agent": "speaker", "input": text} for text in ("go", "stop")]
+        for _ in range(2):
+            assert (await site.post("/api/v1/runs", bodies[0], headers=key)).status == 201
+            assert (await site.post("/tasks", task())).status in (200, 201)
+            for other in (bodies[1], {**bodies[0], "agent": "boss"}):
+                refused = await site.post("/api/v1/runs", other, headers=key)
+                assert (refused.status, refused.body["code"]) == (409, "key_reused")
+            for other in ({**task(), "input": "stop"}, task(agent="boss")):
+                refused = await site.post("/tasks", other)
+                assert (refused.status, refused.body["code"]) == (409, "key_reused")
+        two = [{**task("t2"), "input": text} for text in ("go", "stop")]
+        assert sorted([one.status for one in await asyncio.gather(*[site.post("/tasks", one) for one in two])]) == [
+            201,
+            409,
+        ]
+    if url == "sqlite":
+        async with serving(Runtime.open(database, agents)) as site:
+            assert (await site.post("/api/v1/runs", bodies[1], headers=key)).status == 409
+            assert (await site.post("/api/v1/runs", bodies[0], headers=key)).status == 201
+            assert (await site.post("/tasks", {**task(), "input": "stop"})).status == 409
+            assert (await site.post("/tasks", task())).status == 200
+
+
 async def test_another_node_of_the_same_store_has_the_same_tasks(tmp_path: Path) -> None:
     url, gate = f"sqlite:///{tmp_path}/a.db", Gate()
     async with serving(Runtime.open(url, [gate.agent()])) as first:
@@ -129,6 +158,9 @@ async def test_a_task_belongs_to_its_user(tmp_path: Path) -> None:
     [
         ({}, 422, "invalid_body"),
         ({"task_id": " ", "agent_id": "speaker", "input": "go"}, 422, "invalid_body"),
+        ({"task_id": "a/b", "agent_id": "speaker", "input": "go"}, 422, "invalid_body"),
+        ({"task_id": "a\nb", "agent_id": "speaker", "input": "go"}, 422, "invalid_body"),
+        ({"task_id": "..", "agent_id": "speaker", "input": "go"}, 422, "invalid_body"),
         ({"task_id": "x" * 300, "agent_id": "speaker", "input": "go"}, 422, "invalid_body"),
         ({"task_id": "t1", "agent_id": "nobody", "input": "go"}, 404, "unknown_agent"),
         ({"task_id": "t1", "agent_id": "speaker", "input": 3}, 422, "invalid_body"),

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
 from ..core.events import AnyEvent
+from ..core.messages import Message
 from ..core.stores import StoredLog
+from .inbox import decode_start
 from .owner import is_gone
 
 if TYPE_CHECKING:
@@ -33,6 +35,14 @@ class StoredEvents:
             return [] if run is None else cast("list[AnyEvent]", list(run.log.events))
         stored = await self._runs.owner.store.read_log(self.log_id) or StoredLog()
         return cast("list[AnyEvent]", [row.event for row in stored.rows if row.event is not None])
+
+    async def asked(self) -> tuple[str, tuple[Message, ...]] | None:
+        """Return the agent and the input of the root run; None if they are not kept."""
+        if (run := self._runs.get(self.log_id)) is not None and run.request.messages:
+            return run.request.identity.agent, run.request.messages
+        body = None if self._runs.owner is None else await self._runs.owner.store.read_request(self.log_id)
+        start = None if body is None else decode_start(body)
+        return None if start is None or not start.messages else (start.identity.agent, start.messages)
 
     async def has_event(self, seq: int) -> bool:
         """Return whether the log has an event of this number, or a later one."""

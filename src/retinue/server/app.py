@@ -29,7 +29,7 @@ from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from ..wire.shapes import UserShape
 from . import files, runs, sockets, tasks, threads
-from .auth import COOKIE, Auth, NoAuth, OneToken, StoredTokens, token_in
+from .auth import COOKIE, Auth, OneToken, StoredTokens, token_in
 from .http import ApiError, Call, Endpoint, as_api_error, error_response, headers_of, json_response, prepare
 from .limits import UserLimits
 from .openapi import describe
@@ -260,4 +260,4 @@ ENDPOINTS = (
     ),
 )  # fmt: skip
 
-__all__ = ["NoAuth", "create_app"]
+__all__ = ["create_app"]

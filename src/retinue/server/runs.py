@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..core.agents import Agent
 from ..core.errors import StoreError
+from ..core.events import ChildStarted
 from ..core.runs import RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord
@@ -41,11 +43,9 @@ from ..wire.shapes import (
 )
 from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found
-from .service import Service
+from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
-from .tasks import run_id_of
-
-MOST_WAIT = 300.0
+from .tasks import check_same, run_id_of
 
 
 class RunsQuery(Page, frozen=True):
@@ -101,12 +101,13 @@ def agent_json(agent: Agent) -> dict[str, Any]:
 async def start_run(call: Call) -> Any:
     body: StartRun = call.body
     run_id = _chosen_id(call)
-    if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
-        return json_response(_started_json(known), 201)
     try:
         given = as_input(body.input)
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
+    if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
+        await check_same(call, run_id, body.agent, given)
+        return json_response(_started_json(known), 201)
     thread_id = body.thread_id or (run_id and f"thread_{run_id}")
     async with call.service.thread_for(call.user, thread_id, is_ours=body.thread_id is None):
         run = call.runtime.stream(
@@ -117,7 +118,7 @@ async def start_run(call: Call) -> Any:
             context=body.context,
             run_id=run_id,
             state=None if body.state is None else PersistedState(extensions=body.state),
-            limits=body.limits,
+            limits=None if body.limits is None else body.limits.as_limits(),
             when_busy=body.when_busy,
         )
         call.note_run(run.run_id)
@@ -126,6 +127,8 @@ async def start_run(call: Call) -> Any:
         except StoreError:
             if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
                 raise
+    if run_id is not None:
+        await check_same(call, run_id, body.agent, given)
     return json_response(await started_json(call.service, run), 201)
 
 
@@ -229,9 +232,8 @@ async def decide(call: Call) -> Any:
     record = await call.service.run_of(call.user, call.param("run_id"))
     run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
     await run.stored()
-    thread_id = run.thread_id or record.identity.thread_id
     place = await run.place()
-    return json_response({"run_id": run.run_id, "thread_id": thread_id, "status": "running", "after": place}, 202)
+    return json_response(await started_json(call.service, run) | {"after": place}, 202)
 
 
 async def fork_run(call: Call) -> Any:
@@ -251,8 +253,20 @@ async def fork_run(call: Call) -> Any:
 async def run_events(call: Call) -> Response:
     query: EventsQuery = call.query
     record = await call.service.run_of(call.user, call.param("run_id"))
+    query = await own_events(call.service, record, query)
     batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
     return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
+
+
+async def own_events(service: Service, record: RunRecord, query: EventsQuery) -> EventsQuery:
+    """Return a query that leaves out what is not below its run: a background child is in the log of its root."""
+    if query.ns is not None or record.log_id in ("", record.identity.run_id):
+        return query
+    run_id = record.identity.run_id
+    for event in await service.runtime.log(record.log_id).so_far():
+        if isinstance(event, ChildStarted) and event.child_run_id == run_id:
+            return replace(query, ns="|".join(event.child_ns))
+    return query
 
 
 # --- trees

@@ -22,6 +22,8 @@ T = TypeVar("T")
 MAX_BODY = 4_000_000
 OWN_PREFIX = "thread_run_"
 """The ids of threads that follow from the key of a request. Nobody may take one in advance."""
+MOST_WAIT = 300.0
+"""Seconds for which a request may wait for the end of a run."""
 BODY_SECONDS = 60.0
 """Seconds in which a client must have sent the body of its request."""
 

@@ -26,6 +26,7 @@ from .http import (
     read_query,
     still_allowed,
 )
+from .runs import own_events
 from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
@@ -59,7 +60,8 @@ def routes(service: Service) -> list[WebSocketRoute]:
     async def run(socket: WebSocket) -> None:
         async def open_batches(user: User) -> AsyncIterator[Batch]:
             record = await service.run_of(user, socket.path_params["run_id"])
-            return await open_run(service, record, _query(socket), socket.headers.get("last-event-id"))
+            query = await own_events(service, record, _query(socket))
+            return await open_run(service, record, query, socket.headers.get("last-event-id"))
 
         await _serve(service, socket, open_batches)
 
@@ -263,7 +265,7 @@ class Subscriptions:
             raise ApiError(422, "invalid", "a subscription names either a run_id or a thread_id")
         if request.run_id is not None:
             record = await self._service.run_of(self._user, request.run_id)
-            return await open_run(self._service, record, request.query())
+            return await open_run(self._service, record, await own_events(self._service, record, request.query()))
         assert request.thread_id is not None
         await self._service.check_thread(self._user, request.thread_id)
         return await open_thread(self._service, self._user, request.thread_id, request.query())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from typing import Any
 
 import msgspec
@@ -16,18 +17,19 @@ from starlette.responses import Response
 
 from ..core.errors import StoreError
 from ..core.lifecycle import RunStatus
+from ..core.messages import Message, as_messages
 from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskSubmission
 from .auth import User
-from .http import ApiError, Call, Endpoint, json_response
-from .service import Service
+from .http import ApiError, Call, Endpoint, is_text, json_response
+from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
 
-MOST_WAIT = 300.0
 CANCEL_WAIT = 1.0
 """Seconds that a cancel waits for the end of the run; it goes on after that."""
-_LONGEST_ID = 256
+_TASK_ID = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/]{1,256}")
+"""A task id that can be a part of a path."""
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -49,16 +51,29 @@ def run_id_of(user: User, task_id: str) -> str:
     return f"run_{hashlib.blake2b(said, digest_size=12).hexdigest()}"
 
 
+async def check_same(call: Call, run_id: str, agent: str, given: str | list[Message]) -> None:
+    """Refuse a request that has the key of an earlier one but asks for something else."""
+    asked = await call.runtime.log(run_id).asked()
+    if asked is not None and (asked[0], _said(asked[1])) != (agent, _said(as_messages(given))):
+        raise ApiError(409, "key_reused", "this key was used for another agent or input: choose a new one")
+
+
+def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+    return [(message.role.value, message.text) for message in messages]
+
+
 async def submit(call: Call) -> Response:
     body: TaskSubmission = call.body
-    if not body.task_id.strip() or len(body.task_id) > _LONGEST_ID:
-        raise ApiError(422, "invalid_body", f"body: task_id has 1 to {_LONGEST_ID} characters")
+    if not body.task_id.strip() or not _TASK_ID.fullmatch(body.task_id) or not is_text(body.task_id):
+        detail = "body: task_id has 1 to 256 characters, without '/' and control characters"
+        raise ApiError(422, "invalid_body", detail)
     try:
         session_id = msgspec.convert(body.context.get("session_id"), ID | None)
     except msgspec.ValidationError as exc:
         raise ApiError(422, "invalid_body", f"body: context.session_id: {exc}") from None
     run_id, store = run_id_of(call.user, body.task_id), call.runtime.store
     if await store.load_run(run_id) is not None:
+        await check_same(call, run_id, body.agent_id, body.input)
         return json_response(await _state(call, body.task_id))
     thread_id = session_id or f"thread_{run_id}"
     try:
@@ -77,6 +92,7 @@ async def submit(call: Call) -> Response:
     except StoreError:
         if await store.load_run(run_id) is None:  # else another node was faster
             raise
+    await check_same(call, run_id, body.agent_id, body.input)
     return json_response(await _state(call, body.task_id), 201)
 
 

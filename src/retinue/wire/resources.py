@@ -53,6 +53,13 @@ class InputMessage(Struct, frozen=True, forbid_unknown_fields=True):
 RunInput = str | list[InputMessage]
 
 
+class LimitsBody(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of a run. A name that is not known is refused: a limit that is misspelt would not hold."""
+
+    def as_limits(self) -> Limits:
+        return Limits(**msgspec.structs.asdict(self))
+
+
 class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST runs`: start a run of an agent."""
 
@@ -62,7 +69,7 @@ class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
     context: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     """Values of state keys to begin with, by the names of the keys."""
-    limits: Limits | None = None
+    limits: LimitsBody | None = None
     when_busy: Literal["reject", "enqueue", "interrupt"] = "reject"
 
 
@@ -183,7 +190,8 @@ def decode_cursor(cursor: str) -> Place:
     """Return the place that a cursor names. Raise ValueError if it is none of ours."""
     try:
         at, name = msgspec.json.decode(
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=tuple[float, str]
+            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)),
+            type=tuple[Annotated[float, Meta(ge=0)], str],
         )
     except (ValueError, TypeError) as exc:
         raise ValueError(

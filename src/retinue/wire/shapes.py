@@ -116,7 +116,10 @@ class TaskShape(TypedDict):
     task_id: str
     agent: str
     run_id: str
+    """The run whose call started the task."""
     call_id: str | None
+    child_run_id: str | None
+    """The run that does the work."""
     status: str
     started_at: str | None
     updated_at: str | None

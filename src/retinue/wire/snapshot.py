@@ -40,7 +40,7 @@ class SnapshotTree(RunTree):
             self.tickets[event.run_id, event.call_id] = event.result.suspension
         elif isinstance(event, TaskUpdated):
             known = self.tasks.setdefault(event.task_id, {"task_id": event.task_id, "started_at": iso(event.at)})
-            known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.run_id}
+            known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.parent_run_id}
             known["agent"] = event.agent
             known["updated_at"] = iso(event.at)
 
@@ -58,7 +58,15 @@ class SnapshotTree(RunTree):
         return {"seq": self.seq, "run": self.run_json(run), "questions": self.questions(ns), "tasks": self.task_list()}
 
     def task_list(self) -> list[dict[str, Any]]:
-        return list(self.tasks.values())
+        return [
+            {**task, "child_run_id": self._child_of(task["run_id"], task["call_id"])} for task in self.tasks.values()
+        ]
+
+    def _child_of(self, run_id: str, call_id: str) -> str | None:
+        """Return the run that a call has started; None if that is not known yet."""
+        run = self.runs.get(run_id)
+        call = None if run is None else run.calls.get(call_id)
+        return None if call is None else next(iter((*call.children, *call.starting)), None)
 
     def run_json(self, run: RunNode, *, deep: bool = True) -> dict[str, Any]:
         shown: dict[str, Any] = {
