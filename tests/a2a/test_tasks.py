@@ -465,3 +465,10 @@ async def test_a_task_of_another_process_is_pushed_on_after_its_death(tmp_path: 
             await until(lambda: ended(got))
         kept = [body["statusUpdate"]["status"]["state"] for body, _ in got if "statusUpdate" in body]
         assert list(dict.fromkeys(kept)) == ["TASK_STATE_WORKING", "TASK_STATE_COMPLETED"]  # the first may come twice
+
+
+async def test_a_list_of_tasks_that_wait_has_those_that_wait() -> None:
+    async with a2a_serving(Runtime([boss()])) as place, place.caller("JSONRPC", "boss") as caller:
+        task_id = task_of(await caller.send("pay"))
+        assert [one.id for one in (await caller.list(status="TASK_STATE_INPUT_REQUIRED")).tasks] == [task_id]
+        assert (await caller.list(status="TASK_STATE_AUTH_REQUIRED")).total_size == 0

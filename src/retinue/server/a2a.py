@@ -40,6 +40,7 @@ from ..wire.a2a import (
     read_message,
     state_of,
     time_text,
+    waiting_state,
 )
 from ..wire.a2a_card import INPUT_MODES
 from ..wire.resources import decode_cursor, encode_cursor
@@ -393,6 +394,8 @@ class Tasks(RequestHandler):
 def _state(record: RunRecord) -> str:
     if record.result is None:
         return SUBMITTED if record.queued else WORKING
+    if not record.result.status.is_terminal:
+        return waiting_state(record.result.suspended)
     return state_of(record.result.status, record.result.termination)
 
 

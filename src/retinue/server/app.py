@@ -88,7 +88,7 @@ def create_app(
     if hosts:
         middleware.append(Middleware(KnownHosts, hosts=hosts))
     if cors:
-        allowed = ["authorization", "content-type", "x-api-key", "last-event-id", "idempotency-key"]
+        allowed = ["authorization", "content-type", "x-api-key", "last-event-id", "idempotency-key", "a2a-version"]
         middleware.append(
             Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=allowed)
         )

@@ -75,6 +75,12 @@ def state_of(status: RunStatus, termination: str = "") -> str:
     return _STATES.get(status) or (WORKING if status is RunStatus.RUNNING else INPUT_REQUIRED)
 
 
+def waiting_state(tickets: Mapping[str, SuspendTicket]) -> str:
+    """Return the state of a task that waits for answers to these."""
+    is_auth = bool(tickets) and all(ticket.action == _AUTH for ticket in tickets.values())
+    return AUTH_REQUIRED if is_auth else INPUT_REQUIRED
+
+
 # --- parts and messages
 
 
@@ -327,8 +333,7 @@ class TaskProjection:
             path = "/".join(ticket.path) or key
             shown = known.get(path, {"agent": "", "tool": "", "args": {}})
             self.questions.append({**shown, "path": path, "ticket": to_json_value(ticket)})
-        is_auth = all(ticket.action == _AUTH for ticket in tickets.values())
-        self.status = {**self.status, "state": AUTH_REQUIRED if tickets and is_auth else INPUT_REQUIRED}
+        self.status = {**self.status, "state": waiting_state(tickets)}
         self.status["message"] = {**self.status["message"], "parts": self._forms()}
         return {"statusUpdate": {"taskId": self.id, "contextId": self.context_id, "status": self.status}}
 
