@@ -26,6 +26,7 @@ from retinue import (
 )
 from retinue.core.context import ToolContext
 from retinue.subagents import RemoteSubagentStub
+from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
 from tests.waiting import until
 
@@ -311,6 +312,9 @@ async def test_a_background_question_is_answered_by_the_id_of_the_child(tmp_path
                 if event.kind == "run_finished" and event.status is RunStatus.WAITING_INPUT:
                     break
             child = event.run_id
+            assert lead.task_repository is not None
+            (record,) = await lead.task_repository.list(TaskScope("lead", "t1"))
+            assert record.transport_type == "a2a"
             result = await runtime.resume(child, {"input_1": Decision.resume("b")})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "You said b.")
 

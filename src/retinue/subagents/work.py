@@ -31,8 +31,8 @@ OnTimeout = Literal["promote", "cancel"]
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at a remote task that waits for a human."""
-REMOTE = "task-protocol"
-"""The `transport_type` of remote work."""
+_TRANSPORTS = {"tasks": "task-protocol"}
+"""The `transport_type` of remote work, where it is not the name of the protocol."""
 
 
 class ChildJob(Struct):
@@ -54,6 +54,12 @@ class ChildJob(Struct):
     @property
     def is_remote(self) -> bool:
         return isinstance(self.agent, RemoteSubagentStub)
+
+    @property
+    def transport(self) -> str | None:
+        """How a remote sub-agent is reached; None for one that is not remote."""
+        agent = self.agent
+        return _TRANSPORTS.get(agent.protocol, agent.protocol) if isinstance(agent, RemoteSubagentStub) else None
 
     @property
     def is_elsewhere(self) -> bool:
@@ -217,7 +223,7 @@ class Workers:
             parent_tool_call_id=job.ctx.call_id,
             run_id=job.run_id,
             log_id=background.log_id(job.ctx),
-            transport_type=REMOTE if job.is_remote else None,
+            transport_type=job.transport,
             node=service.node if status is TaskStatus.RUNNING else None,
             created_at=now,
             last_updated_at=now,
