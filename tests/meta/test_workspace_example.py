@@ -25,8 +25,8 @@ def places(out: str) -> list[str]:
 
 
 def typed(document: Path) -> list[str]:
-    """What the commands of a document say, in order."""
-    shown = re.findall(r"^\.venv/bin/retinue (.*)$", document.read_text(), re.M)
+    """What the commands of a document say, in order; a server does not end by itself."""
+    shown = re.findall(r"^\.venv/bin/retinue (?!serve )(.*)$", document.read_text(), re.M)
     return [retinue(*shlex.split(line)) for line in shown]
 
 

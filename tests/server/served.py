@@ -54,5 +54,10 @@ agents = [
 ]
 
 
+async def start_agents() -> list[Agent]:
+    """A mistake: a function that is served returns its agents at once."""
+    return agents
+
+
 def runtime(url: str) -> Runtime:
     return Runtime.open(url, agents, on_close="leave", lease=8.0)

@@ -120,6 +120,31 @@ async def test_tokens_of_the_database_are_accepted_beside_the_one_given(tmp_path
         assert (await ann.get("/api/v1/session")).status == 401
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_token_is_made_where_the_database_has_some(tmp_path: Path, workers: int) -> None:
+    options = ("--db", f"sqlite:///{tmp_path}/app.db", "--workers", str(workers))
+    secret = (await retinue("tokens", "add", "ann", *options[:2])).splitlines()[-1]
+    async with served(AGENTS, *options, token=None) as server, as_user(server, secret) as ann:
+        assert [line for line in server.lines if "rtn_" in line] == []
+        assert "tokens: those of the database; see retinue tokens" in server.lines
+        assert (await ann.get("/api/v1/session")).body["user_id"] == "ann"
+        assert (await server.site.get("/api/v1/session")).status == 401
+        (listed,) = json.loads(await retinue("tokens", "list", "--json", *options[:2]))
+        await retinue("tokens", "revoke", listed["token_id"], *options[:2])
+    async with served(AGENTS, *options, token=None) as server:
+        assert (await server.site.get("/api/v1/session")).body["user_id"] == "local"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("wait_for", "a tool"), ("start_agents", "an async function")])
+async def test_what_cannot_be_served_is_refused_in_one_line(name: str, kind: str) -> None:
+    words = ("-W", "error", "-m", "retinue", "serve", f"tests.server.served:{name}", "--port", "0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE, cwd=ROOT)
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    (line,) = err.decode().splitlines()
+    assert f"TARGET tests.server.served:{name}: it is {kind}: name an agent" in line
+
+
 async def test_a_proxy_names_the_user(tmp_path: Path) -> None:
     async with served(AGENTS, "--user-header", "X-User") as server:
         assert len(server.lines) == 2

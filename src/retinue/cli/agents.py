@@ -22,6 +22,7 @@ from ..core.errors import ConfigurationError, FilesystemError
 from ..core.model import Model
 from ..core.runs import Limits
 from ..core.stores import Store
+from ..core.tools import Tool
 from ..models.registry import resolve_model
 from ..plugins.permissions import Permissions
 from ..runtime import Runtime
@@ -236,6 +237,11 @@ def load_runtime(
     if isinstance(found, Runtime) and is_chosen:
         raise ConfigurationError(
             f"{how} {target}: this Runtime has its own store: leave --db out, or name a function that takes the URL"
+        )
+    if isinstance(found, Tool) or inspect.iscoroutinefunction(found):
+        kind = "a tool" if isinstance(found, Tool) else "an async function"
+        raise ConfigurationError(
+            f"{how} {target}: it is {kind}: name an agent, a list of agents, a Runtime, or a plain function that returns one"
         )
     if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
         found = _call_factory(found, target, url, how)

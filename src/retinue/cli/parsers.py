@@ -37,7 +37,7 @@ _SERVE = """\
 TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
 that returns one of them.
 
-Whoever uses it sends a token: that of --token, or one of retinue tokens add. Without --token, one is made and
+Whoever uses it sends a token: that of --token, or one of retinue tokens add. Without either, one is made and
 printed. Before an agent of a folder writes, edits or executes, its run waits for a decision of a client.
 
 SIGTERM and Ctrl-C let requests finish, and leave runs to the next process; a second one ends it at once.
@@ -193,7 +193,9 @@ def _add_serve(parser: CommandParser) -> None:
     parser.add_argument("--port", type=count_from_0, default=8123, help="default: 8123; 0 is any that is free")
     _add_database(parser)
     auth = parser.add_mutually_exclusive_group()
-    auth.add_argument("--token", metavar="T", help="the token of the user local (default: a new one)")
+    auth.add_argument(
+        "--token", metavar="T", help="the token of the user local (default: a new one, unless the database has tokens)"
+    )
     auth.add_argument("--token-file", metavar="F", help="a file with that token")
     auth.add_argument("--no-auth", action="store_true", help="ask for no token: whoever reaches the port is let in")
     auth.add_argument("--user-header", metavar="NAME", help="the header in which a proxy in front names the user")

@@ -72,6 +72,8 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..server.process import bind
 
     listener = socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port)
+    if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
+        token = f"rtn_{secrets.token_urlsafe(32)}"
     announce = _announcement(args, runtime, listener, token)
     if is_worker:
         await _serve_here(args, runtime, listener, token, _stopped_or_left(interrupt), announce)
@@ -104,10 +106,26 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _asks_for_token(args: argparse.Namespace) -> bool:
+    return not args.no_auth and args.user_header is None
+
+
+async def _has_tokens(args: argparse.Namespace, runtime: Runtime) -> bool:
+    """Return whether the database has a token that is valid, so that nobody needs a new one."""
+    from ..server import TokenStore
+
+    if not isinstance(runtime.store, SqlStore):
+        return False
+    with as_misuse():
+        await runtime.store.open()
+        found = await TokenStore(runtime.store).list()
+    if args.workers > 1:
+        await runtime.store.close()  # the workers open it, not this process
+    return any(token.revoked_at is None for token in found)
+
+
 def _read_token(args: argparse.Namespace) -> str | None:
-    """Return the token of the command line; a new one if there is none, None if none is wanted."""
-    if args.no_auth or args.user_header is not None:
-        return None
+    """Return the token of the command line, if there is one."""
     from ..server import OneToken
 
     token = args.token
@@ -120,9 +138,8 @@ def _read_token(args: argparse.Namespace) -> str | None:
             raise ConfigurationError(f"cannot read the token in {args.token_file!r}: {reason}") from exc
         if not token:
             raise ConfigurationError(f"{args.token_file!r} is empty: write a token into it, or leave --token-file out")
-    if token is None:
-        return f"rtn_{secrets.token_urlsafe(32)}"
-    OneToken(token)
+    if token is not None:
+        OneToken(token)
     return token
 
 
@@ -167,6 +184,8 @@ def _announcement(
             print(json.dumps({"url": url, "token": shown, "agents": list(runtime.agents)}), flush=True)
         else:
             made = "" if shown is None else f"token: {shown}\n"
+            if token is None and _asks_for_token(args):
+                made = "tokens: those of the database; see retinue tokens\n"
             print(f"serving {', '.join(runtime.agents)} on {url}\n{made}ready", flush=True)
 
     return announce
@@ -247,10 +266,13 @@ def _make_auth(args: argparse.Namespace, runtime: Runtime, token: str | None) ->
 
     if args.user_header is not None:
         return ProxyHeader(args.user_header)
-    if token is None:
+    if args.no_auth:
         return NoAuth()
-    one = OneToken(token)
-    return StoredTokens(runtime.store, one) if isinstance(runtime.store, SqlStore) else one
+    one = None if token is None else OneToken(token)
+    if isinstance(runtime.store, SqlStore):
+        return StoredTokens(runtime.store, one)
+    assert one is not None
+    return one
 
 
 def _known_hosts(args: argparse.Namespace) -> tuple[str, ...]:
