@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retinue import CancellationToken, HarnessAgent, Runtime
+from retinue import HarnessAgent, Runtime
 from retinue.testing import ScriptedModel, call, say
 
 GOAL_MS = 50.0
@@ -128,14 +128,12 @@ async def cancelled(folder: Path) -> float:
         return {thread.name for thread in threading.enumerate()}
 
     agent = HarnessAgent("a", ScriptedModel([call("grep_files", {"pattern": "x"}), say("")]), workspace=folder)
-    token = CancellationToken()
-    run = asyncio.create_task(Runtime([agent]).run("a", "go", cancellation=token))
+    run = Runtime([agent]).stream("a", "go")
     while "tool-grep_files" not in threads():  # noqa: ASYNC110 - a thread has no event
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.2)
-    token.set("enough")
     began = time.perf_counter()
-    await run
+    await run.cancel("enough")
     while "tool-grep_files" in threads():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     return time.perf_counter() - began

@@ -33,20 +33,21 @@ class Outcome(NamedTuple):
 @contextmanager
 def measured_pauses() -> Iterator[list[float]]:
     """Yield a list of one number: the seconds that the slowest callback of any event loop has taken."""
-    plain, longest = asyncio.events.Handle._run, [0.0]
+    plain, longest = asyncio.events.Handle._run, [0.0]  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(handle: asyncio.Handle) -> None:
         began = time.thread_time()  # of the processor: what else the machine does is not counted
         plain(handle)
         longest[0] = max(longest[0], time.thread_time() - began)
 
-    asyncio.events.Handle._run = run
+    handles: Any = asyncio.events.Handle
+    handles._run = run
     gc.disable()  # the collector would mostly walk the examples
     try:
         yield longest
     finally:
         gc.enable()
-        asyncio.events.Handle._run = plain
+        handles._run = plain
 
 
 def fuzz(part: Part, examples: int, number: int | None, folder: Path) -> Outcome:
@@ -65,7 +66,7 @@ def fuzz(part: Part, examples: int, number: int | None, folder: Path) -> Outcome
             database=None,
             derandomize=False,
             phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         )
         @given(part.examples)
         def check(example: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hypothesis import strategies as st
 
@@ -311,7 +311,7 @@ async def _check_records(world: World, example: tuple[dict[str, str], bytes, str
     number = next(world.numbers)
     files = LocalFilesystem(world.folder / f"w{number % 50}-{number}")
     for repository in (MemoryTaskRepository(), WorkspaceTaskRepository(files, "boss")):
-        await repository.add(task_record("t1", **fields))
+        await repository.add(task_record("t1", **cast("Any", fields)))
         clean = {field: clean_text(text) for field, text in fields.items()}
         found = await repository.get(S1, "t1")
         assert found is not None

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -235,7 +235,7 @@ async def test_input(place: str) -> None:
         for name in ("thread_id", "user_id"):
             for value in (HALF, "a\0b", "x" * 1001, "ü" * 501):
                 with pytest.raises(ConfigurationError, match=f"{name} cannot be used: it "):
-                    await runtime.run("a", "go", **{name: value})
+                    await runtime.run("a", "go", **cast("Any", {name: value}))
         assert (await runtime.run("a", "go", thread_id="t")).response == "go"
 
 

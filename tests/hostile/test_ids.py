@@ -41,7 +41,7 @@ async def test_an_id_that_could_be_mistaken_is_replaced_once(place: str, wanted:
         events = [event async for event in runtime.events(waiting.run_id)]
     assert (result.status, result.response) == (RunStatus.COMPLETED, "done")
     assert [message.text for message in result.messages if message.role == "tool"] == ["paid ann", "paid bob"]
-    assert {event.call_id for event in events if getattr(event, "call_id", None)} == {"c1", made}
+    assert {name for event in events if (name := getattr(event, "call_id", None))} == {"c1", made}
     assert [message.tool_call_id for message in result.messages if message.role == "tool"] == ["c1", made]
 
 

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -260,7 +260,7 @@ async def test_pings_and_empty_pieces_are_silence(answer: Any) -> None:
         model = connect("chat", server.url, idle_timeout=0.2)
         with pytest.raises(ModelTimeout, match=r"silent for 0\.2 s"):
             await hear(model)
-        await model.aclose()
+        await cast("Any", model).aclose()
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
@@ -269,7 +269,7 @@ async def test_a_limit_on_time_ends_a_request_in_flight(wire: str) -> None:
         model = connect(wire, server.url)
         result = await Runtime([Agent("a", model, limits=SOON)]).run("a", "go")
         check_out_of_time(result)
-        await model.aclose()
+        await cast("Any", model).aclose()
 
 
 async def flood(reply: Reply) -> None:
@@ -285,4 +285,4 @@ async def test_a_flood_from_a_server_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
         model = connect("chat", server.url)
         result = await Runtime([Agent("a", model)]).run("a", "go")
         assert "the answer is too long" in (result.error or "")
-        await model.aclose()
+        await cast("Any", model).aclose()

@@ -145,12 +145,12 @@ class TaskServer:
             return RemoteTask("running", task_id=task_id)
         result = await run.result()
         if result.status is RunStatus.SUSPENDED:
-            log, _ = await run._open()
+            log: Any = (await run._open())[0]
             return RemoteTask("running", task_id=task_id, awaiting=result.suspended, seq=log.tree.seq)
         shown = result.response if waited or not self.results_only_when_waiting else None
         if not self.has_events:
             return RemoteTask(_STATUS[result.status], shown, result.error, task_id)
-        log, _ = await run._open()
+        log: Any = (await run._open())[0]
         return RemoteTask(
             _STATUS[result.status], shown, result.error, task_id, usage=result.usage, steps=result.steps,
             output=result.output, seq=log.tree.seq, run_id=run.run_id,

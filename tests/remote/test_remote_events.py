@@ -219,7 +219,8 @@ async def test_every_prefix_of_a_log_knows_which_remote_events_it_has() -> None:
             run = runtime.stream(agent, "go")
             await run.result()
             await runtime.resume(run.run_id, {"look_1": Decision.approve()})
-            rows = (await run._open())[0].rows()
+            log: Any = (await run._open())[0]
+            rows = log.rows()
         there = await remote_log(server)
     ns, copies, checked = ("tools:task_p",), 0, 0
     for end, row in enumerate(rows, 1):
