@@ -392,6 +392,7 @@ async def test_notifications_are_sent_again_until_they_are_taken(
             assert [one.id for one in listed.configs] == ["c1"]
             if database:  # the address goes with the run
                 assert await runtime.store.delete_thread((await caller.get(task_id))["contextId"])
+                assert isinstance(runtime.store, SqlStore)
                 assert await StoredPush(runtime.store).of(task_id) == []
                 return
             for _ in range(2):
