@@ -10,7 +10,6 @@ from retinue.storage.sql import SqlStore
 from retinue.stores import StoreFilesystem
 from retinue.testing import ScriptedModel, call, say
 
-from ..waiting import until
 from .serving import asking, serving
 
 FILES = "/api/v1/files"
@@ -81,13 +80,8 @@ async def test_background_tasks_are_listed(tmp_path: Path) -> None:
     agent = HarnessAgent("lead", ScriptedModel(model), workspace=tmp_path)  # pyright: ignore[reportArgumentType]
     async with serving(Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[agent])) as site:
         run_id = (await site.start("lead"))["run_id"]
-
-        async def has_ended() -> bool:
-            tasks = (await site.get("/api/v1/tasks")).body["items"]
-            return [task["status"] for task in tasks] == ["completed"]
-
-        await until(has_ended)
         events = await site.all_events(f"/api/v1/runs/{run_id}/events")
+        assert (events[-1].event, events[-1].data["status"]) == ("task_updated", "COMPLETED")
         (task,) = (await site.get("/api/v1/tasks")).body["items"]
         assert (task["log_id"], task["status"], task["call_id"]) == (run_id, "completed", "spawn_1")
         (shown,) = (await site.get(f"/api/v1/runs/{run_id}/tasks")).body["items"]

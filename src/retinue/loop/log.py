@@ -241,7 +241,8 @@ class LiveLog:
                     if event.__class__ is RunFinished and event.run_id == until_end_of:
                         return
                 return
-            if self.closed and not waits:
+            is_due = stored and self.writer is not None and self.writer.problem is None and place < len(events)
+            if self.closed and not waits and not is_due:
                 return
             if stored and self.writer is not None:
                 await _wait_in(self._waiting_for_store)
