@@ -27,11 +27,12 @@ async def test_a_name_is_used_again_and_its_new_subscription_is_known(monkeypatc
     async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
         run_id = (await site.start("gated"))["run_id"]
         follow = {"run_id": run_id, "kinds": "text_delta"}
+        gate.say("one")
         await socket.send_json({"subscribe": "x", **follow})
+        got = await socket.receive_json()
         for _ in range(3):
             await socket.send_json({"unsubscribe": "x", "subscribe": "x", **follow})
-        gate.say("one")
-        got = await socket.receive_json()
+            assert await socket.receive_json() == got
         assert (got["subscription"], got["event"]["delta"]) == ("x", "one")
         codes: list[str] = []
         for name in ("x", "y", "z"):
