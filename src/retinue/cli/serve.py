@@ -71,17 +71,15 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
         raise ConfigurationError(f"--workers needs a database that they share: give --db URL, or set ${VARIABLE}")
     from ..server.process import bind
 
-    listener = socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port)
-    if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
-        token = f"rtn_{secrets.token_urlsafe(32)}"
-    announce = _announcement(args, runtime, listener, token)
-    if is_worker:
-        await _serve_here(args, runtime, listener, token, _stopped_or_left(interrupt), announce)
+    with socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port) as listener:
+        if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
+            token = f"rtn_{secrets.token_urlsafe(32)}"
+        announce = _announcement(args, runtime, listener, token)
+        if args.workers > 1 and not is_worker:
+            return await Workers(args, listener, token, interrupt).serve(announce)
+        stopped = _stopped_or_left(interrupt) if is_worker else interrupt.wait()
+        await _serve_here(args, runtime, listener, token, stopped, announce)
         return COMPLETED
-    if args.workers > 1:
-        return await Workers(args, listener, token, interrupt).serve(announce)
-    await _serve_here(args, runtime, listener, token, interrupt.wait(), announce)
-    return COMPLETED
 
 
 def _check_options(args: argparse.Namespace) -> None:
