@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,11 +45,21 @@ async def test_tasks_survive_the_death_of_the_server(transport: str, tmp_path: P
             assert answers(await caller.send({"approved": True}, taskId=waits)) == "done: paid 3"
 
 
+def two_free_ports() -> int:
+    """Return a port that is free together with the next one, which gRPC takes; other tests use ports at the same time."""
+    while True:
+        with socket.socket() as one, socket.socket() as next_one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                next_one.bind(("127.0.0.1", port + 1))
+                return port
+
+
 async def test_any_worker_answers_for_a_task(tmp_path: Path) -> None:
-    database = f"sqlite:///{tmp_path}/app.db"
-    async with served(AGENTS, "--db", database, "--workers", "2", folder=tmp_path) as server:
+    database, port = f"sqlite:///{tmp_path}/app.db", two_free_ports()
+    async with served(AGENTS, "--db", database, "--workers", "2", folder=tmp_path, port=port) as server:
         card = (await server.site.get("/.well-known/agent-card.json")).body
-        port = int(server.site.url.rpartition(":")[2])
         assert card["supportedInterfaces"][2]["url"] == f"127.0.0.1:{port + 1}"
         own = (await server.site.get("/a2a/payer/.well-known/agent-card.json")).body
         assert "GRPC" not in [one["protocolBinding"] for one in own["supportedInterfaces"]]
