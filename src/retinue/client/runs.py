@@ -49,7 +49,7 @@ class RemoteRun(Run[Out]):
 
 
 class RemoteRuns:
-    """What handles ask the server for."""
+    """The requests that handles send to the server."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

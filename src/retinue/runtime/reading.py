@@ -1,4 +1,4 @@
-"""What is stored of a log, for those who show it to others."""
+"""The stored events of a log, for those who show them to others."""
 
 from __future__ import annotations
 

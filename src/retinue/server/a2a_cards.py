@@ -35,7 +35,7 @@ class Cards:
         self._service, self._version, self._base = service, version, base
         self.grpc_port: int | None = None
         self.names_grpc = True
-        """Whether the cards of agents name gRPC. That of the server and extended ones do."""
+        """True if the cards of agents name gRPC. That of the server and extended ones do."""
         self._signer = None if key is None else Signer(key)
 
     def card_of(self, agent: Agent, base: str = "", *, names_grpc: bool = True) -> pb.AgentCard:

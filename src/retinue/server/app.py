@@ -42,14 +42,14 @@ _access = logging.getLogger("retinue.access")
 
 
 class A2AOptions(Struct, frozen=True, kw_only=True):
-    """How agents are served over A2A."""
+    """Settings of agents that are served over A2A."""
 
     base: str = ""
     """The address of the server, for cards that are asked for over gRPC; others name the address that was asked."""
     key: bytes | None = None
     """An EC key on P-256, as PEM, that signs the cards."""
     push_private: bool = False
-    """Whether push notifications may go to addresses of this machine and its network."""
+    """True if push notifications may go to addresses of this machine and its network."""
 
 
 _A2A_OPTIONS = A2AOptions()

@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens with a user and scopes, one fixed token, the header of a trusted proxy, or nobody."""
+"""The user of a request: bearer tokens with a user and scopes, one fixed token, the header of a trusted proxy, or nobody."""
 
 from __future__ import annotations
 

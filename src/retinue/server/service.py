@@ -1,4 +1,4 @@
-"""What all endpoints of one application share."""
+"""The objects that all endpoints of one application share."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _MOST_SUBSCRIPTIONS = 256
 _BEAT = b'{"beat":true}'
 _REVOKED = "the token is no longer valid"
 _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
-"""What a send raises once the client has left, or the socket was closed here."""
+"""The errors that a send raises once the client has left, or the socket was closed here."""
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):

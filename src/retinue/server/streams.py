@@ -49,7 +49,7 @@ class EventsQuery(Struct, frozen=True):
 
 
 class Filter:
-    """What one reader wants of a log."""
+    """The events of a log that one reader wants."""
 
     def __init__(self, query: EventsQuery) -> None:
         self._ns: Namespace = tuple(query.ns.split("|")) if query.ns else ()

@@ -57,7 +57,7 @@ class ChildJob(Struct):
 
     @property
     def transport(self) -> str | None:
-        """How a remote sub-agent is reached; None for one that is not remote."""
+        """The way to reach a remote sub-agent; None for one that is not remote."""
         agent = self.agent
         return _TRANSPORTS.get(agent.protocol, agent.protocol) if isinstance(agent, RemoteSubagentStub) else None
 

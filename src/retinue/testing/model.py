@@ -39,9 +39,9 @@ class Fail(Struct, frozen=True):
 
 
 Piece = Say | Think | Call | Fail
-"""What a turn is made of: `say`, `think`, `call` or `fail`."""
+"""The parts of a turn: `say`, `think`, `call` or `fail`."""
 ScriptedTurn = Piece | Sequence[Piece]
-"""What a function of the request may return."""
+"""The values that a function of the request may return."""
 ScriptFunction = Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]
 
 

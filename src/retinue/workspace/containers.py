@@ -30,7 +30,7 @@ class Mount(Struct, frozen=True):
 
 
 class Container(Struct, frozen=True):
-    """How commands are run in containers of an image."""
+    """Runs commands in containers of an image."""
 
     program: str
     image: str

@@ -16,7 +16,7 @@ _UNLIMITED = "unlimited"
 
 
 class SandboxLimits(Struct, frozen=True, kw_only=True):
-    """What one command may take. None is no limit. `SandboxFilesystem.limits_in_force()` says what holds each."""
+    """Limits of one command. None is no limit. `SandboxFilesystem.limits_in_force()` says what holds each."""
 
     memory: int | None = 4 * 2**30
     """Bytes: of the command with a cgroup, otherwise of each of its processes."""

@@ -52,7 +52,7 @@ _ENTER = (
 
 
 class _Means:
-    """What this machine has to run commands with, found once and shared by all that is below."""
+    """The means of this machine to run commands, found once and shared by all that is below."""
 
     def __init__(self) -> None:
         self.program: list[str] = []
