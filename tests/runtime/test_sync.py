@@ -23,6 +23,7 @@ from retinue import (
     ToolResult,
     tool,
 )
+from retinue.stores import MemoryStore, RunRecord
 from retinue.testing import ScriptedModel, call, say
 
 
@@ -232,3 +233,37 @@ def test_leaving_the_events_cancels_the_run() -> None:
         if event.kind == "tool_call_ready":
             break
     assert ended.wait(60)
+
+
+class SlowStore(MemoryStore):
+    """Stores the end of a leg only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    async def save_run(self, record: RunRecord) -> None:
+        if record.result is not None:
+            await asyncio.to_thread(self.may_end.wait)
+        await super().save_run(record)
+
+
+@pytest.mark.parametrize("is_left_at_the_last_event", [False, True])
+def test_a_run_that_waits_is_not_cancelled_by_the_end_of_the_iteration(is_left_at_the_last_event: bool) -> None:
+    """The last event comes before the end is stored, so the handle has not ended when the iteration does."""
+
+    @tool
+    async def ask() -> ToolResult:
+        """Ask."""
+        return ToolResult.suspended("Which city?")
+
+    store = SlowStore()
+    runtime = Runtime([Agent("a", ScriptedModel([call("ask", id="c1"), say("ok")]), tools=[ask])], store=store)
+    run_id = ""
+    for event in runtime.stream_sync("a", "go"):
+        run_id = event.run_id
+        if is_left_at_the_last_event and event.kind == "run_finished":
+            break
+    store.may_end.set()
+    answered = runtime.resume_sync(run_id, {"c1": Decision.answer("Rome")})
+    assert (answered.status, answered.response) == (RunStatus.COMPLETED, "ok")

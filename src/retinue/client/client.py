@@ -123,7 +123,7 @@ class Client:
         return self._sync().call(self.run(agent, input, **options))
 
     def stream_sync(self, agent: str | Agent, input: RunInput, **options: Unpack[RunOptions]) -> Iterator[AnyEvent]:
-        """Start a run and yield its events without `await`. Leaving the iteration cancels the run."""
+        """Start a run and yield its events without `await`. Leaving the iteration early cancels the run."""
         return self._sync().iterate(lambda: self.stream(agent, input, **options))
 
     def _start(self, agent: str | Agent[Out], input: RunInput, options: RunOptions, *, watch: bool) -> RemoteRun[Out]:

@@ -217,7 +217,7 @@ class Runtime:
     def stream_sync(self, agent: str | Agent, input: RunInput, **options: Unpack[RunOptions]) -> Iterator[AnyEvent]:
         """Start a run and yield its events without `await`, the last being its `run_finished`.
 
-        Leaving the iteration cancels the run: nothing else has a handle of it.
+        Leaving the iteration early cancels the run: nothing else has a handle of it.
         """
         thread, twin = self._sync()
         return thread.iterate(lambda: twin.stream(agent, input, **options))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError
-from ..core.events import AnyEvent
+from ..core.events import AnyEvent, RunFinished
 from .run import Run
 
 T = TypeVar("T")
@@ -67,7 +67,11 @@ class LoopThread:
             raise
 
     def iterate(self, begin: Callable[[], Run[Any]]) -> Iterator[AnyEvent]:
-        """Start a run and yield its events. Leaving the iteration cancels the run: nothing else has a handle of it."""
+        """Start a run and yield its events. Leaving the iteration early cancels the run: nothing else has a handle of it.
+
+        The last event counts as the end, although the result may not be stored yet: a cancel that comes after it would
+        end a run that only waits for an answer.
+        """
 
         async def start() -> tuple[Run[Any], AsyncIterator[AnyEvent]]:
             run = begin()
@@ -77,11 +81,14 @@ class LoopThread:
             return await anext(events, None)
 
         run, events = self.call(start())
+        has_ended = False
         try:
             while (event := self.call(next_event(events))) is not None:
+                has_ended = isinstance(event, RunFinished) and event.run_id == run.run_id
                 yield event
+            has_ended = True
         finally:
-            if not run.ended:
+            if not (has_ended or run.ended):
                 leaving = asyncio.run_coroutine_threadsafe(run.cancel("the caller left"), self._loop)
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
