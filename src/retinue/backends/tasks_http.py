@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import DecisionRefused, ExecutionBackendError
-from ..core.events import Custom, ErrorRaised, RunFinished
+from ..core.events import Custom, ErrorRaised, Event, RunFinished
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, RunResult
@@ -191,6 +191,7 @@ class TaskFollower:
         """True unless the server has only status and result."""
         self._leg_ended = False
         self._missing_before = 0
+        self._noticed: str | None = None
         self.refused: str | None = None
         """The reason for which the server did not take a decision."""
 
@@ -245,6 +246,7 @@ class TaskFollower:
         try:
             async for events in stream:
                 for event in events:
+                    self._pass_notice(event)
                     if event.seq <= self._seen:
                         continue
                     if event.seq > self._seen + 1 and self._missing_before != event.seq:
@@ -262,6 +264,14 @@ class TaskFollower:
         finally:
             with suppress(ConnectionError):
                 await stream.aclose()
+
+    def _pass_notice(self, event: Event) -> None:
+        """Pass a notice of the server on, once: nobody works on the run there, or somebody does again."""
+        code = event.code if isinstance(event, ErrorRaised) and not event.seq else None
+        if isinstance(event, ErrorRaised) and code is not None and code != self._noticed:
+            assert self._request.emit is not None
+            self._request.emit(ErrorRaised(message=event.message, code=code))
+        self._noticed = code
 
     def _report(self, task: RemoteTask) -> None:
         """Report the status whenever it changes."""

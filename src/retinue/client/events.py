@@ -75,6 +75,9 @@ class EventReader:
                 patience.extend()
                 for data in found:
                     event = self._decode(data)
+                    if not event.seq:  # a notice, which the log does not have
+                        yield event
+                        continue
                     if event.seq <= self.seen:
                         continue
                     self._check_gap(event.seq)
@@ -126,6 +129,8 @@ class RemoteLog:
     def __init__(self, connection: Connection, reader: EventReader, first: int) -> None:
         self._connection, self._reader, self._first = connection, reader, first
         self._events: list[Event] = []
+        self._places: list[int] = []
+        """The number of each event; a notice has that of the event before it."""
         self._threads: dict[str, str] = {}
         self.results: dict[str, RunResult] = {}
         self._is_closed = False
@@ -138,13 +143,13 @@ class RemoteLog:
         return self._threads.get(run_id, "")
 
     async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
-        place = bisect_right(self._events, after, key=lambda event: event.seq)
+        place = bisect_right(self._places, after)
         with self._follower():
             while True:
                 while place < len(self._events):
                     event = self._events[place]
                     place += 1
-                    if event.seq <= after:
+                    if 0 < event.seq <= after:
                         continue
                     yield event
                     if isinstance(event, RunFinished) and event.run_id == until_end_of:
@@ -183,6 +188,7 @@ class RemoteLog:
                 if isinstance(event, RunStarted):
                     self._threads[event.run_id] = event.thread_id
                 self._events.append(event)
+                self._places.append(event.seq or self._reader.seen)
                 if event.seq > self._first and self._reader.rests:
                     break
                 self._wake()

@@ -297,7 +297,9 @@ class DurableStore(Store, EventStore, Protocol):
         """Renew every lease of an owner; return the logs it still owns."""
         ...
 
-    async def open_logs(self) -> list[OpenLog]: ...
+    async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
+        """Return the logs that have an owner or need one; with an id, only that log."""
+        ...
 
     async def put_wish(self, wish: Wish) -> None:
         """Put a wish into the inbox of its log, once for each `wish_id`."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -27,7 +26,7 @@ from ..loop.fold import fold_all
 from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..loop.tickets import encode_decisions
-from ..storage.logs import LogWriter, stored_events
+from ..storage.logs import LogWriter
 from .inbox import decode_reply, decode_start, encode_cancel, make_wish, restored
 from .live import LiveRun
 from .owner import Owner, is_gone
@@ -285,7 +284,7 @@ class Elsewhere:
                 first, last = event.seq - 1, 0
             elif isinstance(event, RunFinished) and event.run_id == run_id:
                 last = event.seq
-        log.earlier = partial(stored_events, store, record.log_id)
+        log.earlier = self._runs.read_stored(store, record.log_id)
         if last and await store.owner_of(record.log_id) is None:
             log.first = last
             log.close()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ..core.events import ErrorRaised
 from ..core.ids import unique
 from ..core.processes import has_process_ended, process_identity
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
@@ -29,6 +30,8 @@ _LOOK_EVERY = 0.5
 """Seconds between two looks at inboxes, if the store does not announce changes."""
 _MARGIN = 0.1
 """The part of a lease before whose end an owner that cannot renew it drops its logs."""
+
+_LOST = "the process that worked on the run is gone: the run waits for another process"
 
 _here: dict[str, asyncio.AbstractEventLoop] = {}
 """The owners of this process that have not been closed, with the loops they live in."""
@@ -96,7 +99,7 @@ class Owner:
                     if _now() - since > self.lease / 3:  # it is not just being begun or released
                         found.append(log)
                 continue
-            if log.owner is None or log.expired or is_gone(log.owner):
+            if is_orphan(log):
                 found.append(log)
             elif log.expired is None:
                 before, since = self._suspects.get(log.log_id, (log, _now()))
@@ -195,6 +198,28 @@ class Owner:
             _log.error("run %s is dropped: its lease could not be renewed", log_id)
             self.remove(log_id)
             run.lose()
+
+
+async def owner_notice(
+    store: DurableStore, clock: Callable[[], float], log_id: str, is_lost: bool
+) -> ErrorRaised | None:
+    """Return what a reader of a log is told when its owner is gone, or another process has become its owner.
+
+    Such a notice is not stored and has the number 0. `is_lost`: the reader knows already that the owner is gone.
+    """
+    found = await store.open_logs(log_id)
+    if not found or is_orphan(found[0]) is is_lost:
+        return None
+    record = await store.load_run(log_id)
+    code, message = ("owner_found", "another process continues the run") if is_lost else ("owner_lost", _LOST)
+    return ErrorRaised(
+        at=clock(), run_id=log_id, agent="" if record is None else record.identity.agent, code=code, message=message
+    )
+
+
+def is_orphan(log: OpenLog) -> bool:
+    """Return whether no living process owns a log that should have an owner."""
+    return log.owner is None or bool(log.expired) or is_gone(log.owner)
 
 
 def _now() -> float:

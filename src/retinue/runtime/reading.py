@@ -9,7 +9,7 @@ from ..core.events import AnyEvent
 from ..core.messages import Message
 from ..core.stores import StoredLog
 from .inbox import decode_start
-from .owner import is_gone
+from .owner import is_orphan
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -70,5 +70,4 @@ class StoredEvents:
         """Return whether no living process owns the log. A run that works and is orphaned waits for another process."""
         if self._runs.owner is None:
             return False
-        owner = await self._runs.owner.store.owner_of(self.log_id)
-        return owner is None or is_gone(owner)
+        return any(map(is_orphan, await self._runs.owner.store.open_logs(self.log_id)))

@@ -26,7 +26,7 @@ from ..loop.state import LogState
 from ..storage.logs import LogWriter, stored_events
 from .elsewhere import Elsewhere
 from .live import LiveRun
-from .owner import Owner
+from .owner import Owner, owner_notice
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
 
@@ -106,8 +106,7 @@ class LocalRuns:
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
-            store, log_id = self.owner.store, writer.log_id
-            log.earlier = partial(stored_events, store, log_id)
+            log.earlier = self.read_stored(self.owner.store, writer.log_id)
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:
@@ -290,7 +289,12 @@ class LocalRuns:
         run = self.get(run_id)
         if run is not None:
             return run.log.follow(after, past_waits=True, stored=stored)
-        return stored_events(self._others(run_id).owner.store, run_id, after)
+        return self.read_stored(self._others(run_id).owner.store, run_id)(after)
+
+    def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncIterator[Event]]:
+        """Return a reader of a stored log; where it waits, it is told when nobody owns the log."""
+        notice = partial(owner_notice, store, self.clock, log_id)
+        return partial(stored_events, store, log_id, notice=notice)
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""

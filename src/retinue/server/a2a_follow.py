@@ -37,13 +37,15 @@ async def follow_task(
 ) -> AsyncGenerator[tuple[int, list[Json]]]:
     """Project a log from its beginning; yield the number of each event and what it changes, until the log or the
     server ends."""
+    last = 0
     try:
         async for batch in await open_run(service, record, EventsQuery()):
             for frame in batch.frames:
+                last = frame.seq or last
                 updates = projection(frame.event)
                 if updates and projection.state in INTERRUPTED:
-                    updates = await _ask(service, record.identity.run_id, frame.seq, projection) or updates
-                yield frame.seq, updates
+                    updates = await _ask(service, record.identity.run_id, last, projection) or updates
+                yield last, updates
         ended = await service.runtime.store.load_run(record.identity.run_id)
         if ended is not None and (updates := settle(projection, ended)):
             yield 0, updates

@@ -60,7 +60,7 @@ class Batch(Struct, gc=False):
     """An event without an id does not move the cursor of the reader."""
 
     def name_of(self, frame: Frame) -> str:
-        if self.ids == "none" or (self.ids == "last" and frame is not self.frames[-1]):
+        if not frame.seq or self.ids == "none" or (self.ids == "last" and frame is not self.frames[-1]):
             return ""
         return f"{self.prefix}{frame.seq}"
 
@@ -97,6 +97,8 @@ class Feed:
         self._last = after
         self.ended = False
         self.problem: RetinueError | None = None
+        self.notice: Frame | None = None
+        """An event that is not stored and holds until the next one: nobody owns the log, or another process does."""
         self.followers = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._room = asyncio.Event()
@@ -109,6 +111,10 @@ class Feed:
         while not self.ended and self.problem is None:
             try:
                 async for event in self._log.follow(self._last):
+                    if not event.seq:
+                        self.notice = make_frame(event)
+                        self.wake()
+                        continue
                     self._add(make_frame(event))
                     while self._last - self._taken > RING:
                         self._room.clear()
@@ -128,7 +134,7 @@ class Feed:
     def _add(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._seqs.append(frame.seq)
-        self._last = frame.seq
+        self._last, self.notice = frame.seq, None
         if len(self._frames) > 2 * RING:
             self._before = self._seqs[RING - 1]
             del self._frames[:RING], self._seqs[:RING]

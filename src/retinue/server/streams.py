@@ -65,6 +65,10 @@ class Filter:
         depth, ns, kinds = len(self._ns), self._ns, self._kinds
         return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
 
+    def wants(self, notice: Frame | None, told: Frame | None) -> bool:
+        """Return whether a reader must be told something about the owner of the log, whatever subtree it reads."""
+        return notice is not None and notice is not told and (not self._kinds or notice.event.kind in self._kinds)
+
     def batch(self, frames: list[Frame], prefix: str = "") -> Batch:
         """Return events with their ids. Of deltas that were merged, only the last event moves the cursor."""
         return Batch(merge_deltas(frames), prefix, "last") if self.merge else Batch(frames, prefix)
@@ -101,6 +105,7 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
 
 
 async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> AsyncIterator[list[Frame]]:
+    told: Frame | None = None
     while True:
         frames = await feed.available(after)
         if frames and wanted.merge:
@@ -116,6 +121,11 @@ async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> A
         if feed.ended or (wanted.until_idle and await _is_idle(service, feed.log_id, after)):
             if not await feed.available(after):
                 return
+            continue
+        if wanted.wants(feed.notice, told):
+            told = feed.notice
+            assert told is not None
+            yield [told]
             continue
         changed = feed.changed(after)
         if not service.closing.is_set():
@@ -147,6 +157,15 @@ class _Source:
         self._place = contextlib.ExitStack()
         self.feed, self.after = self._place.enter_context(service.feeds.open(run_id, after)), after
         self.root_ended = root_ended
+        self.told: Frame | None = None
+
+    def notices(self, wanted: Filter) -> list[Batch]:
+        """Return what the reader must be told about the owner of the log."""
+        if not wanted.wants(self.feed.notice, self.told):
+            return []
+        self.told = self.feed.notice
+        assert self.told is not None
+        return [Batch([self.told])]
 
     def close(self) -> None:
         self._place.close()
@@ -216,6 +235,7 @@ class _ThreadReader:
         try:
             while True:
                 batches = [*await self._read_tails(), *await self._read_main()]
+                batches = batches or [batch for source in self._sources() for batch in source.notices(self._wanted)]
                 for batch in batches:
                     if batch.frames:
                         said = now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
 from ..core.events import Event
@@ -188,12 +188,26 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = Non
     waiting.clear()
 
 
+Notice = Callable[[bool], Awaitable[Event | None]]
+"""Returns what a reader who waits must know about the owner of a log, given whether it knows that the owner is lost."""
+
+
 async def stored_events(
-    store: DurableStore, log_id: str, after: int = 0, until: int | None = None, past_waits: bool = True
+    store: DurableStore,
+    log_id: str,
+    after: int = 0,
+    until: int | None = None,
+    past_waits: bool = True,
+    *,
+    notice: Notice | None = None,
 ) -> AsyncIterator[Event]:
     """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned; with `until`,
-    up to that number; without `past_waits`, also until nobody works on it because its run waits."""
-    known = False
+    up to that number; without `past_waits`, also until nobody works on it because its run waits.
+
+    What `notice` says comes between the events, with the number 0, where nothing else has come for a while.
+    """
+    known, is_lost, now = False, False, asyncio.get_running_loop().time
+    news = now()
     with store.watch(log_id) as watch:
         while True:
             rests = not past_waits and await _rests(store, log_id)  # asked first: what is read below is the last of it
@@ -211,8 +225,15 @@ async def stored_events(
                 yield event
             if ended or (until is not None and after >= until) or (rests and not events):
                 return
-            if not events:
-                await watch.wait(LOOK_AGAIN)
+            if events:
+                is_lost, news = False, now()
+                continue
+            if notice is not None and after and now() - news > LOOK_AGAIN / 2:
+                if (event := await notice(is_lost)) is not None:
+                    is_lost = not is_lost
+                    yield event
+                news = now()
+            await watch.wait(LOOK_AGAIN)
 
 
 async def _rests(store: DurableStore, log_id: str) -> bool:

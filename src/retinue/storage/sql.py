@@ -270,14 +270,18 @@ class SqlStore:
         renewed: Any = await self.database.write(renew)
         return {log_id for (log_id,) in renewed}
 
-    async def open_logs(self) -> list[OpenLog]:
+    async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
+        only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id,))
+
         def read(link: Link) -> list[Any]:
             owned = link.run(
-                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired} FROM logs WHERE owner IS NOT NULL"
+                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired} FROM logs WHERE owner IS NOT NULL{only}",
+                *given,
             )
             return owned + link.run(
                 "SELECT logs.log_id, owner, epoch, lease_until, 1 FROM runs JOIN logs ON logs.log_id = run_id "
-                "WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0"
+                f"WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only}",
+                *given,
             )
 
         return [

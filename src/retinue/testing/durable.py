@@ -320,6 +320,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
                     ("r2", "p1", 1, False),
                     ("r3", "p2", 1, True),
                 ]
+                assert await reader.open_logs("r3") == found[2:]
             assert await store.renew("p3", LONG) == set()
 
     async def check_logs_that_need_an_owner_are_listed(self) -> None:
@@ -334,6 +335,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
                 await store.write(LogBatch(log_id=run_id, epoch=1, released=True))
             found = sorted(await other.open_logs(), key=lambda log: log.log_id)
             assert [(log.log_id, log.owner) for log in found] == [("left", None), ("queued", None)]
+            assert await other.open_logs("left") + await other.open_logs("waits") == found[:1]
             assert await other.claim("left", "p2", LONG) == 2
             assert await other.claim("queued", "p2", LONG) == 2
 
@@ -354,8 +356,7 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             await store.write(LogBatch(log_id="r1", epoch=1, replies=[Reply("w1", b"\x00 yes"), Reply("none", b"x")]))
             await store.write(LogBatch(log_id="r1", epoch=1, replies=[Reply("w1", b"too late")]))
             assert await other.reply_to("r1", "w1") == b"\x00 yes"
-            assert await other.reply_to("r2", "w1") is None
-            assert await other.reply_to("r1", "unknown") is None
+            assert await other.reply_to("r2", "w1") is await other.reply_to("r1", "unknown") is None
             await other.put_wish(asked[0])
             assert await store.wishes("p1") == asked[1:]
             await store.write(LogBatch(log_id="r1", epoch=1, released=True))

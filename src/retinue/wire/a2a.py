@@ -373,7 +373,8 @@ class TaskProjection:
         if not parts or self.state != WORKING:
             return []
         metadata = {"kind": event.kind, **_of_run(event.agent, ns)}
-        return [self._update(WORKING, event.at, str(event.seq), parts, metadata)]
+        name = str(event.seq or f"notice-{event.at}")  # a notice has no number
+        return [self._update(WORKING, event.at, name, parts, metadata)]
 
     def _failed(self, event: ErrorRaised) -> list[Json]:
         updates: list[Json] = []

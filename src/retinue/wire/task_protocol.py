@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..core.content import to_json_bytes
 from ..core.decisions import Decision
-from ..core.events import Custom, Event, UnknownEvent, event_from_bytes
+from ..core.events import Custom, ErrorRaised, Event, UnknownEvent, event_from_bytes
 from ..core.results import SuspendTicket
 from ..core.runs import Usage
 
@@ -124,13 +124,18 @@ def _more(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_notice(event: Event) -> bool:
+    """Return whether an event is a notice to those who wait: the log does not have it, so it has no number."""
+    return event.seq == 0 and isinstance(event, ErrorRaised) and not event.fatal
+
+
 def decode_event(data: bytes) -> Event:
     """Raise ValueError if it is no event. One of an unknown kind becomes a `custom` event with the whole as its data."""
     try:
         event = event_from_bytes(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if event.seq < 1:
+    if event.seq < 1 and not is_notice(event):
         raise ValueError("it has no number")
     if isinstance(event, UnknownEvent):  # a log must not hold what its own version cannot read
         stamp: dict[str, Any] = {name: getattr(event, name) for name in Event.__struct_fields__}
