@@ -7,10 +7,12 @@ import codecs
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, ExecutionFailed, FilesystemError, InvalidArguments
@@ -30,6 +32,10 @@ MEASURED_EVERY = 0.25
 """Seconds between two looks at the size of a folder, or more where a look takes long."""
 LONGEST_SETUP = 30.0
 """Seconds that a sandboxed command may take to be ready."""
+LONGEST_END = 30.0
+"""Seconds to wait for the processes of a sandbox after they were killed: one that the kernel holds may take for ever."""
+_CREDENTIALS = struct.Struct("3i")
+"""The process, user and group that sent a message."""
 
 
 def shell_tool(filesystem: Filesystem) -> Tool:
@@ -40,7 +46,13 @@ def shell_tool(filesystem: Filesystem) -> Tool:
     return FunctionTool(_Shell(filesystem).shell, category="shell")
 
 
-Started = tuple[asyncio.SubprocessTransport, Command]
+class _Started(NamedTuple):
+    """A command at work."""
+
+    transport: asyncio.SubprocessTransport
+    command: Command
+    first: int | None = None
+    """A pidfd of the first process of its pid namespace, which ends after all others in it."""
 
 
 class _Shell:
@@ -60,42 +72,41 @@ class _Shell:
             raise InvalidArguments(f"timeout_seconds must be 1 or more, got {timeout_seconds}")
         seconds = min(timeout_seconds, LONGEST)
         output = _Output(ctx)
-        transport, started = await self._started(command, ctx.run, output)
+        started = await self._started(command, ctx.run, output)
         ended = asyncio.create_task(output.exited.wait())
-        filled = asyncio.create_task(_wait_until_full(started))
+        filled = asyncio.create_task(_wait_until_full(started.command))
         try:
             await asyncio.wait({ended, filled}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reason = None if ended.done() else filled.result() if filled.done() else f"stopped after {seconds} s"
             filled.cancel()
             ended.cancel()
-            await _stop(transport, output, started)
+            await _stop(started, output)
         if reason is not None:
             raise ExecutionFailed(f"{reason}; output so far:\n{output.text}")
-        return f"exit code: {transport.get_returncode()}\n{output.text}"
+        return f"exit code: {started.transport.get_returncode()}\n{output.text}"
 
-    async def _started(self, line: str, run: RunIdentity, output: _Output) -> Started:
+    async def _started(self, line: str, run: RunIdentity, output: _Output) -> _Started:
         """Start a command. If cancelled meanwhile, wait for its start, then end it with all its processes."""
         starting = asyncio.create_task(self._start(line, run, output))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             with suppress(ExecutionFailed):
-                transport, command = await starting
-                await _stop(transport, output, command)
+                await _stop(await starting, output)
             raise
 
-    async def _start(self, line: str, run: RunIdentity, output: _Output) -> Started:
+    async def _start(self, line: str, run: RunIdentity, output: _Output) -> _Started:
         try:
             command = await in_thread(self._command, {"line": line, "run": run})
             if not command.waits:
-                return await _begin(command, output, asyncio.subprocess.DEVNULL), command
+                return _Started(await _begin(command, output, asyncio.subprocess.DEVNULL), command)
             with ExitStack() as ends:
                 ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 transport = await _begin(command, output, theirs.fileno())
                 theirs.close()
-                await _release(ours)
-                return transport, command
+                return _Started(transport, command, await _release(ours))
         except (OSError, ValueError, FilesystemError) as exc:
             raise ExecutionFailed(f"the shell could not be started: {exc}") from exc
 
@@ -120,14 +131,53 @@ async def _begin(command: Command, output: _Output, stdin: int) -> asyncio.Subpr
     return transport
 
 
-async def _release(end: socket.socket) -> None:
-    """Wait until a command is ready, then let it begin. One that fails before has an error in its output."""
+async def _release(end: socket.socket) -> int | None:
+    """Wait until a command is ready, then let it begin. One that fails before has an error in its output.
+
+    Return a pidfd of the first process of the command's pid namespace; None if it has none of its own.
+    """
     end.setblocking(False)
-    loop = asyncio.get_running_loop()
-    with suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(LONGEST_SETUP):
-            if await loop.sock_recv(end, 1):
-                await loop.sock_sendall(end, b"\n")
+    if not await _wait_until_readable(end.fileno(), LONGEST_SETUP):
+        return None
+    try:
+        data, sent_with, _, _ = end.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not data:
+            return None
+        first = _first_process(sent_with)  # before it begins: so the process is there
+        with suppress(ConnectionError):
+            end.send(b"\n")
+        return first
+    except ConnectionError:
+        return None
+
+
+def _first_process(sent_with: list[tuple[int, int, bytes]]) -> int | None:
+    """Return a pidfd of the first process of the pid namespace in which the sender of a message is the second."""
+    for level, kind, data in sent_with:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            with suppress(OSError, KeyError, ValueError):
+                parent = int(_process_status(_CREDENTIALS.unpack(data)[0])["PPid"])
+                if _process_status(parent)["NSpid"].split()[1:][-1:] == ["1"]:
+                    return os.pidfd_open(parent)
+    return None
+
+
+def _process_status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as stream:
+        return {name: value for name, _, value in (line.partition(":") for line in stream)}
+
+
+async def _wait_until_readable(fd: int, seconds: float) -> bool:
+    """Return whether a file becomes readable in time, as a pidfd does when its process has ended."""
+    loop, seen = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, seen.set)
+    try:
+        async with asyncio.timeout(seconds):
+            return await seen.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
 
 
 class _Output(asyncio.SubprocessProtocol):
@@ -176,21 +226,30 @@ async def _wait_until_full(command: Command) -> str:
         await asyncio.sleep(max(MEASURED_EVERY, 10 * (time.monotonic() - began)))
 
 
-async def _stop(transport: asyncio.SubprocessTransport, output: _Output, command: Command) -> None:
-    """End a command and its processes, first with SIGTERM, then with SIGKILL, and read its last output."""
-    group, now = transport.get_pid(), asyncio.get_running_loop().time
+async def _stop(started: _Started, output: _Output) -> None:
+    """End a command and its processes, first with SIGTERM, then with SIGKILL, and read its last output.
+
+    A sandbox is killed as a whole when its command ends. The kernel does that after the command has gone, so this waits
+    until the sandbox is empty.
+    """
+    group, now = started.transport.get_pid(), asyncio.get_running_loop().time
     for how in (signal.SIGTERM, signal.SIGKILL):
         end = now() + PATIENCE
         there = _reaches(group, how)
         while there and now() < end:
             await asyncio.sleep(0.01)
             there = _reaches(group, 0)
+    if started.first is not None:
+        try:
+            await _wait_until_readable(started.first, LONGEST_END)
+        finally:
+            os.close(started.first)
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
             await output.closed.wait()
-    transport.close()
-    if command.cleanup:
-        await in_thread(_clean_up, {"command": command})
+    started.transport.close()
+    if started.command.cleanup:
+        await in_thread(_clean_up, {"command": started.command})
 
 
 def _clean_up(command: Command) -> None:
