@@ -15,12 +15,14 @@ from starlette.routing import Route, WebSocketRoute
 
 from retinue import HarnessAgent, Runtime
 from retinue.errors import StoreError
+from retinue.models import ModelRequest
 from retinue.server import SCOPES, StoredTokens, TokenStore, create_app
 from retinue.server.app import all_endpoints
 from retinue.server.http import Endpoint
 from retinue.storage.sql import SqlStore
 from retinue.stores import StoreFilesystem
-from retinue.testing import ScriptedModel
+from retinue.testing import ScriptedModel, call, say
+from retinue.testing.model import ScriptedTurn
 
 from ..waiting import until
 from .agents import boss, speaker
@@ -69,7 +71,12 @@ class World(NamedTuple):
 @asynccontextmanager
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     url = f"sqlite:///{tmp_path}/served.db"
-    keeper = HarnessAgent("keeper", ScriptedModel([]), filesystem=StoreFilesystem(url))
+    spawn = call("agent_spawn", {"agent_id": "general-purpose", "task": "look", "timeout_seconds": 0}, id="spawn_1")
+
+    def keep(request: ModelRequest) -> ScriptedTurn:
+        return spawn if request.messages[-1].text == "keep" else say("kept")
+
+    keeper = HarnessAgent("keeper", ScriptedModel(keep), filesystem=StoreFilesystem(url))
     runtime = Runtime.open(url, agents=[boss(), speaker("x"), keeper])
     assert isinstance(runtime.store, SqlStore)
     runtime.store.__class__ = CountingStore
@@ -87,7 +94,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             await site.post("/tasks", {"task_id": "errand-1", "agent_id": "boss", "input": "go", "context": {}})
             assert (await site.get("/tasks/errand-1/wait")).body["awaiting"]
             await site.ask("PUT", "/api/v1/files/notes.txt", data=b"a secret")
+            keeping = (await site.start("keeper", "keep"))["run_id"]
+            await site.all_events(f"/api/v1/runs/{keeping}/events")
+            (task,) = (await site.get(f"/api/v1/runs/{keeping}/tasks")).body["items"]
             names = {**started, "agent": "boss", "task_id": "errand-1", "path": "notes.txt"}
+            names["background_task_id"] = task["task_id"]
             yield World(url, runtime, names, secrets["ann"], admin, secrets["bob"], secret, scoped)
 
 

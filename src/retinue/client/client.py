@@ -197,6 +197,10 @@ class Client:
         """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`."""
         return await self._runs.cancel(run_id, reason, grace, tasks)
 
+    async def cancel_task(self, run_id: str, task_id: str) -> str:
+        """Stop one background task under a root run, wait a few seconds for its end, and return its status."""
+        return await self._runs.cancel_task(run_id, task_id)
+
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Iterate over the log of a run after event number `after`: stored events, then new ones.
 

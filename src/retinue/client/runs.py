@@ -149,6 +149,15 @@ class RemoteRuns:
         await self._ask(run_id, "/cancel", "POST", body=body, seconds=ANSWER_SECONDS + grace)
         return await self.result(run_id)
 
+    async def cancel_task(self, run_id: str, task_id: str) -> str:
+        path, body = f"tasks/{quote(task_id, safe='')}/cancel", encode_body({"run_id": run_id})
+        try:
+            return (await self._connection.ask("POST", path, body=body, seconds=ANSWER_SECONDS))[1]["status"]
+        except ServerError as exc:
+            if exc.code == "not_found":
+                raise ConfigurationError(f"run {run_id!r} has no background task {task_id!r}") from None
+            raise
+
     async def _ask(self, run_id: str, path: str, method: str = "GET", **options: Any) -> tuple[int, dict[str, Any]]:
         try:
             return await self._connection.ask(method, f"runs/{quote(run_id, safe='')}{path}", **options)

@@ -137,14 +137,17 @@ class OpenLog(Struct, frozen=True):
     """True if the lease has expired; None if it was measured by a clock that cannot be compared with ours."""
 
 
+WishKind = Literal["decide", "cancel", "cancel_task"]
+
+
 class Wish(Struct, frozen=True, kw_only=True):
     """A request to the owner of a log. Any process may put one into its inbox; only the owner acts on it."""
 
     log_id: str
     wish_id: str
     run_id: str
-    """The root of the log, or a run below it."""
-    kind: Literal["decide", "cancel"]
+    """The root of the log, a run below it, or a task."""
+    kind: WishKind
     body: bytes = b""
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..core.agents import Agent
+from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
@@ -214,6 +215,12 @@ class Elsewhere:
             wish = make_wish(run_id, run_id, "cancel", encode_cancel(reason, grace, tasks))
             await self._ask(record, wish, grace + LATER)
         return await self._runs.result(run_id)
+
+    async def cancel_task(self, run_id: str, task_id: str) -> str:
+        """Have a background task stopped by the owner of its log; return why that is not possible."""
+        record = await self._runs.record(run_id)
+        wish = make_wish(record.log_id, task_id, "cancel_task")
+        return await self._ask(record, wish, GRACE + LATER)
 
     async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> str:
         """Put a wish into an inbox, see that an owner reads it, and return the reason of a refusal, or nothing."""

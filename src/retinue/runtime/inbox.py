@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct, field
@@ -26,7 +26,7 @@ from ..core.messages import Message
 from ..core.rows import StoredRequest
 from ..core.runs import RunIdentity
 from ..core.state import PersistedState
-from ..core.stores import DurableStore, Reply, Wish
+from ..core.stores import DurableStore, Reply, Wish, WishKind
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -97,7 +97,7 @@ def restored(
     )
 
 
-def make_wish(log_id: str, run_id: str, kind: Literal["decide", "cancel"], body: bytes) -> Wish:
+def make_wish(log_id: str, run_id: str, kind: WishKind, body: bytes = b"") -> Wish:
     return Wish(log_id=log_id, wish_id=f"{kind}_{unique()}", run_id=run_id, kind=kind, body=body)
 
 
@@ -116,6 +116,10 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
         return
     if wish.kind == "cancel":
         await _cancel(run, wish)
+    elif wish.kind == "cancel_task":
+        refused = await cancel_task(run, wish.run_id)
+        if run.writer is not None:
+            await run.writer.settle(replies=(_reply(wish, refused),))
     else:
         await _decide(run, wish)
     await run.release_if_idle()
@@ -154,6 +158,17 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
         reply = _reply(wish, str(exc) or type(exc).__name__)
     if run.writer is not None:
         await run.writer.settle(replies=(reply,))
+
+
+async def cancel_task(run: LiveRun, task_id: str) -> str:
+    """Stop one background task of a run that this process owns, and store its end. Return why that is not possible."""
+    cancel = run.log.holders.get(task_id)
+    if cancel is None:
+        return f"task {task_id!r} is not at work"
+    await cancel("cancelled")
+    if run.writer is not None:
+        await run.writer.flush()
+    return ""
 
 
 def store_cancel(run: LiveRun, owner: Owner, reason: str) -> None:

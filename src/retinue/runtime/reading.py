@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
-from ..core.events import AnyEvent
+from ..core.errors import ConfigurationError
+from ..core.events import AnyEvent, TaskUpdated
 from ..core.messages import Message
 from ..core.stores import StoredLog
+from ..tasks.task import TaskStatus
 from .inbox import decode_start
 from .owner import is_orphan
 
@@ -43,6 +45,13 @@ class StoredEvents:
         body = None if self._runs.owner is None else await self._runs.owner.store.read_request(self.log_id)
         start = None if body is None else decode_start(body)
         return None if start is None or not start.messages else (start.identity.agent, start.messages)
+
+    async def task_status(self, task_id: str) -> TaskStatus:
+        """Return the status of a background task, as it is stored. Raise ConfigurationError if the log has none."""
+        for event in reversed(await self.so_far()):
+            if isinstance(event, TaskUpdated) and event.task_id == task_id:
+                return TaskStatus(event.status)
+        raise ConfigurationError(f"run {self.log_id!r} has no background task {task_id!r}")
 
     async def has_event(self, seq: int) -> bool:
         """Return whether the log has an event of this number, or a later one."""

@@ -24,9 +24,12 @@ from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
 from ..loop.state import LogState
 from ..storage.logs import LogWriter, stored_events
+from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
+from .inbox import cancel_task
 from .live import LiveRun
 from .owner import Owner, owner_notice
+from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
 
@@ -275,6 +278,23 @@ class LocalRuns:
         if tasks:
             await run.cancel_tasks()
         return result
+
+    async def cancel_task(self, run_id: str, task_id: str) -> TaskStatus:
+        """Stop a background task, wherever it works, and return its status."""
+        log, refused = StoredEvents(self, run_id), ""
+        if not (await log.task_status(task_id)).is_terminal:
+            run = await self.here(run_id)
+            try:
+                if run is not None:
+                    refused = await cancel_task(run, task_id)
+                else:
+                    refused = await self._others(run_id).cancel_task(run_id, task_id)
+            except RunElsewhere as exc:  # the log may have ended meanwhile, with the task
+                refused = str(exc)
+        status = await log.task_status(task_id)
+        if refused and not status.is_terminal:
+            raise RunElsewhere(run_id, refused)
+        return status
 
     # --- reading
 

@@ -372,6 +372,13 @@ class Runtime:
         """
         return await self._runs.cancel(run_id, reason, grace, tasks)
 
+    async def cancel_task(self, run_id: str, task_id: str) -> str:
+        """Stop one background task under a root run, wait a few seconds for its end, and return its status.
+
+        The status is `cancelled`, or that with which the task had ended; `running` if it has not stopped yet.
+        """
+        return (await self._runs.cancel_task(run_id, task_id)).lower()
+
     async def close(self, grace: float = GRACE) -> None:
         """Stop every run and start no more. Runs that wait for a human stay as they are if they are stored.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +20,7 @@ from ..runtime import Run
 from ..storage.sql import SqlStore
 from ..wire.resources import (
     CancelRun,
+    CancelTask,
     Decisions,
     ForkRun,
     StartRun,
@@ -330,15 +333,67 @@ async def list_tasks(call: Call) -> Any:
     shown = records[: query.limit]
     items: list[dict[str, Any]] = []
     for record in shown:
-        known = {"log_id": record.identity.run_id, "thread_id": record.identity.thread_id}
         for task in (await tree_of(call.service, record)).task_list():
             if query.status in (None, task["status"]) and query.agent in (None, task["agent"]):
-                items.append({**known, **task})
+                items.append({**_place_of(record), **task})
     last = shown[-1] if len(records) > query.limit else None
     return page_json(items, None if last is None else encode_cursor((last.started_at, last.identity.run_id)))
 
 
+class TaskQuery(Struct, frozen=True):
+    """The root run of a task; without it, the task is looked for."""
+
+    run_id: str | None = None
+
+
+async def get_task(call: Call) -> Any:
+    return (await _find_task(call, call.query.run_id))[1]
+
+
+async def cancel_task(call: Call) -> Any:
+    body: CancelTask = call.body
+    record, task = await _find_task(call, body.run_id)
+    call.note_run(record.identity.run_id)
+    await call.runtime.cancel_task(record.identity.run_id, task["task_id"])
+    return (await _find_task(call, record.identity.run_id))[1]
+
+
+async def _find_task(call: Call, run_id: str | None) -> tuple[RunRecord, dict[str, Any]]:
+    """Return a background task of the user, and the root run that has it in its log."""
+    task_id = call.param("background_task_id")
+    async for record in _runs_with_tasks(call, run_id):
+        for task in (await tree_of(call.service, record)).task_list():
+            if task["task_id"] == task_id:
+                return record, {**_place_of(record), **task}
+    raise not_found("task")
+
+
+async def _runs_with_tasks(call: Call, run_id: str | None) -> AsyncIterator[RunRecord]:
+    """Yield the runs of a user that may have a task: those at work first, then all, the newest first."""
+    service, store = call.service, call.runtime.store
+    if run_id is not None:
+        record = await service.run_of(call.user, run_id, "task")
+        log_id = record.log_id or run_id
+        yield record if log_id == run_id else await service.run_of(call.user, log_id, "task")
+        return
+    at_work = [log.log_id for log in await store.open_logs()] if isinstance(store, SqlStore) else []
+    for log_id in at_work:
+        with contextlib.suppress(ApiError):
+            yield await service.run_of(call.user, log_id)
+    place: tuple[float, str] | None = None
+    while found := await store.list_runs(limit=100, before=place, **service.filters(call.user)):
+        for record in found:
+            if record.identity.run_id not in at_work:
+                yield record
+        place = found[-1].started_at, found[-1].identity.run_id
+
+
+def _place_of(record: RunRecord) -> dict[str, Any]:
+    return {"log_id": record.identity.run_id, "thread_id": record.identity.thread_id}
+
+
 _RUN = "/api/v1/runs/{run_id}"
+_TASK = "/api/v1/tasks/{background_task_id}"
 ENDPOINTS = (
     Endpoint(
         method="GET", path="/api/v1/agents", handle=list_agents, returns=Items[AgentShape], summary="List the agents."
@@ -398,5 +453,10 @@ ENDPOINTS = (
     Endpoint(
         method="GET", path="/api/v1/tasks", handle=list_tasks, query=TasksQuery, returns=Items[ListedTask],
         summary="List the background tasks of all runs.",
+    ),
+    Endpoint(method="GET", path=_TASK, handle=get_task, query=TaskQuery, returns=ListedTask, summary="Show a task."),
+    Endpoint(
+        method="POST", path=f"{_TASK}/cancel", handle=cancel_task, scope="run", body=CancelTask, returns=ListedTask,
+        summary="Stop a background task and wait a few seconds for its end.",
     ),
 )  # fmt: skip

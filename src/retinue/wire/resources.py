@@ -110,6 +110,12 @@ class CancelRun(Struct, frozen=True, forbid_unknown_fields=True):
     grace: Annotated[float, Meta(ge=0, le=300)] = GRACE
 
 
+class CancelTask(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST tasks/{id}/cancel`: `run_id` is its root run; without it, the task is looked for."""
+
+    run_id: ID | None = None
+
+
 class ForkRun(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST runs/{id}/fork`: continue a run as it was after event number `after`, on a new thread."""
 
