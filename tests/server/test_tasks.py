@@ -8,12 +8,24 @@ from typing import Any
 
 import pytest
 
-from retinue import Runtime
+from retinue import Agent, Limits, Runtime
 from retinue.server.auth import User
 from retinue.server.tasks import run_id_of
+from retinue.testing import ScriptedModel, say
 
 from .agents import Gate, boss, speaker
 from .serving import asking, listening, serving
+
+MORE: list[dict[str, Any]] = [
+    {"input": [{"role": "user", "content": "go"}, {"role": "user", "content": "on"}]},
+    {"input": [{"role": "user", "content": "go", "visibility": "internal"}]},
+    {"context": {"tenant": "other"}},
+    {"state": {"notes": 1}},
+    {"limits": {"steps": 3}},
+    {"thread_id": "t9"},
+    {"when_busy": "enqueue"},
+]
+"""What a request may have beside its agent and its text."""
 
 
 def task(task_id: str = "t1", agent: str = "speaker", **context: Any) -> dict[str, Any]:
@@ -51,10 +63,11 @@ async def test_a_key_of_another_request_is_refused(url: str, tmp_path: Path) -> 
         for _ in range(2):
             assert (await site.post("/api/v1/runs", bodies[0], headers=key)).status == 201
             assert (await site.post("/tasks", task())).status in (200, 201)
-            for other in (bodies[1], {**bodies[0], "agent": "boss"}):
+            assert (await site.post("/api/v1/runs", {"input": "go", "agent": "speaker"}, headers=key)).status == 201
+            for other in (bodies[1], {**bodies[0], "agent": "boss"}, *[{**bodies[0], **more} for more in MORE]):
                 refused = await site.post("/api/v1/runs", other, headers=key)
                 assert (refused.status, refused.body["code"]) == (409, "key_reused")
-            for other in ({**task(), "input": "stop"}, task(agent="boss")):
+            for other in ({**task(), "input": "stop"}, task(agent="boss"), task(session_id="s9"), task(mood="good")):
                 refused = await site.post("/tasks", other)
                 assert (refused.status, refused.body["code"]) == (409, "key_reused")
         two = [{**task("t2"), "input": text} for text in ("go", "stop")]
@@ -68,6 +81,16 @@ async def test_a_key_of_another_request_is_refused(url: str, tmp_path: Path) -> 
             assert (await site.post("/api/v1/runs", bodies[0], headers=key)).status == 201
             assert (await site.post("/tasks", {**task(), "input": "stop"})).status == 409
             assert (await site.post("/tasks", task())).status == 200
+
+
+async def test_a_key_is_the_same_after_the_agent_has_changed(tmp_path: Path) -> None:
+    url, key, body = f"sqlite:///{tmp_path}/a.db", {"idempotency-key": "k1"}, {"agent": "speaker", "input": "go"}
+    async with serving(Runtime.open(url, [speaker("Hi.")])) as site:
+        first = await site.post("/api/v1/runs", body, headers=key)
+    async with serving(
+        Runtime.open(url, [Agent("speaker", ScriptedModel([say("x")]), limits=Limits(steps=5))])
+    ) as site:
+        assert (await site.post("/api/v1/runs", body, headers=key)).body["run_id"] == first.body["run_id"]
 
 
 async def test_another_node_of_the_same_store_has_the_same_tasks(tmp_path: Path) -> None:

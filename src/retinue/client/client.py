@@ -30,6 +30,7 @@ _UNSENT = {
     "sinks": "iterate the events of the run",
     "user_id": "the server takes the user of the token",
     "run_id": "the server chooses it",
+    "digest": "the server makes it",
 }
 
 

@@ -86,6 +86,8 @@ class RunRequest(Struct, kw_only=True):
     """Seconds after which the run is stopped as TIMEOUT."""
     keeps_thread: bool = False
     """True if a child continues its stored thread and stores it again; otherwise it starts fresh."""
+    digest: str = ""
+    """Of a root run: a digest of what its caller asked for, by which a repeated request is recognised."""
     detached: bool = False
     """True if a child outlives the call that started it: it has its own token, and a human may answer it."""
 

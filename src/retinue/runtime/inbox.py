@@ -42,6 +42,7 @@ class StoredStart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: StoredRequest
     messages: tuple[Message, ...] = ()
     seed: PersistedState = field(default_factory=PersistedState)
+    digest: str = ""
 
 
 class Refusal(Struct, frozen=True, omit_defaults=True):
@@ -67,7 +68,13 @@ decode_reply = msgspec.json.Decoder(Refusal).decode
 
 def encode_start(request: RunRequest, stored: StoredRequest) -> bytes:
     """Encode a run before it begins. `problem` names what has no JSON form and is left out."""
-    start = StoredStart(identity=request.identity, request=stored, messages=request.messages, seed=request.seed)
+    start = StoredStart(
+        identity=request.identity,
+        request=stored,
+        messages=request.messages,
+        seed=request.seed,
+        digest=request.digest,
+    )
     try:
         data = to_json_bytes(start)
         decode_start(data)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent, TaskUpdated
-from ..core.messages import Message
 from ..core.stores import StoredLog
 from ..tasks.task import TaskStatus
 from .inbox import decode_start
@@ -38,13 +37,12 @@ class StoredEvents:
         stored = await self._runs.owner.store.read_log(self.log_id) or StoredLog()
         return cast("list[AnyEvent]", [row.event for row in stored.rows if row.event is not None])
 
-    async def asked(self) -> tuple[str, tuple[Message, ...]] | None:
-        """Return the agent and the input of the root run; None if they are not kept."""
-        if (run := self._runs.get(self.log_id)) is not None and run.request.messages:
-            return run.request.identity.agent, run.request.messages
+    async def digest(self) -> str | None:
+        """Return the digest that the root run was started with; None if it is not kept."""
+        if (run := self._runs.get(self.log_id)) is not None and run.request.digest:
+            return run.request.digest
         body = None if self._runs.owner is None else await self._runs.owner.store.read_request(self.log_id)
-        start = None if body is None else decode_start(body)
-        return None if start is None or not start.messages else (start.identity.agent, start.messages)
+        return None if body is None else decode_start(body).digest or None
 
     async def task_status(self, task_id: str) -> TaskStatus:
         """Return the status of a background task, as it is stored. Raise ConfigurationError if the log has none."""

@@ -53,6 +53,9 @@ class RunOptions(TypedDict, total=False):
     """Called with every event of the run."""
     run_id: str | None
     """An id of the caller's, who may ask twice: if this process has that run, its handle is returned."""
+    digest: str | None
+    """With `run_id`: a digest of what is asked for. `runtime.log(run_id).digest()` returns it, so that a caller who uses an
+    id again for something else is recognised."""
     when_busy: WhenBusy
     """If another run has the thread, this one is refused ("reject"), waits ("enqueue"), or ends it ("interrupt")."""
 
@@ -257,6 +260,7 @@ class Runtime:
         model: str | Model | None = None,
         sinks: Iterable[Sink] = (),
         run_id: str | None = None,
+        digest: str | None = None,
         when_busy: WhenBusy = "reject",
         **unknown: object,
     ) -> Run[Out]:
@@ -284,6 +288,7 @@ class Runtime:
             cancellation=CancellationToken(),
             context=context or {},
             model=model,
+            digest=digest or "",
         )
         return self._runs.start(request, as_tuple(sinks, "run", "sinks"), when_busy, new_thread=thread_id is None)
 

@@ -48,7 +48,7 @@ from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found
 from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
-from .tasks import check_same, run_id_of
+from .tasks import check_same, digest_of, run_id_of
 
 
 class RunsQuery(Page, frozen=True):
@@ -103,13 +103,13 @@ def agent_json(agent: Agent) -> dict[str, Any]:
 
 async def start_run(call: Call) -> Any:
     body: StartRun = call.body
-    run_id = _chosen_id(call)
+    run_id, digest = _chosen_id(call), digest_of(body)
     try:
         given = as_input(body.input)
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
     if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
-        await check_same(call, run_id, body.agent, given)
+        await check_same(call, run_id, digest)
         return json_response(_started_json(known), 201)
     thread_id = body.thread_id or (run_id and f"thread_{run_id}")
     async with call.service.thread_for(call.user, thread_id, is_ours=body.thread_id is None):
@@ -120,6 +120,7 @@ async def start_run(call: Call) -> Any:
             user_id=call.user.id,
             context=body.context,
             run_id=run_id,
+            digest=None if run_id is None else digest,
             state=None if body.state is None else PersistedState(extensions=body.state),
             limits=None if body.limits is None else body.limits.as_limits(),
             when_busy=body.when_busy,
@@ -131,7 +132,7 @@ async def start_run(call: Call) -> Any:
             if await call.runtime.store.load_run(run.run_id) is None:  # else another node has the same request
                 raise
     if run_id is not None:
-        await check_same(call, run_id, body.agent, given)
+        await check_same(call, run_id, digest)
     return json_response(await started_json(call.service, run), 201)
 
 

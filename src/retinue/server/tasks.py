@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from ..core.errors import StoreError
 from ..core.lifecycle import RunStatus
-from ..core.messages import Message, as_messages
 from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskSubmission
@@ -51,15 +50,15 @@ def run_id_of(user: User, task_id: str) -> str:
     return f"run_{hashlib.blake2b(said, digest_size=12).hexdigest()}"
 
 
-async def check_same(call: Call, run_id: str, agent: str, given: str | list[Message]) -> None:
+def digest_of(request: Any) -> str:
+    """Return a digest of a whole request; the order of its fields does not matter."""
+    return hashlib.blake2b(msgspec.json.encode(request, order="sorted"), digest_size=16).hexdigest()
+
+
+async def check_same(call: Call, run_id: str, digest: str) -> None:
     """Refuse a request that has the key of an earlier one but asks for something else."""
-    asked = await call.runtime.log(run_id).asked()
-    if asked is not None and (asked[0], _said(asked[1])) != (agent, _said(as_messages(given))):
-        raise ApiError(409, "key_reused", "this key was used for another agent or input: choose a new one")
-
-
-def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
-    return [(message.role.value, message.text) for message in messages]
+    if await call.runtime.log(run_id).digest() not in (None, digest):
+        raise ApiError(409, "key_reused", "this key was used for another request: choose a new one")
 
 
 async def submit(call: Call) -> Response:
@@ -71,9 +70,9 @@ async def submit(call: Call) -> Response:
         session_id = msgspec.convert(body.context.get("session_id"), ID | None)
     except msgspec.ValidationError as exc:
         raise ApiError(422, "invalid_body", f"body: context.session_id: {exc}") from None
-    run_id, store = run_id_of(call.user, body.task_id), call.runtime.store
+    run_id, store, digest = run_id_of(call.user, body.task_id), call.runtime.store, digest_of(body)
     if await store.load_run(run_id) is not None:
-        await check_same(call, run_id, body.agent_id, body.input)
+        await check_same(call, run_id, digest)
         return json_response(await _state(call, body.task_id))
     thread_id = session_id or f"thread_{run_id}"
     try:
@@ -86,13 +85,14 @@ async def submit(call: Call) -> Response:
                 context=body.context,
                 when_busy="enqueue",
                 run_id=run_id,
+                digest=digest,
             )
             await run.stored()
             call.service.feeds.notice_run()
     except StoreError:
         if await store.load_run(run_id) is None:  # else another node was faster
             raise
-    await check_same(call, run_id, body.agent_id, body.input)
+    await check_same(call, run_id, digest)
     return json_response(await _state(call, body.task_id), 201)
 
 
