@@ -167,6 +167,12 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
     )
 
 
+def storable(request: RunRequest) -> StoredRequest:
+    """Return the part of a root run's request that is stored before any process begins it. `problem` as above."""
+    context, model, problem = _as_json(request)
+    return StoredRequest(limits=request.limits, context=context, model=model, timeout=request.timeout, problem=problem)
+
+
 def _as_json(request: RunRequest) -> tuple[dict[str, Any], str | None, str | None]:
     """Return the context and the model as they are stored, and what of them cannot be."""
     context: dict[str, Any] = {}

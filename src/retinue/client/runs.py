@@ -16,9 +16,10 @@ from ..core.ids import unique
 from ..core.messages import Message
 from ..core.runs import Out, RunResult
 from ..core.schema import OutputFormat
+from ..runtime.followed import FollowedLog
 from ..runtime.run import Opened, Run, RunLog
 from .connection import ANSWER_SECONDS, FIRST_PAUSE, Connection, encode_body
-from .events import EventReader, RemoteLog
+from .events import EventReader
 
 WAIT = 20
 """Seconds for which one request waits for a result."""
@@ -109,9 +110,10 @@ class RemoteRuns:
     def reader(self, run_id: str, after: int) -> EventReader:
         return EventReader(self._connection, run_id, after, self._has_ended)
 
-    def _log(self, run_id: str, first: int) -> tuple[RemoteLog, int]:
+    def _log(self, run_id: str, first: int) -> tuple[FollowedLog, int]:
         """Return the whole log: what ran before an answer counts too, such as children and tasks."""
-        return RemoteLog(self._connection, self.reader(run_id, 0), first), first
+        reader, connection = self.reader(run_id, 0), self._connection
+        return FollowedLog(reader.read, reader.progress, first, connection.spawn, connection.closed), first
 
     # --- what handles need
 

@@ -44,6 +44,7 @@ class AgentOptions(TypedDict, total=False):
     result_limit: int
     settings: Mapping[str, Any]
     backend: str | None
+    queue: str | None
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -68,6 +69,7 @@ class Agent(Generic[Out]):
     result_limit: the number of characters of one tool result that the model reads.
     settings: settings for every request to the model, such as {"temperature": 0}.
     backend: the name of a backend in `Runtime(backends=…)` that executes it as a child; None is this process.
+    queue: with an engine, the queue whose workers execute it, also as a child; None is where its parent works.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Agent(Generic[Out]):
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     backend: str | None = field(default=None, kw_only=True)
+    queue: str | None = field(default=None, kw_only=True)
     toolbox: Toolbox = field(init=False, repr=False)
     output_format: OutputFormat | None = field(init=False, repr=False)
     system: Message | None = field(init=False, repr=False)

@@ -97,6 +97,8 @@ class LogBatch(Struct, kw_only=True):
     """The owner releases the log: it waits for a human, or is left to another process."""
     ended: bool = False
     """The root has ended and no task is open. Implies `released`; the log cannot be claimed again."""
+    rests: bool = False
+    """With `released`: nothing is to be done before somebody puts a wish into its inbox."""
 
 
 class StoredLog(Struct, kw_only=True):
@@ -135,6 +137,19 @@ class OpenLog(Struct, frozen=True):
     lease_until: float
     expired: bool | None
     """True if the lease has expired; None if it was measured by a clock that cannot be compared with ours."""
+    engine: str | None = None
+    """The engine that schedules it: only its workers claim it."""
+
+
+class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The engine that schedules a run, and how."""
+
+    engine: str
+    queue: str = "default"
+    priority: int = 0
+    """Runs of a higher one come first."""
+    delay: float = 0.0
+    """Seconds before its first leg."""
 
 
 WishKind = Literal["decide", "cancel", "cancel_task"]
@@ -215,6 +230,8 @@ class Watch(Protocol):
 
 WISHES = "wishes"
 """The topic of all inboxes."""
+LEGS = "legs"
+"""The topic of legs that wait for a worker."""
 
 
 class EventStore(Protocol):
@@ -251,9 +268,17 @@ class DurableStore(Store, EventStore, Protocol):
     async def close(self) -> None: ...
 
     def begin_run(
-        self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
+        self,
+        record: RunRecord,
+        request: bytes,
+        owner: str | None,
+        lease: float,
+        when_busy: WhenBusy = "reject",
+        placement: Placement | None = None,
     ) -> asyncio.Future[str | None]:
         """Store a new run and its request, own its log at epoch 1 and claim its thread, in one transaction.
+
+        With a placement nobody owns the log, at epoch 0: a worker of that engine claims it.
 
         If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
         Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.
@@ -291,6 +316,10 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     async def owner_of(self, log_id: str) -> str | None: ...
+
+    async def engine_of(self, log_id: str) -> str | None:
+        """Return the engine that schedules a log; None if there is none."""
+        ...
 
     async def log_of(self, run_id: str) -> str | None:
         """Return the log of a root run or background child."""

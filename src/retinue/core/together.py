@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
+from .context import CancellationToken
+
 T = TypeVar("T")
 
 
@@ -52,3 +54,13 @@ async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for work in given:
             work.close()  # one whose task was stopped before it began
         raise
+
+
+async def wait_unless_cancelled(token: CancellationToken, work: Coroutine[Any, Any, object]) -> None:
+    """Return when some work is done, or a token is set."""
+    jobs = [asyncio.create_task(work), asyncio.create_task(token.wait())]
+    try:
+        await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for job in jobs:
+            job.cancel()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ..core.agents import Agent
 from ..core.context import GRACE
 from ..core.decisions import Decision
+from ..core.engine import Engine
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
 from ..core.model import ModelChunk, ModelRequest
@@ -69,7 +70,7 @@ class Elsewhere:
             if epoch is None:
                 return None
             _log.info("continuing run %s, which %s left", log.log_id, log.owner)
-            return await self._take_over(log.log_id, epoch)
+            return await self.take_over(log.log_id, epoch)
         except (RetinueError, ValueError) as exc:  # other runs must not suffer for it
             if log.log_id not in self._left_alone:
                 self._left_alone.add(log.log_id)
@@ -103,25 +104,28 @@ class Elsewhere:
         return claimed
 
     async def claim(self, log_id: str, record: RunRecord, *, to_cancel: bool = False) -> LiveRun | None:
-        """Take a log over if it is free and its agent is known; None if another process has it.
+        """Take a log over if it is free and its agent is known; None if another process has it, or an engine schedules it.
 
         To cancel a run its agent is not needed.
         """
+        if not to_cancel and await self._store.engine_of(log_id) is not None:
+            return None
         owner = await self._store.owner_of(log_id)
         if record.identity.agent not in self._runs.registry.agents and not to_cancel:
             if owner is not None and not is_gone(owner):
                 return None
             self._require_agent(record)
         epoch = await self.owner.claim(log_id)
-        return None if epoch is None else await self._take_over(log_id, epoch)
+        return None if epoch is None else await self.take_over(log_id, epoch)
 
-    async def _take_over(self, log_id: str, epoch: int) -> LiveRun:
+    async def take_over(self, log_id: str, epoch: int) -> LiveRun:
         """Continue a run whose log was just claimed: fold it, read its inbox, and let it work."""
         writer = LogWriter(log_id, self._store, epoch)
         try:
-            record = await self._runs.record(log_id)
-            wishes = await self._store.wishes_for(log_id)
-            stored = await self._store.read_log(log_id) or StoredLog()
+            record, wishes, stored = await asyncio.gather(
+                self._runs.record(log_id), self._store.wishes_for(log_id), self._store.read_log(log_id)
+            )
+            stored = stored or StoredLog()
             tree = fold_all(stored.rows, self._store.place, log_id)
             tree.seq, tree.sub = stored.seq, stored.sub
             state = tree.runs.get(log_id)
@@ -131,7 +135,7 @@ class Elsewhere:
         except BaseException:
             if self._runs.get(log_id) is None:  # it cannot be continued here: others may try
                 with contextlib.suppress(RetinueError):
-                    await LogWriter(log_id, self._store, epoch).settle(released=True)
+                    await LogWriter(log_id, self._store, epoch).settle(released=True, rests=True)
             raise
 
     def _agent(self, name: str, wishes: Sequence[Wish], tree: LogState | None = None) -> Agent:
@@ -226,11 +230,14 @@ class Elsewhere:
         """Put a wish into an inbox, see that an owner reads it, and return the reason of a refusal, or nothing."""
         store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
         root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
-        owner = await store.owner_of(wish.log_id)
-        if wish.kind == "decide" and (owner is None or is_gone(owner)):
+        owner, engine = await store.owner_of(wish.log_id), await self._engine_of(wish.log_id)
+        if wish.kind == "decide" and engine is None and (owner is None or is_gone(owner)):
             self._require_agent(root)  # nobody would read it: raises before anything is stored
         await store.put_wish(wish)
-        end = now() + patience
+        if engine is not None:
+            await (engine.answer if wish.kind == "decide" else engine.cancel)(wish.log_id)
+        # A worker reads it when its turn comes.
+        end = now() + patience if engine is None or wish.kind == "cancel" else float("inf")
         with store.watch(wish.log_id) as watch:
             while True:
                 root = await runs.record(wish.log_id)
@@ -247,6 +254,16 @@ class Elsewhere:
                     owner = await store.owner_of(wish.log_id) or "another process"
                     raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
                 await watch.wait(min(end - now(), LOOK_EVERY))
+
+    async def _engine_of(self, log_id: str) -> Engine | None:
+        """Return the engine that schedules a log, if one does; raise if it is not that of this runtime."""
+        name = await self._store.engine_of(log_id)
+        if name is None:
+            return None
+        dispatcher = self._runs.dispatcher
+        if dispatcher is None or dispatcher.engine.name != name:
+            raise RunElsewhere(log_id, f"workers of engine {name!r}: open this runtime with that engine")
+        return dispatcher.engine
 
     async def _wait_for_end(self, record: RunRecord) -> RunResult:
         """Return what came of a run that was answered. If the process that continues it has died, continue it here."""

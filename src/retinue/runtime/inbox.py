@@ -96,7 +96,7 @@ def restored(
         identity=identity,
         messages=() if start is None else start.messages,
         seed=PersistedState() if start is None else start.seed,
-        limits=stored.limits,
+        limits=stored.limits if start is None else stored.limits or agent.limits,
         cancellation=CancellationToken(),
         context=stored.context,
         model=stored.model,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..core.lifecycle import RunStatus
 from ..core.rows import Ending
 from ..core.runs import RunResult
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
+from ..core.together import wait_unless_cancelled
 from ..loop.calls import context_for
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.log import LiveLog
@@ -74,6 +75,8 @@ class LiveRun:
         self._is_settling = self._is_begun = self._keeps_thread = False
         self.is_done = self.is_adopted = False
         """Nothing is left to do here; another process started it."""
+        self.on_done: Callable[[], None] | None = None
+        """Called once nothing is left to do here."""
         self.begun: asyncio.Future[None] = self._loop.create_future()
         """Done when a database has the start of the run."""
         self._releasing: asyncio.Future[None] | None = None
@@ -144,7 +147,7 @@ class LiveRun:
         if home.owner is not None and problem is None:
             await self._take_thread(x, home.owner, when_busy)
         for run in self.before:
-            await self._wait_unless_cancelled(run.left.wait())
+            await wait_unless_cancelled(token, run.left.wait())
         never_had_thread = token.is_set() and bool(self.before or self.record.queued)
         thread, self.record.queued = None, False
         if not never_had_thread:
@@ -177,6 +180,8 @@ class LiveRun:
             owner.add(self.run_id, self)  # not before it is stored, or a heartbeat would take it for lost
             if holder is None:
                 return
+        elif not self.record.queued:
+            return  # it has had its thread from the start
         self.record.queued = True
         owner.check_inboxes()
         while not self.request.cancellation.is_set():
@@ -184,7 +189,7 @@ class LiveRun:
                 if await store.take_thread(self.run_id) is None:
                     self.record.queued = False
                     return
-                await self._wait_unless_cancelled(watch.wait(1.0))
+                await wait_unless_cancelled(self.request.cancellation, watch.wait(1.0))
 
     async def _store_start(self, begun: asyncio.Future[str | None], owner: Owner) -> None:
         try:
@@ -197,14 +202,6 @@ class LiveRun:
             self.begun.exception()  # nobody need be waiting
             if self.writer is not None:
                 self.writer.stop(exc)
-
-    async def _wait_unless_cancelled(self, work: Coroutine[Any, Any, object]) -> None:
-        jobs = [asyncio.create_task(work), asyncio.create_task(self.request.cancellation.wait())]
-        try:
-            await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for job in jobs:
-                job.cancel()
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
@@ -267,7 +264,7 @@ class LiveRun:
         if self.writer is not None:
             idle, replies = not (self.log.holders or keep), self.pop_replies()
             await self.writer.settle(
-                runs=(self.record,), threads=threads, replies=replies, ended=ended and idle, released=idle
+                runs=(self.record,), threads=threads, replies=replies, ended=ended and idle, released=idle, rests=True
             )
             self.is_done = idle
         else:
@@ -302,7 +299,7 @@ class LiveRun:
         self._releasing = asyncio.get_running_loop().create_future()
         if self.writer is not None:
             with contextlib.suppress(RetinueError):
-                await self.writer.settle(ended=ended, released=True)
+                await self.writer.settle(ended=ended, released=True, rests=True)
         self.is_done = self.writer is not None or ended
         self.home.leg_ended(self)
         self._releasing.set_result(None)
@@ -496,5 +493,5 @@ class LiveRun:
             return
         idle = not self.log.tree.has_open_tasks()  # else the log keeps its owner, and is found when that is gone
         with contextlib.suppress(RetinueError):
-            await self.writer.settle(released=idle, ended=idle and state.is_over)
+            await self.writer.settle(released=idle, ended=idle and state.is_over, rests=state.waits)
         self.is_done = True

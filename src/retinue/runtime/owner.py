@@ -93,6 +93,8 @@ class Owner:
         suspects: dict[str, tuple[OpenLog, float]] = {}
         strays: dict[str, float] = {}
         for log in await self.store.open_logs():
+            if log.engine is not None:  # its workers look after it
+                continue
             if log.owner == self.id:
                 if log.log_id not in self.logs:
                     since = strays[log.log_id] = self._strays.get(log.log_id, _now())

@@ -75,6 +75,12 @@ class AgentRegistry:
         """Return the agent of that name; one given as an object need not be known."""
         return agent if isinstance(agent, Agent) else self.agent(agent)
 
+    def named(self, agent: str | Agent) -> Agent:
+        """Return an agent by name, for a run that others execute: if it is not known here, only its name counts."""
+        if isinstance(agent, Agent):
+            return agent
+        return self.agents.get(agent) or Agent(agent)
+
     def resolve(self, agent: str | Agent) -> ExecutionPlan:
         assert self.backend is not None
         found = self.find(agent)

@@ -263,3 +263,12 @@ class TextStream:
             elif isinstance(event, ErrorRaised) and event.dropped_message_id is not None:
                 said = [delta for delta in said if delta.message_id != event.dropped_message_id]
         return "".join([delta.delta for delta in said])
+
+
+async def result_or_cancel(run: Run[Out]) -> RunResult[Out]:
+    """Wait for a run that belongs to this caller: cancelling the caller cancels the run."""
+    try:
+        return await run.result()
+    except asyncio.CancelledError:
+        await run.cancel("the caller was cancelled")
+        raise

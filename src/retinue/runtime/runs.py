@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -25,6 +25,7 @@ from ..loop.log import LiveLog
 from ..loop.state import LogState
 from ..storage.logs import LogWriter, stored_events
 from ..tasks.task import TaskStatus
+from .dispatch import Dispatcher
 from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
@@ -58,6 +59,8 @@ class LocalRuns:
         durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
         self.owner = None if durable is None else Owner(durable, lease)
         self.elsewhere = None if self.owner is None else Elsewhere(self, self.owner)
+        self.dispatcher: Dispatcher | None = None
+        """Gives runs to an engine, if there is one."""
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
         self.background = registry.background = LocalBackground(self.backend)
         self._gathering: set[LogWriter] = set()
@@ -149,6 +152,8 @@ class LocalRuns:
         if not run.is_done:
             return
         run.drop_parts()
+        if run.on_done is not None:
+            run.on_done()
         if self.owner is not None:
             self.owner.remove(run.run_id)
             if self._live.get(run.run_id) is run:
@@ -167,6 +172,9 @@ class LocalRuns:
 
     async def load(self, run_id: str) -> Run | None:
         run = await self.here(run_id)
+        if run is None and self.dispatcher is not None:
+            record = await self.record(run_id)
+            return None if record.has_ended else self.dispatcher.follow(record)
         if run is None:
             run = await self._others(run_id).load(run_id)
         return None if run is None else self.handle(run)
@@ -259,7 +267,8 @@ class LocalRuns:
 
     async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None:
         """Stop one child of a run that works here."""
-        assert isinstance(log, LiveLog)
+        if not isinstance(log, LiveLog):
+            raise ConfigurationError(f"run {run_id!r} works in another process: cancel its root run")
         state = log.tree.runs.get(run_id)
         if not any(run_id in run.children for run in log.tree.runs.values()):
             raise ConfigurationError(f"run {run_id!r} is below a sub-agent on a server: cancel that sub-agent")
@@ -311,7 +320,7 @@ class LocalRuns:
             return run.log.follow(after, past_waits=True, stored=stored)
         return self.read_stored(self._others(run_id).owner.store, run_id)(after)
 
-    def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncIterator[Event]]:
+    def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncGenerator[Event]]:
         """Return a reader of a stored log; where it waits, it is told when nobody owns the log."""
         notice = partial(owner_notice, store, self.clock, log_id)
         return partial(stored_events, store, log_id, notice=notice)

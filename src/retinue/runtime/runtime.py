@@ -7,12 +7,14 @@ import contextlib
 import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
+from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink
 from ..core.ids import unique
@@ -24,11 +26,12 @@ from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
+from .dispatch import Dispatcher, make_dispatcher
 from .fork import fork_run, state_at
 from .owner import LEASE
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Run
+from .run import Run, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
 
@@ -58,6 +61,12 @@ class RunOptions(TypedDict, total=False):
     id again for something else is recognised."""
     when_busy: WhenBusy
     """If another run has the thread, this one is refused ("reject"), waits ("enqueue"), or ends it ("interrupt")."""
+    queue: str | None
+    """With an engine: the queue whose workers do the work; that of the agent, else "default"."""
+    priority: int
+    """With an engine: runs of a higher priority come first."""
+    delay: float
+    """With an engine: seconds until the run may start."""
 
 
 class Runtime:
@@ -75,6 +84,7 @@ class Runtime:
         retention: Retention | None = None,
         on_close: OnClose = "cancel",
         backends: Mapping[str, Backend] | None = None,
+        engine: str | Engine | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make a runtime.
@@ -82,7 +92,9 @@ class Runtime:
         `recover`: continue runs whose processes have ended. `lease`: seconds without a sign of life after which a
         process counts as dead. `retention`: how long ended runs are kept; for ever if not given. `on_close`: with
         "leave" and a store, runs at work stop where they are when the runtime is closed, and the next process
-        continues them. `backends`: execute the agents that name one of them.
+        continues them. `backends`: execute the agents that name one of them. `engine`: "postgres" or
+        "temporal://host:port/namespace": runs are done by workers (`retinue worker`), and this process needs neither
+        agents nor models to start them.
         """
         if isinstance(agents, str):
             raise ConfigurationError(
@@ -103,11 +115,13 @@ class Runtime:
             raise ConfigurationError(
                 "on_close='leave' needs a store that others can continue from: use Runtime.open(url)"
             )
+        if engine is not None:
+            self._runs.dispatcher = make_dispatcher(self._runs, engine)
         self._closed = False
         self._thread: LoopThread | None = None
         self._make_twin = lambda: Runtime(
             self.agents.values(), store=self.store, sinks=sinks, price=price, recover=recover, lease=lease,
-            on_close=on_close, backends=backends, clock=clock,
+            on_close=on_close, backends=backends, engine=engine, clock=clock,
         )  # fmt: skip
         self._twin: Runtime | None = None
         """The runtime of synchronous callers, in a thread of its own. It shares agents, store and ended runs."""
@@ -126,6 +140,7 @@ class Runtime:
         retention: Retention | None = None,
         on_close: OnClose = "cancel",
         backends: Mapping[str, Backend] | None = None,
+        engine: str | Engine | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Runtime:
         """Make a runtime that stores threads, runs and events, and continues the runs of processes that have ended.
@@ -148,6 +163,7 @@ class Runtime:
             retention=retention,
             on_close=on_close,
             backends=backends,
+            engine=engine,
             clock=clock,
         )
 
@@ -155,7 +171,9 @@ class Runtime:
         runs = self._runs
         if runs.owner is not None:
             await runs.owner.store.open()
-            if self._recovers:
+            if runs.dispatcher is not None:
+                await runs.dispatcher.open()
+            elif self._recovers:
                 await runs.recover()
                 runs.owner.keep_recovering(runs.recover)
             if self._retention is not None:
@@ -207,7 +225,7 @@ class Runtime:
 
     async def run(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
         """Start a run and wait for its end. Cancelling the caller cancels the run."""
-        return await _result_or_cancel(self._start(agent, input, **options))
+        return await result_or_cancel(self._start(agent, input, **options))
 
     def run_sync(self, agent: str | Agent[Out], input: RunInput, **options: Unpack[RunOptions]) -> RunResult[Out]:
         """Run an agent to its end without `await`: in scripts, and in notebooks, whose event loop is busy.
@@ -262,6 +280,9 @@ class Runtime:
         run_id: str | None = None,
         digest: str | None = None,
         when_busy: WhenBusy = "reject",
+        queue: str | None = None,
+        priority: int = 0,
+        delay: float = 0.0,
         **unknown: object,
     ) -> Run[Out]:
         if self._closed:
@@ -274,7 +295,8 @@ class Runtime:
         check_loop()
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
-        spec = self._registry.find(agent)
+        dispatcher = self._runs.dispatcher
+        spec = self._registry.find(agent) if dispatcher is None else self._registry.named(agent)
         made = unique()
         identity = RunIdentity(
             run_id=run_id or f"run_{made}", thread_id=thread_id or f"thread_{made}", agent=spec.name, user_id=user_id
@@ -284,13 +306,53 @@ class Runtime:
             identity=identity,
             messages=as_input(input),
             seed=as_persisted(state),
-            limits=limits or spec.limits,
+            limits=limits if dispatcher is not None else limits or spec.limits,
             cancellation=CancellationToken(),
             context=context or {},
             model=model,
             digest=digest or "",
         )
+        if dispatcher is not None:
+            if as_tuple(sinks, "run", "sinks"):
+                raise ConfigurationError("sinks are called where a run works: give them to the Runtime of the workers")
+            return dispatcher.start(request, when_busy, queue=queue or spec.queue, priority=priority, delay=delay)
+        if queue is not None or priority or delay:
+            raise ConfigurationError("queue, priority and delay are for runs on an engine: Runtime.open(…, engine=…)")
         return self._runs.start(request, as_tuple(sinks, "run", "sinks"), when_busy, new_thread=thread_id is None)
+
+    # --- schedules
+
+    async def schedule(
+        self,
+        agent: str | Agent,
+        input: RunInput,
+        *,
+        at: datetime | None = None,
+        cron: str | None = None,
+        queue: str | None = None,
+        thread_id: str | None = None,
+        user_id: str | None = None,
+    ) -> str:
+        """Have workers start a run at a time, or whenever a cron expression says (in UTC); return the schedule's id.
+
+        A time that has passed means now. Without a thread, each run begins a new one.
+        """
+        spec = self._registry.named(agent)
+        options: dict[str, Any] = {"queue": queue, "thread_id": thread_id, "user_id": user_id}
+        return await self._dispatcher("schedule").add_schedule(spec, as_input(input), at=at, cron=cron, **options)
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules, the one that starts next first."""
+        return await self._dispatcher("schedules").schedules.list()
+
+    async def unschedule(self, schedule_id: str) -> bool:
+        """Remove a schedule; return whether there was one. Runs that it has started go on."""
+        return await self._dispatcher("unschedule").schedules.remove(schedule_id)
+
+    def _dispatcher(self, what: str) -> Dispatcher:
+        if self._runs.dispatcher is None:
+            raise ConfigurationError(f"{what}(…) needs an engine: Runtime.open('postgresql://…', engine='postgres')")
+        return self._runs.dispatcher
 
     # --- answering, continuing, reading
 
@@ -310,7 +372,7 @@ class Runtime:
         server of a sub-agent refuses a decision, DecisionRefused is raised and the run waits again.
         """
         here = self._runs.resume_here(run_id, decisions)
-        result = await (self._runs.answer(run_id, decisions) if here is None else _result_or_cancel(here))
+        result = await (self._runs.answer(run_id, decisions) if here is None else result_or_cancel(here))
         if result.status.is_waiting and result.error is not None:
             raise DecisionRefused(result.error)
         return result
@@ -406,6 +468,8 @@ class Runtime:
         if self._pruning is not None:
             self._pruning.cancel()
         try:
+            if self._runs.dispatcher is not None:
+                await self._runs.dispatcher.close()
             await self._runs.close(grace, leave=self._on_close == "leave")
         finally:
             await self._registry.close()
@@ -426,12 +490,3 @@ def check_loop() -> None:
         raise ConfigurationError(
             "stream() needs an event loop: call it in an async function, or write runtime.stream_sync(…)"
         ) from None
-
-
-async def _result_or_cancel(run: Run[Out]) -> RunResult[Out]:
-    """Wait for a run that belongs to this caller: cancelling the caller cancels the run."""
-    try:
-        return await run.result()
-    except asyncio.CancelledError:
-        await run.cancel("the caller was cancelled")
-        raise

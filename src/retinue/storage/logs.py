@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
 from ..core.events import Event
@@ -91,12 +91,17 @@ class LogWriter:
         replies: Sequence[Reply] = (),
         released: bool = False,
         ended: bool = False,
+        rests: bool = False,
     ) -> None:
         """Flush, with more in the same transaction; with `released` or `ended` it is the last one."""
         extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies = (*extra.replies, *replies)
-        extra.released, extra.ended = extra.released or released, extra.ended or ended
+        extra.released, extra.ended, extra.rests = (
+            extra.released or released,
+            extra.ended or ended,
+            extra.rests or rests,
+        )
         self.is_leaving = self.is_leaving or released or ended
         self._extra = extra
         await self.flush()
@@ -200,7 +205,7 @@ async def stored_events(
     past_waits: bool = True,
     *,
     notice: Notice | None = None,
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event]:
     """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned; with `until`,
     up to that number; without `past_waits`, also until nobody works on it because its run waits.
 

@@ -353,7 +353,7 @@ def _lock_key(thread_id: str) -> int:
 @lru_cache(maxsize=256)
 def _translated(sql: str) -> tuple[bytes, bool]:
     """Translate a statement for the driver; also return whether its rows are wanted."""
-    if sql.startswith("CREATE TABLE"):
+    if sql.startswith(("CREATE TABLE", "ALTER TABLE")):
         sql = _TYPE.sub(lambda found: _TYPES[found[0]], sql)
     has_rows = not sql.startswith("WITH") and (sql.startswith("SELECT") or "RETURNING" in sql)
     return sql.replace("%", "%%").replace("?", "%s").encode(), has_rows

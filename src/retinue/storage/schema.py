@@ -60,6 +60,24 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         PRIMARY KEY (run_id, config_id))""",
         "CREATE INDEX push_targets_open ON push_targets (held_until) WHERE is_open = 1",
     ),
+    (
+        # A leg waits for a worker while its log has a turn and no owner. `flow` is whom turns are fair to.
+        "ALTER TABLE logs ADD COLUMN engine TEXT",
+        "ALTER TABLE logs ADD COLUMN queue TEXT",
+        "ALTER TABLE logs ADD COLUMN flow TEXT",
+        "ALTER TABLE logs ADD COLUMN level INTEGER",
+        "ALTER TABLE logs ADD COLUMN turn INTEGER",
+        "ALTER TABLE logs ADD COLUMN due_at REAL",
+        "CREATE INDEX logs_ready ON logs (queue, level, turn, due_at) WHERE owner IS NULL AND turn IS NOT NULL",
+        "CREATE INDEX logs_of_flow ON logs (queue, flow, turn) WHERE owner IS NULL AND turn IS NOT NULL",
+        "CREATE INDEX logs_delayed ON logs (due_at) WHERE due_at IS NOT NULL AND turn IS NULL",
+        "CREATE INDEX logs_leased ON logs (lease_until) WHERE owner IS NOT NULL AND engine IS NOT NULL",
+        """CREATE TABLE workers (owner TEXT PRIMARY KEY, engine TEXT NOT NULL, queues TEXT NOT NULL, agents TEXT NOT NULL,
+        slots INTEGER NOT NULL, busy INTEGER NOT NULL, seen_until REAL NOT NULL)""",
+        """CREATE TABLE schedules (schedule_id TEXT PRIMARY KEY, engine TEXT NOT NULL, next_at REAL NOT NULL,
+        body BLOB NOT NULL)""",
+        "CREATE INDEX schedules_by_time ON schedules (next_at)",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

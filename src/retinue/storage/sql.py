@@ -21,6 +21,7 @@ from ..core.stores import (
     LogBatch,
     OpenLog,
     Place,
+    Placement,
     RunRecord,
     StoredLog,
     ThreadRecord,
@@ -33,7 +34,7 @@ from ..core.stores import (
 from .database import Database, Later, Link
 from .packs import UNREADABLE, read_events, read_log
 from .removal import delete_thread
-from .writes import BatchWrite, RunBeginning, run_write, take_thread, thread_write
+from .writes import BatchWrite, RunBeginning, make_due, run_write, take_thread, thread_write
 
 T = TypeVar("T")
 
@@ -183,11 +184,17 @@ class SqlStore:
         return ends
 
     def begin_run(
-        self, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy = "reject"
+        self,
+        record: RunRecord,
+        request: bytes,
+        owner: str | None,
+        lease: float,
+        when_busy: WhenBusy = "reject",
+        placement: Placement | None = None,
     ) -> asyncio.Future[str | None]:
         identity = record.identity
         with self._encoding(f"run {identity.run_id!r}"):
-            beginning = RunBeginning(self.place, record, request, owner, lease, when_busy)
+            beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement)
         return self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
 
     async def take_thread(self, run_id: str) -> str | None:
@@ -255,6 +262,9 @@ class SqlStore:
     async def owner_of(self, log_id: str) -> str | None:
         return await self._value("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
+    async def engine_of(self, log_id: str) -> str | None:
+        return await self._value("SELECT engine FROM logs WHERE log_id = ?", log_id)
+
     async def log_of(self, run_id: str) -> str | None:
         return await self._value("SELECT log_id FROM runs WHERE run_id = ?", run_id)
 
@@ -275,18 +285,19 @@ class SqlStore:
 
         def read(link: Link) -> list[Any]:
             owned = link.run(
-                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired} FROM logs WHERE owner IS NOT NULL{only}",
+                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired}, engine "
+                f"FROM logs WHERE owner IS NOT NULL{only}",
                 *given,
             )
             return owned + link.run(
-                "SELECT logs.log_id, owner, epoch, lease_until, 1 FROM runs JOIN logs ON logs.log_id = run_id "
+                "SELECT logs.log_id, owner, epoch, lease_until, 1, engine FROM runs JOIN logs ON logs.log_id = run_id "
                 f"WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only}",
                 *given,
             )
 
         return [
-            OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired))
-            for log_id, owner, epoch, lease_until, expired in await self.database.read(read)
+            OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired), engine)
+            for log_id, owner, epoch, lease_until, expired, engine in await self.database.read(read)
         ]
 
     async def put_wish(self, wish: Wish) -> None:
@@ -296,6 +307,7 @@ class SqlStore:
                 "ON CONFLICT (log_id, wish_id) DO NOTHING",
                 *(wish.log_id, wish.wish_id, wish.run_id, wish.kind, wish.body),
             )
+            make_due(link, "log_id = ?", wish.log_id)
             link.notify(WISHES)
             link.notify(wish.log_id)
 

@@ -9,12 +9,14 @@ import msgspec
 
 from ..core.content import to_json_anyway
 from ..core.errors import OwnershipLost, StoreError
-from ..core.stores import WISHES, LogBatch, RunRecord, ThreadUpdate, WhenBusy
+from ..core.stores import LEGS, WISHES, LogBatch, Placement, RunRecord, ThreadUpdate, WhenBusy
 from .database import ConditionFailed, Later, Link
 from .packs import PackedRow, pack_rows
 
 encode = msgspec.json.Encoder().encode
 
+POSTGRES = "postgres"
+"""The engine whose legs this database schedules itself."""
 _INTERRUPTED = encode("a newer run was started")
 _LOG = "log_id, owner, epoch, lease_until, boot"
 _RUN = "run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity"
@@ -25,6 +27,7 @@ _BEFORE = (
 """The queued run right before another one."""
 _PACK = "log_id, seq, sub, kind, held, body, private"
 _OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
+_PLACED = "engine, queue, flow, level"
 _NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 
 
@@ -93,6 +96,33 @@ def _run_values(record: RunRecord) -> tuple[Any, ...]:
     )
 
 
+TAKEN_OVER = -(2**40)
+"""The level of a leg that was begun before: it comes before those that have not."""
+_LAST = "SELECT MAX(turn) + 1 FROM logs AS mine WHERE mine.queue = {queue} AND mine.flow = {flow} AND {ready}"
+_FIRST = "SELECT MIN(turn) FROM logs AS other WHERE other.queue = {queue} AND {ready}"
+_READY = "owner IS NULL AND turn IS NOT NULL"
+
+
+def next_turn(queue: str, flow: str) -> str:
+    """SQL for the turn of a new leg: after all that wait of its flow, and not before what is served now.
+
+    So a flow with many legs waits for its own, and another flow comes in between.
+    """
+    last = _LAST.format(queue=queue, flow=flow, ready=f"mine.{_READY.replace('turn', 'mine.turn')}")
+    first = _FIRST.format(queue=queue, ready=f"other.{_READY.replace('turn', 'other.turn')}")
+    return f"(SELECT MAX(turn) FROM (SELECT ({last}) AS turn UNION ALL SELECT ({first}) UNION ALL SELECT 0) AS turns)"
+
+
+def make_due(link: Link, where: str, *values: Any) -> None:
+    """Let a worker of PostgreSQL take logs that nobody works on; `where` chooses them."""
+    link.run(
+        f"UPDATE logs SET turn = {next_turn('logs.queue', 'logs.flow')}, due_at = {link.now} "
+        f"WHERE engine = '{POSTGRES}' AND turn IS NULL AND ended = 0 AND {where}",
+        *values,
+    )
+    link.notify(LEGS)
+
+
 class BatchWrite:
     """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
 
@@ -122,6 +152,12 @@ class BatchWrite:
         for reply in batch.replies:
             answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
             link.run(answer, reply.body, log_id, reply.wish_id)
+        if batch.released and not batch.ended:
+            if batch.rests:  # a statement of its own: it sees each wish that was put in before the log was released
+                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
+                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
+            else:
+                link.notify(LEGS)
         link.notify(log_id)
 
     def _append(self, link: Link) -> None:
@@ -131,8 +167,11 @@ class BatchWrite:
         if self._packs:
             first = batch.rows[0]
             where, values = _OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
-        if batch.released or batch.ended:
-            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)} WHERE {where} RETURNING 1"
+        if batch.ended or (batch.released and batch.rests):
+            rests = ", turn = NULL, due_at = NULL"
+            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
+        elif batch.released:  # the next worker takes it before it begins anything new
+            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
         else:
             owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
         link.insert_if(owned, values, f"events ({_PACK})", self._packs)
@@ -165,11 +204,19 @@ class RunBeginning:
     """A new run: its record, its log and its thread. A thread carries one run at a time; others are queued."""
 
     def __init__(
-        self, place: str, record: RunRecord, request: bytes, owner: str, lease: float, when_busy: WhenBusy
+        self,
+        place: str,
+        record: RunRecord,
+        request: bytes,
+        owner: str | None,
+        lease: float,
+        when_busy: WhenBusy,
+        placement: Placement | None = None,
     ) -> None:
         self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
         self._identity, self._started_at = record.identity, record.started_at
         self._values = (*_run_values(record), request)
+        self._placement, self._epoch = placement, 1 if placement is None else 0
 
     def write(self, link: Link) -> Any:
         """Store the run and own its log; return the run before it, if its thread is taken."""
@@ -182,10 +229,10 @@ class RunBeginning:
             before = _run_before(link, thread_id, run_id, self._started_at)
             if before is not None and self._when_busy == "reject":
                 return before
+            columns, values, given = self._log(link)
             made = link.run(
-                f"INSERT INTO logs ({_LOG}) VALUES (?, ?, 1, {link.lease_now} + ?, ?) "
-                "ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
-                *(run_id, self._owner, self._lease, link.boot),
+                f"INSERT INTO logs ({columns}) VALUES ({values}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
+                *given,
             )
             if not made:
                 self._check_begun(link)
@@ -195,16 +242,38 @@ class RunBeginning:
                 link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
         if self._when_busy == "interrupt":
             self._cancel_others(link)
+        if self._placement is not None:
+            self._make_due(link, self._placement)
         return before
+
+    def _log(self, link: Link) -> tuple[str, str, tuple[Any, ...]]:
+        """Return the columns of the log, SQL for their values, and what is given for it."""
+        columns, values = _LOG, f"?, ?, {self._epoch}, {link.lease_now} + ?, ?"
+        given: tuple[Any, ...] = (self._identity.run_id, self._owner, self._lease, link.boot)
+        if (placement := self._placement) is not None:
+            columns, values = f"{_LOG}, {_PLACED}", f"{values}, ?, ?, ?, ?"
+            flow = self._identity.user_id or self._identity.thread_id
+            given = (*given, placement.engine, placement.queue, flow, -placement.priority)
+        return columns, values, given
+
+    def _make_due(self, link: Link, placement: Placement) -> None:
+        """Let a worker take the run when its time comes, unless it waits for its thread."""
+        run_id = self._identity.run_id
+        mine = "log_id = ? AND epoch = 0 AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
+        if placement.delay > 0 and placement.engine == POSTGRES:
+            link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE {mine}", placement.delay, run_id, run_id)
+        else:
+            make_due(link, mine, run_id, run_id)
 
     def _write_at_once(self, link: Link) -> Later:
         """Write all of it in one statement, which fails if there is such a log already."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
         refused = "before.run_id IS NOT NULL" if self._when_busy == "reject" else "FALSE"
+        columns, values, given = self._log(link)
         before = link.ask(
             f"WITH before AS (SELECT COALESCE(({_BEFORE}), "
             "(SELECT NULLIF(holder, ?) FROM threads WHERE thread_id = ?)) AS run_id), "
-            f"log AS (INSERT INTO logs ({_LOG}) SELECT ?, ?, 1, {link.lease_now} + ?, ? FROM before "
+            f"log AS (INSERT INTO logs ({columns}) SELECT {values} FROM before "
             f"WHERE NOT ({refused}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id), "
             f"run AS (INSERT INTO runs ({_RUN}, request, status) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
             "CASE WHEN before.run_id IS NULL THEN 'running' ELSE 'queued' END FROM before, log), "
@@ -212,7 +281,7 @@ class RunBeginning:
             "WHERE before.run_id IS NULL ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder) "
             f"SELECT run_id, 1 / CASE WHEN {refused} OR EXISTS (SELECT 1 FROM log) THEN 1 ELSE 0 END FROM before",
             *(thread_id, self._started_at, run_id, run_id, thread_id),
-            *(run_id, self._owner, self._lease, link.boot),
+            *given,
             *self._values,
             *(thread_id, self._identity.user_id, run_id),
         )
@@ -228,6 +297,11 @@ class RunBeginning:
             "ON CONFLICT (log_id, wish_id) DO NOTHING",
             *(f"interrupt-{run_id}", _INTERRUPTED, self._started_at, run_id, thread_id, thread_id),
         )
+        make_due(
+            link,
+            "EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND wish_id = ? AND reply IS NULL)",
+            f"interrupt-{run_id}",
+        )
         link.notify(WISHES)
 
     def _check_begun(self, link: Link) -> None:
@@ -235,7 +309,8 @@ class RunBeginning:
         run_id = self._identity.run_id
         log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", run_id)
         run = link.run("SELECT identity, request FROM runs WHERE run_id = ?", run_id)
-        if log != [(self._owner, 1)] or run != [self._values[-2:]]:
+        # What an engine schedules may have been claimed since.
+        if (self._placement is None and log != [(self._owner, 1)]) or run != [self._values[-2:]]:
             raise StoreError(self._place, f"there is a run {run_id!r} already")
 
 

@@ -1,0 +1,91 @@
+"""Port: engines, which decide when and where the legs of runs are worked on.
+
+The log in the store is the truth. An engine carries ids only: it schedules legs, wakes and retries whoever works on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from .stores import DurableStore, Placement
+
+DEFAULT_QUEUE = "default"
+QUEUE_UNSERVED = "queue_unserved"
+"""The code of the error event that a handle yields if no worker serves the queue or has the agent of its run."""
+
+
+class Leg(Struct, frozen=True, kw_only=True):
+    """A leg to work on. Without an epoch, its log is still to be claimed."""
+
+    log_id: str
+    epoch: int | None = None
+
+
+LegEnd = Literal["ended", "waits", "left"]
+"""The run has ended with everything under it, it waits for an answer, or another worker continues it."""
+
+DoLeg = Callable[[Leg], Coroutine[Any, Any, LegEnd]]
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """A worker as its engine knows it."""
+
+    owner: str
+    """The owner of the logs it claims."""
+    lease: float
+    queues: Sequence[str]
+    agents: Sequence[str]
+    slots: int
+    """The number of legs that it works on at once."""
+
+
+class Engine(Protocol):
+    """Contract: a leg that was started or answered is given to `work` of a worker that serves its queue and has its agent,
+    until it has ended. A leg whose worker is gone is given to another; a log's epoch decides who may write."""
+
+    name: str
+    """Stored with each log: only workers of this engine claim it."""
+
+    async def open(self, store: DurableStore) -> None:
+        """Connect; raise an error with the address if that is not possible."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def start(self, run_id: str, placement: Placement) -> None:
+        """Schedule the first leg of a run that was just stored. May be called again for the same run."""
+        ...
+
+    async def answer(self, log_id: str) -> None:
+        """See that a worker reads the inbox of a log: a decision is in it."""
+        ...
+
+    async def cancel(self, log_id: str) -> None:
+        """Schedule nothing more for a log that has ended, or whose inbox has a cancel."""
+        ...
+
+    async def work(self, worker: WorkerInfo, do_leg: DoLeg, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Give legs to `do_leg`, at most `slots` at once, until `stop` is set; then return without waiting for them.
+
+        `ready` is called once legs can be given.
+        """
+        ...
+
+
+class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run that starts at a time, or again and again."""
+
+    id: str
+    agent: str
+    next_at: float
+    """Seconds since 1970 at which it starts next."""
+    cron: str | None = None
+    """When it starts, in UTC, as minute, hour, day, month and weekday; None if it starts once."""
+    queue: str = DEFAULT_QUEUE
+    thread_id: str | None = None
+    """The thread of each run; None for a new one each time."""
+    user_id: str | None = None

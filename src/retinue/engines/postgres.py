@@ -1,0 +1,158 @@
+"""The engine in PostgreSQL: workers claim legs from the database that has their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from ..core.engine import DoLeg, Leg, WorkerInfo
+from ..core.errors import OwnershipLost, RetinueError
+from ..core.processes import has_process_ended
+from ..core.stores import LEGS, DurableStore, Placement
+from ..storage.legs import Legs, Workers
+from ..storage.schedules import Schedules
+from ..storage.sql import SqlStore
+from ..storage.writes import POSTGRES
+
+_log = logging.getLogger(__name__)
+
+SWEEP_EVERY = 1.0
+"""Seconds between two looks for legs whose workers are gone, delays that are over and schedules that are due."""
+_RARELY = 30
+"""Sweeps between two that look for what should not be there."""
+_LATER = 30.0
+"""Seconds until a leg that could not be worked on is tried again."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class PostgresEngine:
+    """Legs are rows: a start or an answer makes one due, in the transaction that stores it."""
+
+    name = POSTGRES
+
+    def __init__(self) -> None:
+        self._store: SqlStore | None = None
+
+    async def open(self, store: DurableStore) -> None:
+        self._store = cast("SqlStore", store)
+
+    async def close(self) -> None:
+        pass
+
+    async def start(self, run_id: str, placement: Placement) -> None:
+        """Nothing to do: the run is due since it was stored."""
+
+    async def answer(self, log_id: str) -> None:
+        """Nothing to do: the log is due since the decision was stored."""
+
+    async def cancel(self, log_id: str) -> None:
+        """Nothing to do: what has ended is not due."""
+
+    async def work(self, worker: WorkerInfo, do_leg: DoLeg, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        assert self._store is not None
+        await _Claims(self._store, worker, do_leg).work(stop, ready)
+
+
+class _Claims:
+    """The claims of one worker. One task claims; each leg is worked on in a task of its own."""
+
+    def __init__(self, store: SqlStore, worker: WorkerInfo, do_leg: DoLeg) -> None:
+        self._store, self._worker, self._do_leg = store, worker, do_leg
+        self._legs, self._workers, self._schedules = Legs(store), Workers(store), Schedules(store)
+        self._at_work: dict[str, asyncio.Task[None]] = {}
+        self._strays: set[str] = set()
+        self._wake = asyncio.Event()
+        self._turn = 0
+
+    async def work(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        await self._sweep(0)
+        helpers = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_sweeping())]
+        stopping = asyncio.create_task(stop.wait())
+        ready()
+        pause = _FIRST_PAUSE
+        try:
+            while not stop.is_set():
+                self._wake.clear()
+                try:
+                    claimed = await self._claim()
+                    pause = _FIRST_PAUSE
+                except RetinueError as exc:
+                    _log.error("this worker cannot claim anything, and tries again: %s", exc)
+                    await asyncio.wait({stopping}, timeout=pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    continue
+                if not claimed:
+                    waking = asyncio.create_task(self._wake.wait())
+                    await asyncio.wait({waking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    waking.cancel()
+        finally:
+            for job in (*helpers, stopping):
+                job.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _claim(self) -> int:
+        """Claim as many legs as there are free slots, from each queue in turn; return how many there were."""
+        worker, queues = self._worker, self._worker.queues
+        self._turn += 1
+        count = 0
+        for place in range(len(queues)):
+            free = worker.slots - len(self._at_work)
+            if free <= 0:
+                return 0  # woken when one is free
+            queue = queues[(self._turn + place) % len(queues)]
+            for leg in await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free):
+                self._at_work[leg.log_id] = asyncio.create_task(self._do(leg), name=f"leg {leg.log_id}")
+                count += 1
+        return count
+
+    async def _do(self, leg: Leg) -> None:
+        try:
+            ended = await self._do_leg(leg)
+            if ended == "ended" and (record := await self._store.load_run(leg.log_id)) is not None:
+                await self._legs.free_queued(record.identity.thread_id)
+        except OwnershipLost:
+            pass
+        except Exception as exc:
+            _log.error("run %s cannot be worked on, and is tried again in %.0f s: %s", leg.log_id, _LATER, exc)
+            try:
+                await self._legs.postpone(leg.log_id, _LATER)
+            except RetinueError as problem:
+                _log.error("run %s: %s", leg.log_id, problem)
+        finally:
+            self._at_work.pop(leg.log_id, None)
+            self._wake.set()
+
+    async def _listen(self) -> None:
+        with self._store.watch(LEGS) as watch:
+            while True:
+                await watch.wait(SWEEP_EVERY)
+                self._wake.set()
+
+    async def _keep_sweeping(self) -> None:
+        number = 0
+        while True:
+            await asyncio.sleep(SWEEP_EVERY)
+            number += 1
+            try:
+                await self._sweep(number)
+            except RetinueError as exc:
+                _log.error("looking for lost legs failed, and is tried again: %s", exc)
+
+    async def _sweep(self, number: int) -> None:
+        """Find what others left: every worker does it, and each thing is found by one."""
+        others = [seen.owner for seen in await self._workers.seen(POSTGRES) if seen.owner != self._worker.owner]
+        gone = [owner for owner in others if has_process_ended(owner.rpartition("/")[0])]
+        strays: set[str] = set()
+        if number % _RARELY == 0:
+            unknown = await self._legs.owned_by(self._worker.owner) - set(self._at_work)
+            strays, self._strays = unknown & self._strays, unknown  # twice in a row: no claim is still on its way
+            await self._legs.find_unscheduled()
+        if await self._legs.release_lost(gone, sorted(strays)):
+            _log.warning("legs of workers that are gone can be taken over")
+        for owner in gone:
+            await self._workers.leave(owner)
+        await self._legs.end_delays()
+        await self._legs.free_queued()
+        await self._schedules.fire(POSTGRES)

@@ -1,0 +1,264 @@
+"""Runs that an engine schedules: stored here, worked on by workers, followed through the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from ..backends.setup import storable
+from ..core.agents import Agent
+from ..core.backend import RunRequest
+from ..core.context import GRACE, CancellationToken
+from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, Schedule
+from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
+from ..core.events import ErrorRaised, Event
+from ..core.ids import unique
+from ..core.messages import Message
+from ..core.rows import StoredRequest
+from ..core.runs import Out, RunIdentity, RunResult
+from ..core.stores import Placement, RunRecord, WhenBusy
+from ..storage.legs import Workers
+from ..storage.schedules import Schedules, next_time
+from ..storage.sql import SqlStore
+from .followed import FollowedLog, Progress
+from .inbox import encode_start
+from .run import Opened, Run
+
+if TYPE_CHECKING:
+    from .runs import LocalRuns
+
+_log = logging.getLogger(__name__)
+
+UNSERVED_AFTER = 30.0
+"""Seconds after which a handle reports that no worker can take its run."""
+
+
+class PlacedRun(Run[Out]):
+    """The handle of a run that workers execute."""
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
+        await self.stored()
+        return await super().cancel(reason, grace, tasks=tasks)
+
+
+class Dispatcher:
+    """Gives runs to an engine, and reads what its workers make of them."""
+
+    def __init__(self, runs: LocalRuns, engine: Engine, store: SqlStore) -> None:
+        self._runs, self.engine, self.store = runs, engine, store
+        self._workers, self.schedules = Workers(store), Schedules(store)
+        self._jobs: set[asyncio.Task[Any]] = set()
+        self.unserved_after = UNSERVED_AFTER
+
+    async def open(self) -> None:
+        await self.engine.open(self.store)
+
+    async def close(self) -> None:
+        for job in list(self._jobs):
+            job.cancel()
+        if self._jobs:
+            await asyncio.wait(set(self._jobs))
+        await self.engine.close()
+
+    def start(
+        self,
+        request: RunRequest,
+        when_busy: WhenBusy,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        delay: float = 0.0,
+    ) -> PlacedRun[Any]:
+        """Store a run and schedule its first leg. A mistake in the request raises here."""
+        identity = request.identity
+        stored = _checked(request)
+        placement = Placement(
+            engine=self.engine.name, queue=check_queue(queue or DEFAULT_QUEUE), priority=priority, delay=delay
+        )
+        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=identity.run_id)
+        begun = self.store.begin_run(record, encode_start(request, stored), None, 0.0, when_busy, placement)
+
+        async def begin() -> None:
+            holder = await begun
+            if holder is not None and when_busy == "reject":
+                raise ThreadBusy(identity.thread_id, holder)
+            await self.schedule(identity.run_id, placement)
+
+        return self._handle(record, begin())
+
+    async def schedule(self, run_id: str, placement: Placement) -> None:
+        """Have the engine schedule a stored run. If it cannot be reached, a worker finds the run later."""
+        try:
+            await self.engine.start(run_id, placement)
+        except RetinueError as exc:
+            _log.warning("run %s is stored, and begins when its engine can be reached again: %s", run_id, exc)
+
+    async def add_schedule(
+        self,
+        agent: Agent,
+        messages: tuple[Message, ...],
+        *,
+        at: datetime | None,
+        cron: str | None,
+        queue: str | None,
+        thread_id: str | None,
+        user_id: str | None,
+    ) -> str:
+        """Store a schedule; return its id."""
+        if (at is None) == (cron is None):
+            raise ConfigurationError(
+                "schedule(…) needs exactly one of at=datetime and cron='minute hour day month weekday'"
+            )
+        if cron is None and not isinstance(at, datetime):
+            raise ConfigurationError(f"at is a datetime, not {at!r}")
+        made = f"schedule_{unique()}"
+        identity = RunIdentity(run_id=made, thread_id=thread_id or made, agent=agent.name, user_id=user_id)
+        request = RunRequest(agent=agent, identity=identity, messages=messages, cancellation=CancellationToken())
+        schedule = Schedule(
+            id=made,
+            agent=agent.name,
+            next_at=next_time(cron, time.time()) if cron is not None else cast("datetime", at).timestamp(),
+            cron=cron,
+            queue=check_queue(queue or agent.queue or DEFAULT_QUEUE),
+            thread_id=thread_id,
+            user_id=user_id,
+        )
+        await self.schedules.add(schedule, self.engine.name, encode_start(request, _checked(request)))
+        return made
+
+    def follow(self, record: RunRecord) -> PlacedRun[Any]:
+        """Return a handle of a run that was started before."""
+        return self._handle(record, asyncio.sleep(0))
+
+    def _handle(self, record: RunRecord, begin: Any) -> PlacedRun[Any]:
+        identity = record.identity
+        accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+
+        async def open_log() -> Opened:
+            await run.stored()
+            opened = accepted.result()
+            assert opened is not None
+            return opened
+
+        async def work() -> RunResult[Any]:
+            await begin
+            accepted.set_result((self.log(record), 0))
+            return await self._runs.result(identity.run_id)
+
+        end = self._spawn(work())
+        run = PlacedRun[Any](
+            identity.run_id, identity.thread_id, identity.agent, self._runs, end, None, open_log, accepted
+        )
+        return run
+
+    def log(self, record: RunRecord) -> FollowedLog:
+        """Return the log of a run, for handles."""
+        progress, seen = Progress(), 0
+
+        async def read() -> AsyncGenerator[Event]:
+            nonlocal seen
+            async for event in self._events(record, seen):
+                if event.seq:
+                    seen = event.seq
+                    progress.note(event)
+                yield event
+
+        return FollowedLog(read, progress, 0, self._spawn)
+
+    async def _events(self, record: RunRecord, after: int) -> AsyncGenerator[Event]:
+        """Yield the events of a log. If nobody can work on it for a while, yield that once, as an event of no number."""
+        identity, told = record.identity, False
+        events = self._runs.read_stored(self.store, identity.run_id)(after)
+        reading = asyncio.create_task(_next(events))
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=None if told else self.unserved_after)
+                if done:
+                    event = reading.result()
+                    if event is None:
+                        return
+                    yield event
+                    reading = asyncio.create_task(_next(events))
+                elif (problem := await self._unserved(record)) is not None:
+                    told = True
+                    yield ErrorRaised(
+                        message=problem, code=QUEUE_UNSERVED, at=time.time(), run_id=identity.run_id,
+                        agent=identity.agent,
+                    )  # fmt: skip
+        finally:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RetinueError):
+                await reading
+            await events.aclose()
+
+    async def _unserved(self, record: RunRecord) -> str | None:
+        """Return why nobody works on a run that should be worked on; None if somebody does, or may."""
+        agent = record.identity.agent
+        queue = await self._workers.waiting_in(record.identity.run_id)
+        if queue is None:
+            return None
+        workers = [worker for worker in await self._workers.seen(self.engine.name) if worker.is_alive]
+        serving = [worker for worker in workers if queue in worker.queues]
+        if not serving:
+            served = ", ".join(sorted({name for worker in workers for name in worker.queues})) or "none"
+            return (
+                f"no worker serves queue {queue!r} (served: {served}): start one with retinue worker --queues {queue}"
+            )
+        if not any(agent in worker.agents for worker in serving):
+            return f"no worker of queue {queue!r} has agent {agent!r}: start one whose TARGET has it"
+        return None
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._forget)
+        return job
+
+    def _forget(self, job: asyncio.Task[Any]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # nobody need be waiting
+
+
+def _checked(request: RunRequest) -> StoredRequest:
+    """Return what is stored of a request; raise ConfigurationError if a worker could not begin with it."""
+    stored = storable(request)
+    if stored.problem is not None:
+        raise ConfigurationError(f"a worker cannot begin this run: {stored.problem}")
+    return stored
+
+
+async def _next(events: Any) -> Event | None:
+    return await anext(events, None)
+
+
+def check_queue(queue: Any) -> str:
+    """Return the name of a queue; raise ConfigurationError if it cannot be one."""
+    if not isinstance(queue, str) or not queue or len(queue) > 100 or not all(c.isalnum() or c in "-_." for c in queue):
+        raise ConfigurationError(f"a queue is named with letters, digits, '-', '_' and '.', not {queue!r}")
+    return queue
+
+
+def check_queues(queues: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(queues, str) or not queues:
+        raise ConfigurationError(f"queues is a list of names: write [{queues!r}]")
+    return tuple(dict.fromkeys([check_queue(queue) for queue in queues]))
+
+
+def make_dispatcher(runs: LocalRuns, engine: str | Engine) -> Dispatcher:
+    """Return the dispatcher of a runtime; raise ConfigurationError if its store is not one that workers share."""
+    from ..engines import open_engine
+    from ..storage.postgres import PostgresStore
+
+    if not isinstance(runs.store, PostgresStore):
+        name = engine if isinstance(engine, str) else engine.name
+        raise ConfigurationError(
+            f"engine {name!r} needs a PostgreSQL store, which every worker can reach: "
+            "Runtime.open('postgresql://…', engine=…)"
+        )
+    return Dispatcher(runs, open_engine(engine) if isinstance(engine, str) else engine, runs.store)

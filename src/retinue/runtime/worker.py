@@ -1,0 +1,143 @@
+"""A worker: a process that works on the legs which an engine gives it.
+
+Invariant: a leg is at work here from its claim until its log is released, ended or lost; as many as there are slots. Only
+the claim and the epoch decide who may write: an engine that gives a leg twice does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, WorkerInfo
+from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
+from ..core.lifecycle import ToolCallStatus
+from ..loop.state import LogState
+from ..storage.legs import Workers
+from .dispatch import check_queues
+from .live import LiveRun
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+_log = logging.getLogger(__name__)
+
+DRAIN = 10.0
+"""Seconds in which tool calls may finish when a worker is stopped."""
+
+
+class Worker:
+    """Works on the runs that an engine schedules. `async with` the runtime first.
+
+    worker = Worker(runtime, queues=["default", "gpu"], slots=16)
+    await worker.run(stop)  # until the event `stop` is set
+    """
+
+    def __init__(
+        self, runtime: Runtime, *, queues: Sequence[str] = (DEFAULT_QUEUE,), slots: int = 16, grace: float = DRAIN
+    ) -> None:
+        runs = runtime._runs  # pyright: ignore[reportPrivateUsage]  # a part of the same runtime
+        if runs.dispatcher is None or runs.owner is None or runs.elsewhere is None:
+            raise ConfigurationError(
+                "a worker needs an engine: Runtime.open('postgresql://…', agents, engine='postgres')"
+            )
+        if slots < 1:
+            raise ConfigurationError(f"slots is the number of runs to work on at once, 1 or more, not {slots}")
+        self._runs, self._owner, self._elsewhere = runs, runs.owner, runs.elsewhere
+        self.engine, self._grace = runs.dispatcher.engine, grace
+        self.info = WorkerInfo(
+            owner=self._owner.id,
+            lease=self._owner.lease,
+            queues=check_queues(queues),
+            agents=tuple(runs.registry.agents),
+            slots=slots,
+        )
+        self._workers = Workers(runs.dispatcher.store)
+        self.at_work: dict[str, LiveRun] = {}
+        """The runs of the legs at work, by log."""
+        self._legs: set[asyncio.Future[LegEnd]] = set()
+        self.is_draining = False
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Work until `stop` is set, then let running tool calls finish and leave the rest to other workers."""
+        self._owner.register()
+        await self._workers.beat(self.info, self.engine.name, 0)
+        beating = asyncio.create_task(self._beat(), name="retinue-worker")
+        try:
+            await self.engine.work(self.info, self._do_leg, stop, ready)
+        finally:
+            beating.cancel()
+            await self._drain()
+            with contextlib.suppress(RetinueError):
+                await self._workers.leave(self.info.owner)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(min(self.info.lease / 3, 5.0))
+            try:
+                await self._workers.beat(self.info, self.engine.name, len(self.at_work))
+            except RetinueError as exc:
+                _log.error("this worker could not report that it is alive, and tries again: %s", exc)
+
+    async def _do_leg(self, leg: Leg) -> LegEnd:
+        """Work on a leg to its end."""
+        done: asyncio.Future[LegEnd] = asyncio.get_running_loop().create_future()
+        self._legs.add(done)
+        try:
+            epoch = leg.epoch
+            if epoch is None and (epoch := await self._owner.claim(leg.log_id)) is None:
+                owner = await self._owner.store.owner_of(leg.log_id)
+                if owner is None:  # it has ended
+                    return "ended"
+                raise RunElsewhere(leg.log_id, owner)
+            run = await self._elsewhere.take_over(leg.log_id, epoch)
+            self.at_work[leg.log_id] = run
+            run.on_done = lambda: None if done.done() else done.set_result(_end_of(run))
+            if run.is_done and not done.done():
+                done.set_result(_end_of(run))
+            if self.is_draining:
+                self._owner.check_inboxes()
+            return await done
+        except OwnershipLost:
+            return "left"
+        finally:
+            self.at_work.pop(leg.log_id, None)
+            self._legs.discard(done)
+
+    async def _drain(self) -> None:
+        """Leave each run to other workers as soon as no tool call of it is at work, or when the grace period is over."""
+        self.is_draining = True
+        self._runs.background.leave(set(self.at_work))
+        leaving = [asyncio.create_task(self._leave(run)) for run in list(self.at_work.values())]
+        if leaving:
+            await asyncio.wait(leaving)
+            with contextlib.suppress(RetinueError):
+                await self._owner.store.renew(self._owner.id, 0.0)  # what still is ours can be claimed at once
+
+    async def _leave(self, run: LiveRun) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                while not run.is_done and is_calling(run.log.tree):
+                    await run.log.changed()
+        if not run.is_done:
+            await run.hand_over()
+
+
+def _end_of(run: LiveRun) -> LegEnd:
+    if run.log.lost or run.state is None:
+        return "left"
+    return "ended" if run.state.is_over else "waits"
+
+
+def is_calling(tree: LogState) -> bool:
+    """Return whether a tool is at work somewhere; a call that waits for a child counts only through that child."""
+    for run in list(tree.runs.values()):
+        for call in () if run.is_over else run.open():
+            children = [tree.runs.get(ref.run_id) for ref in call.children.values()]
+            waits_for_child = any(child is not None and not child.is_over for child in children)
+            if call.status is ToolCallStatus.RUNNING and not waits_for_child:
+                return True
+    return False

@@ -1,0 +1,212 @@
+"""Legs in PostgreSQL: a queue of logs that wait for a worker, the workers, and what is found again when one is lost.
+
+A leg waits while its log has a `turn` and no owner. Claiming it sets the owner; the end of the leg clears the turn
+(`writes.py`), or leaves it if another worker must go on.
+
+Invariant: whatever a crash leaves behind is found by one of the sweeps here: an expired lease, an owner known to be gone,
+a delay that is over, a thread that is free, a run that nobody scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from ..core.engine import Leg, WorkerInfo
+from ..core.stores import LEGS
+from .database import Link
+from .sql import SqlStore
+from .writes import POSTGRES, TAKEN_OVER, make_due
+
+_OURS = f"engine = '{POSTGRES}' AND ended = 0"
+_encode = msgspec.json.encode
+_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+
+
+class SeenWorker(Struct, frozen=True, kw_only=True):
+    """A worker as the database knows it."""
+
+    owner: str
+    engine: str
+    queues: tuple[str, ...]
+    agents: tuple[str, ...]
+    slots: int
+    busy: int
+    is_alive: bool
+
+
+class QueueDepth(Struct, frozen=True, kw_only=True):
+    """How much waits in a queue."""
+
+    queue: str
+    ready: int
+    """Legs that wait for a worker."""
+    delayed: int
+    working: int
+    oldest: float
+    """Seconds for which the oldest has waited."""
+
+
+class Workers:
+    """The workers of all engines that share a database."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._database = store.database
+
+    async def beat(self, worker: WorkerInfo, engine: str, busy: int) -> None:
+        """Report that a worker is alive, for as long as its lease."""
+        values = (_encode(list(worker.queues)).decode(), _encode(sorted(worker.agents)).decode(), worker.slots, busy)
+
+        def write(link: Link) -> None:
+            link.run(
+                "INSERT INTO workers (owner, engine, queues, agents, slots, busy, seen_until) "
+                f"VALUES (?, ?, ?, ?, ?, ?, {link.now} + ?) ON CONFLICT (owner) DO UPDATE SET "
+                "busy = excluded.busy, seen_until = excluded.seen_until",
+                *(worker.owner, engine, *values, worker.lease),
+            )
+            # Rows of workers that ended without a word are kept for a while, so that others can tell.
+            link.run(f"DELETE FROM workers WHERE seen_until < {link.now} - 3600")
+
+        await self._database.write(write, "workers")
+
+    async def leave(self, owner: str) -> None:
+        await self._database.write(lambda link: link.run("DELETE FROM workers WHERE owner = ?", owner), "workers")
+
+    async def seen(self, engine: str | None = None) -> list[SeenWorker]:
+        def read(link: Link) -> list[SeenWorker]:
+            found = link.run(
+                f"SELECT owner, engine, queues, agents, slots, busy, seen_until >= {link.now} FROM workers ORDER BY owner"
+            )
+            return [
+                SeenWorker(
+                    owner=owner,
+                    engine=name,
+                    queues=_decode_names(queues),
+                    agents=_decode_names(agents),
+                    slots=slots,
+                    busy=busy,
+                    is_alive=bool(alive),
+                )
+                for owner, name, queues, agents, slots, busy, alive in found
+                if engine is None or name == engine
+            ]
+
+        return await self._database.read(read)
+
+    async def waiting_in(self, log_id: str) -> str | None:
+        """Return the queue of a log that some worker should have and none has; None if it is not so."""
+
+        def read(link: Link) -> list[tuple[str]]:
+            return link.run(
+                "SELECT queue FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? AND engine IS NOT NULL "
+                "AND owner IS NULL AND ended = 0 AND (turn IS NOT NULL OR (status = 'running' AND due_at IS NULL))",
+                log_id,
+            )
+
+        found = await self._database.read(read)
+        return found[0][0] if found else None
+
+
+class Legs:
+    """The legs of a PostgreSQL database, for workers."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._database = store.database
+
+    async def claim(self, queue: str, agents: Sequence[str], owner: str, lease: float, most: int) -> list[Leg]:
+        """Own up to `most` legs of a queue whose agents are known here: those begun before, then by turn.
+
+        If the answer is lost, what was claimed is found as a stray, and released.
+        """
+
+        def claim(link: Link) -> list[Leg]:
+            found = link.run(
+                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
+                "WHERE log_id IN (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL AND turn IS NOT NULL "
+                f"AND {_OURS} AND EXISTS (SELECT 1 FROM runs WHERE run_id = log_id AND agent = ANY(?)) "
+                "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING log_id, epoch",
+                *(owner, lease, link.boot, queue, list(agents), most),
+            )
+            return [Leg(log_id=log_id, epoch=epoch) for log_id, epoch in found]
+
+        return await self._database.write(claim)
+
+    async def release_lost(self, gone: Sequence[str], strays: Sequence[str]) -> int:
+        """Release the logs whose leases have run out, those of owners known to be gone, and some by id."""
+
+        def release(link: Link) -> int:
+            lost = (
+                f"SELECT log_id FROM logs WHERE {_OURS} AND owner IS NOT NULL "
+                f"AND (lease_until < {link.lease_now} OR owner = ANY(?) OR log_id = ANY(?)) FOR UPDATE SKIP LOCKED"
+            )
+            found = link.run(
+                f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER}, turn = COALESCE(turn, 0), "
+                f"due_at = COALESCE(due_at, {link.now}) WHERE log_id IN ({lost}) RETURNING log_id",
+                *(list(gone), list(strays)),
+            )
+            if found:
+                link.notify(LEGS)
+            return len(found)
+
+        return await self._database.write(release)
+
+    async def owned_by(self, owner: str) -> set[str]:
+        found = await self._database.read(lambda link: link.run("SELECT log_id FROM logs WHERE owner = ?", owner))
+        return {log_id for (log_id,) in found}
+
+    async def end_delays(self) -> None:
+        """Let workers take the legs whose delay is over."""
+
+        def end(link: Link) -> None:
+            if link.run(f"SELECT 1 FROM logs WHERE due_at <= {link.now} AND turn IS NULL AND {_OURS} LIMIT 1"):
+                make_due(link, f"due_at <= {link.now}")
+
+        await self._database.write(end)
+
+    async def free_queued(self, thread_id: str | None = None) -> None:
+        """Let workers take the first queued run of each free thread, or of one thread."""
+        mine = "" if thread_id is None else "AND runs.thread_id = ? "
+        values = () if thread_id is None else (thread_id,)
+        free = (
+            "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
+            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
+        )
+        await self._database.write(lambda link: make_due(link, f"owner IS NULL AND log_id IN ({free})", *values))
+
+    async def find_unscheduled(self) -> None:
+        """Let workers take the runs that should be at work, and that nobody has or will have."""
+        at_work = "SELECT run_id FROM runs WHERE status = 'running'"
+        answered = "SELECT log_id FROM inbox WHERE reply IS NULL"
+        where = f"owner IS NULL AND due_at IS NULL AND (log_id IN ({at_work}) OR log_id IN ({answered}))"
+        await self._database.write(lambda link: make_due(link, where))
+
+    async def postpone(self, log_id: str, seconds: float) -> None:
+        """Give a leg that could not be worked on to a worker later."""
+
+        def write(link: Link) -> None:
+            link.run(
+                f"UPDATE logs SET turn = NULL, due_at = {link.now} + ? WHERE log_id = ? AND owner IS NULL AND {_OURS}",
+                *(seconds, log_id),
+            )
+
+        await self._database.write(write, log_id)
+
+    async def depths(self) -> list[QueueDepth]:
+        """Return what waits and works in each queue."""
+
+        def read(link: Link) -> list[QueueDepth]:
+            found = link.run(
+                "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
+                "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL AND due_at IS NOT NULL), "
+                "COUNT(*) FILTER (WHERE owner IS NOT NULL), "
+                f"COALESCE(MAX({link.now} - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
+                f"FROM logs WHERE {_OURS} AND (owner IS NOT NULL OR due_at IS NOT NULL) GROUP BY queue ORDER BY queue"
+            )
+            return [
+                QueueDepth(queue=queue, ready=ready, delayed=delayed, working=working, oldest=max(0.0, oldest))
+                for queue, ready, delayed, working, oldest in found
+            ]
+
+        return await self._database.read(read)

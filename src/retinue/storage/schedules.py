@@ -1,0 +1,115 @@
+"""Schedules in a database: runs that start at a time, once for each time, whichever worker is first."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..core.engine import Schedule
+from ..core.errors import ConfigurationError
+from ..core.ids import unique
+from ..core.runs import RunIdentity
+from ..core.stores import Placement, RunRecord
+from .database import Link
+from .sql import SqlStore
+from .writes import RunBeginning
+
+_log = logging.getLogger(__name__)
+
+
+class _Stored(Struct, frozen=True, kw_only=True):
+    schedule: Schedule
+    start: dict[str, Any]
+    """The stored start of its runs. Each run gets an identity of its own."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Stored).decode
+
+
+def next_time(cron: str, after: float) -> float:
+    """Return the first time after another that a cron expression names, in UTC."""
+    try:
+        from cronsim import CronSim, CronSimError
+    except ModuleNotFoundError:
+        raise ConfigurationError('cron= needs a library: pip install "retinue[postgres]"') from None
+    try:
+        return next(CronSim(cron, datetime.fromtimestamp(after, UTC))).timestamp()
+    except (CronSimError, StopIteration, AttributeError) as exc:
+        said = str(exc) or "it names no time to come"
+        raise ConfigurationError(
+            f"cron {cron!r}: {said}; write minute hour day month weekday, as in '0 3 * * *'"
+        ) from exc
+
+
+class Schedules:
+    """The schedules of a database."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store, self._database = store, store.database
+
+    async def add(self, schedule: Schedule, engine: str, start: bytes) -> None:
+        body = _encode(_Stored(schedule=schedule, start=msgspec.json.decode(start)))
+
+        def insert(link: Link) -> None:
+            link.run(
+                "INSERT INTO schedules (schedule_id, engine, next_at, body) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (schedule_id) DO NOTHING",
+                *(schedule.id, engine, schedule.next_at, body),
+            )
+
+        await self._database.write(insert, schedule.id)
+
+    async def remove(self, schedule_id: str) -> bool:
+        """Remove a schedule; return whether there was one."""
+        query = "DELETE FROM schedules WHERE schedule_id = ? RETURNING schedule_id"
+        return bool(await self._database.write(lambda link: link.run(query, schedule_id), schedule_id))
+
+    async def list(self) -> list[Schedule]:
+        """Return all schedules, the next one first."""
+        query = "SELECT next_at, body FROM schedules ORDER BY next_at, schedule_id"
+        found = await self._database.read(lambda link: link.run(query))
+        return [replace(_decode(body).schedule, next_at=next_at) for next_at, body in found]
+
+    async def fire(self, engine: str) -> list[tuple[str, Placement]]:
+        """Store the runs whose time has come; return those that were stored here."""
+
+        def due(link: Link) -> list[tuple[float, float, bytes]]:
+            query = f"SELECT {link.now}, next_at, body FROM schedules WHERE next_at <= {link.now} AND engine = ?"
+            return link.run(query, engine)
+
+        started: list[tuple[str, Placement]] = []
+        for now, next_at, body in await self._database.read(due):
+            stored = _decode(body)
+            placement = Placement(engine=engine, queue=stored.schedule.queue)
+            if (run_id := await self._start(stored, now, next_at, placement)) is not None:
+                started.append((run_id, placement))
+        return started
+
+    async def _start(self, stored: _Stored, now: float, next_at: float, placement: Placement) -> str | None:
+        """Store one run and the next time of its schedule, in one transaction; None if another worker did."""
+        schedule, made = stored.schedule, unique()
+        run_id, thread_id = f"run_{made}", schedule.thread_id or f"thread_{made}"
+        identity = RunIdentity(run_id, thread_id, schedule.agent, user_id=schedule.user_id)
+        start = {**stored.start, "identity": identity}
+        record = RunRecord(identity=identity, started_at=now, log_id=run_id)
+        beginning = RunBeginning(self._store.place, record, _encode(start), None, 0.0, "enqueue", placement)
+        mine, values = "WHERE schedule_id = ? AND next_at = ?", (schedule.id, next_at)
+
+        def write(link: Link) -> bool:
+            if schedule.cron is None:
+                won = link.run(f"DELETE FROM schedules {mine} RETURNING schedule_id", *values)
+            else:  # times that nobody was there for are left out
+                later = next_time(schedule.cron, now)
+                won = link.run(f"UPDATE schedules SET next_at = ? {mine} RETURNING schedule_id", later, *values)
+            if won:
+                beginning.write(link)
+            return bool(won)
+
+        won = await self._database.write(write, run_id, threads=[thread_id])
+        return run_id if won else None
