@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,103 @@ async def test_a_ticket_that_asks_no_permission_says_what_fits(
     assert (await runtime.result(waiting.run_id)).status is RunStatus.SUSPENDED
 
 
-async def test_other_arguments_are_checked_against_the_rules(bank: Bank) -> None:
-    text, _ = await decide(bank, Decision.approve({"to": "mallory", "amount": 3}))
-    assert (text, bank.paid) == ("blocked: pay is not permitted with these arguments", [])
+DENIED = "pay is not permitted with these arguments"
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_arguments_that_a_rule_denies_are_refused_and_the_call_waits(bank: Bank, is_elsewhere: bool) -> None:
+    runtime, _ = bank.runtime(call("pay", {"to": "ann", "amount": 5}, id="c1"), say("done"))
+    async with runtime:
+        waiting = await runtime.run("bank", "pay")
+        other, _ = bank.runtime(say("done"))
+        async with other if is_elsewhere else runtime as answering:
+            with pytest.raises(DecisionRefused, match=f"ticket 'permission_c1' is refused: {DENIED}"):
+                await answering.resume(waiting.run_id, {"c1": Decision.approve({"to": "mallory", "amount": 3})})
+            assert (await answering.result(waiting.run_id)).status is RunStatus.SUSPENDED
+            result = await answering.resume(waiting.run_id, {"c1": Decision.approve({"to": "bob", "amount": 1})})
+            kinds = [event.kind async for event in answering.events(waiting.run_id)]
+    assert (result.status, bank.paid) == (RunStatus.COMPLETED, [("bob", 1)])
+    assert (kinds.count("run_started"), kinds.count("tool_call_resumed")) == (2, 1)
+
+
+@dataclass
+class Payment:
+    to: str
+    amount: int = 1000
+
+
+class Payments:
+    """A tool whose call a human changes, under rules."""
+
+    def __init__(self, rules: Permissions, *, below: bool = False) -> None:
+        self.paid: list[Payment] = []
+
+        @tool
+        def pay(payment: Payment, note: str = "urgent") -> str:
+            """Pay."""
+            self.paid.append(payment)
+            return "paid"
+
+        turns = [call("pay", {"payment": {"to": "ann", "amount": 5}, "note": "x"}, id="c1"), say("done")]
+        agent = Agent("bank", ScriptedModel(turns), tools=[pay], plugins=[Permissions(ask=["pay"]) if below else rules])
+        if below:
+            ask = call("task", {"subagent_type": "bank", "description": "x"}, id="c0")
+            agent = Agent("boss", ScriptedModel([ask, say("done")]), subagents=[agent], plugins=[rules])
+        self.runtime, self.agent = Runtime([agent]), agent
+
+    async def change(self, args: dict[str, Any]) -> RunResult:
+        self.waiting = await self.runtime.run(self.agent.name, "pay")
+        return await self.runtime.resume(self.waiting.run_id, {"c1": Decision.approve(args)})
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Permissions(ask=["pay"], deny=["pay(note=urgent)"]),  # a default that the decision leaves out
+        Permissions(ask=["pay(note=x)"], allow=["task"], default="deny"),  # what no rule names
+    ],
+)
+@pytest.mark.parametrize("below", [False, True])
+async def test_denied_changes_are_found_by_defaults_and_by_rules_above(rules: Permissions, below: bool) -> None:
+    payments = Payments(rules, below=below)
+    with pytest.raises(DecisionRefused, match=DENIED):
+        await payments.change({"payment": {"to": "ann"}})
+    assert payments.paid == []
+
+
+async def test_a_change_that_only_the_tool_can_complete_makes_the_call_wait_again() -> None:
+    payments = Payments(Permissions(ask=["pay"], deny=['pay(payment={"to": "ann", "amount": 1000})']))
+    result = await payments.change({"payment": {"to": "ann"}})
+    assert (result.status, payments.paid) == (RunStatus.SUSPENDED, [])
+    assert result.suspended["c1"].message == f"May bank call pay?\nThe new arguments are refused: {DENIED}"
+    result = await payments.runtime.resume(result.run_id, {"c1": Decision.reject()})
+    assert [message.text for message in result.messages if message.role == "tool"] == ["blocked: a human said no"]
+
+
+async def test_a_rejection_with_arguments_is_a_rejection(bank: Bank) -> None:
+    payload = {"approved": False, "args": {"to": "mallory", "amount": 3}, "message": "never"}
+    assert (await decide(bank, Decision.resume(payload)))[0] == "blocked: never"
+
+
+async def test_arguments_that_a_tool_asks_for_are_under_the_rules_too() -> None:
+    paid: list[str] = []
+
+    @tool
+    async def pay(to: str, ctx: ToolContext) -> Any:
+        """Pay."""
+        if ctx.resume_input is None:
+            ticket = SuspendTicket("t", "ask", "To whom?", resume_mode=ResumeMode.PASS_DECISION)
+            return ToolResult.suspended("To whom?", ticket)
+        paid.append(to)
+        return "paid"
+
+    model = ScriptedModel([call("pay", {"to": "ann"}, id="c1"), say("ok")])
+    runtime = Runtime([Agent("a", model, tools=[pay], plugins=[Permissions(deny=["pay(to=mallory)"])])])
+    waiting = await runtime.run("a", "go")
+    with pytest.raises(DecisionRefused, match=DENIED):
+        await runtime.resume(waiting.run_id, {"c1": Decision.resume({"to": "mallory"})})
+    assert (await runtime.resume(waiting.run_id, {"c1": Decision.resume({"to": "bob"})})).response == "ok"
+    assert paid == ["bob"]
 
 
 async def test_a_message_with_an_approval_reaches_the_model(bank: Bank) -> None:

@@ -148,18 +148,27 @@ permissions = st.builds(
     rules,
     st.sampled_from(["allow", "ask", "deny"]),
 )
-STRICT = ["allow", "ask", "deny"]
 
 
-@given(permissions, permissions, st.sampled_from(["read", "write", "shell"]), st.sampled_from(["a1", "b", "secret"]))
-def test_rules_within_others_can_only_narrow_them(outer: Any, inner: Any, name: str, path: str) -> None:
-    made = inner.within(outer)
-    one = ToolCall("c", name, {"path": path})
-    assert STRICT.index(made.verdict(one)) == max(STRICT.index(outer.verdict(one)), STRICT.index(inner.verdict(one)))
-    if made.hides(name):
-        assert made.verdict(one) == "deny"
-    if outer.hides(name):
-        assert made.hides(name)
+@given(permissions, st.sampled_from(["read", "write", "shell"]), st.sampled_from(["a1", "b", "secret"]))
+def test_a_hidden_tool_is_always_denied(rules: Any, name: str, path: str) -> None:
+    assert rules.verdict(ToolCall("c", name, {"path": path})) == "deny" or not rules.rules.hides(name)
+
+
+BY_VERDICT: dict[str, dict[str, Any]] = {"allow": {}, "ask": {"ask": ["write"]}, "deny": {"deny": ["write(path=*)"]}}
+
+
+@pytest.mark.parametrize("inner", BY_VERDICT)
+@pytest.mark.parametrize("outer", BY_VERDICT)
+async def test_rules_of_a_child_can_only_narrow_those_above(outer: str, inner: str) -> None:
+    turns = [call("write", {"path": "a"}, id="c1"), say("")]
+    child = Agent("child", ScriptedModel(turns), tools=[write], plugins=[Permissions(**BY_VERDICT[inner])])
+    ask = call("task", {"subagent_type": "child", "description": "x"})
+    boss = Agent("boss", ScriptedModel([ask, say("")]), subagents=[child], plugins=[Permissions(**BY_VERDICT[outer])])
+    ran.clear()
+    result = await Runtime([boss]).run("boss", "go")
+    strictest = next(verdict for verdict in ("deny", "ask", "allow") if verdict in (outer, inner))
+    assert (len(result.suspended), ran) == {"deny": (0, []), "ask": (1, []), "allow": (0, ["a"])}[strictest]
 
 
 # -- context

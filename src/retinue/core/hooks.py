@@ -14,6 +14,7 @@ from .messages import Message, ToolCall
 from .model import ModelRequest
 from .plugins import PHASES, Intercept, Phase, Plugin
 from .results import ToolResult
+from .rules import Rules
 from .runs import RunIdentity, Usage
 from .state import Snapshot, StateCommand, StateKey, as_key
 from .tools import Tool
@@ -104,6 +105,8 @@ class Hook(Struct, frozen=True):
     priority: int = 100
     optional: bool = False
     inherited: bool = False
+    rules: Rules | None = None
+    """The rules by which it denies calls. A decision whose arguments they deny is refused before the hook runs."""
 
     @property
     def label(self) -> str:
@@ -136,7 +139,14 @@ class Registrar:
         self.tools.append(tool)
 
     @overload
-    def hook(self, phase: Literal["before_tool"], function: BeforeToolHook, **options: Unpack[HookOptions]) -> None: ...
+    def hook(
+        self,
+        phase: Literal["before_tool"],
+        function: BeforeToolHook,
+        *,
+        rules: Rules | None = None,
+        **options: Unpack[HookOptions],
+    ) -> None: ...
     @overload
     def hook(self, phase: Literal["after_tool"], function: AfterToolHook, **options: Unpack[HookOptions]) -> None: ...
     @overload
@@ -149,7 +159,13 @@ class Registrar:
     @overload
     def hook(self, phase: Phase, function: HookFunction, **options: Unpack[HookOptions]) -> None: ...
     def hook(
-        self, phase: Phase, function: Callable[[Any], Any], *, priority: int = 100, optional: bool = False
+        self,
+        phase: Phase,
+        function: Callable[[Any], Any],
+        *,
+        priority: int = 100,
+        optional: bool = False,
+        rules: Rules | None = None,
     ) -> None:
         """Call `function` in a phase. Lower priorities come first, equal ones in order of registration."""
         owner = f"plugin {self.plugin.name!r}"
@@ -157,7 +173,7 @@ class Registrar:
             raise ConfigurationError(f"{owner}: there is no phase {phase!r}; phases are {', '.join(PHASES)}")
         if not callable(cast("Any", function)):
             raise ConfigurationError(f"{owner}: a hook is a function of a HookContext, not {function!r}")
-        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited))
+        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited, rules))
 
     def action(self, kind: type[A], handler: Callable[[A, HookContext], CommandReturn]) -> None:
         """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""

@@ -57,6 +57,11 @@ class SuspendTicket(Struct, frozen=True):
         schema = self.response_schema or {}
         return "approved" in (*schema.get("properties", ()), *schema.get("required", ()))
 
+    @property
+    def takes_arguments(self) -> bool:
+        """True if a decision may give the call other arguments."""
+        return self.editable or self.resume_mode is ResumeMode.PASS_DECISION
+
     def with_arguments(self, parameters: dict[str, Any]) -> SuspendTicket:
         """The same where an answer may give the arguments of the call: those must fit the schema of its tool."""
         schema = self.response_schema

@@ -15,6 +15,7 @@ from .lifecycle import RunStatus
 from .messages import Message
 from .plugins import Phase, RunAction, StepAction
 from .results import SuspendTicket
+from .rules import Rules
 from .runs import Limits, RunIdentity, Usage
 
 LoopAction = StepAction | RunAction
@@ -107,6 +108,8 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The hooks before the tool have let the call pass."""
     asked_by: str | None = None
     """The hook that suspended the call."""
+    rules: tuple[Rules, ...] = ()
+    """Rules for new arguments that a decision on the suspended call gives it."""
     message: Message | None = None
     """A message that joins the conversation."""
     messages: tuple[Message, ...] = ()

@@ -89,6 +89,12 @@ class ArgumentCheck:
         return [f"{_where(error.instance_path)}{error.message}" for error in errors]
 
 
+def with_defaults(schema: Mapping[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with the defaults that their schema has for those that were omitted."""
+    properties: dict[str, Any] = schema.get("properties", {})
+    return {**{name: about["default"] for name, about in properties.items() if "default" in about}, **args}
+
+
 def _where(path: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return f"{place.lstrip('.')}: " if place else ""

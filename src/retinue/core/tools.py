@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
+from .schema import with_defaults
 
 if TYPE_CHECKING:
     from .context import ToolContext
@@ -63,9 +64,7 @@ class Tool(ABC):
 
     def complete_args(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return valid arguments with the defaults of those that were omitted. Permission rules compare these."""
-        properties: dict[str, Any] = self.descriptor.parameters.get("properties", {})
-        defaults = {name: about["default"] for name, about in properties.items() if "default" in about}
-        return {**defaults, **args}
+        return with_defaults(self.descriptor.parameters, args)
 
     @abstractmethod
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput | ToolResult | Any:

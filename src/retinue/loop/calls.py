@@ -332,6 +332,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         ticket = SuspendTicket(f"ticket_{made.id}", f"tool:{made.name}", text, made.args)
         ticket, bound = result.suspension or ticket, x.toolbox.get(made.name)
         result = result.with_ticket(ticket if bound is None else ticket.with_arguments(bound.descriptor.parameters))
+        if ticket.takes_arguments and (rules := x.hooks.rules()):
+            fields = {**fields, "rules": rules}
     else:
         for child in call.children.values():
             if not child.ended:

@@ -335,7 +335,7 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
             run.blocked = p.blocked
         call.admitted, call.asked_by = p.admitted, p.asked_by
     if event.status is CALL_SUSPENDED:
-        call.ticket = event.result.suspension
+        call.ticket, call.rules = event.result.suspension, () if p is None else p.rules
         return
     call.message = event.message
     run.open_calls -= 1

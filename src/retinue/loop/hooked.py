@@ -25,6 +25,7 @@ from .calls import CallOutcome, end_call, execute, failed, finalize, outcome_of,
 from .execution import Execution, cancelled_result, close_children
 from .phases import HookRound, carry_out
 from .state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
+from .tickets import call_to_run
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
         reason = (decision.reason if decision is not None else None) or "the human said no"
         end_call(x, call, CallOutcome(ToolCallStatus.CANCELLED, cancelled_result(call.call, reason)))
         return
-    made = _decided(call, decision)
+    made = call_to_run(call, decision)
     try:
         bound = prepare(x, made)
         tool: Any = bound.tool
@@ -50,7 +51,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
             cast("FunctionTool", tool).check_values(made.args)
     except ToolError as exc:
         is_edited = made is not call.call and isinstance(exc, InvalidArguments)
-        finalize(x, call, _ask_again(call, exc) if is_edited else failed(made, exc))
+        finalize(x, call, _ask_again(call, f"not valid: {exc.message}") if is_edited else failed(made, exc))
         return
     if was_running and call.entered and not _may_run_again(bound, call):
         close_children(x.log, x.state, call, "the call that started it was interrupted")
@@ -72,12 +73,12 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
-def _ask_again(call: CallState, error: ToolError) -> CallOutcome:
+def _ask_again(call: CallState, problem: str) -> CallOutcome:
     """The outcome of a call whose arguments a human changed to wrong ones: it waits for another decision."""
     ticket = call.ticket
     assert ticket is not None
     asked = ticket.message.partition("\n")[0]
-    message = f"{asked}\nThe new arguments are not valid: {error.message}"
+    message = f"{asked}\nThe new arguments are {problem}"
     return CallOutcome(CALL_SUSPENDED, ToolResult.suspended(message, replace(ticket, message=message)))
 
 
@@ -92,11 +93,15 @@ def _interrupted(call: ToolCall) -> CallOutcome:
 
 
 def _has_hooks_before(x: Execution, call: CallState, decision: Decision | None = None) -> bool:
-    """Return whether hooks run before the tool: not if they admitted it before, or a human has decided the result.
+    """Return whether hooks run before the tool.
+
+    They do not if a human has decided the result, or if they admitted the call before with the same arguments.
 
     Hooks of a call that was in progress when its process ended run again: their changes were not committed.
     """
-    return "before_tool" in x.hooks.by_phase and not call.admitted and not _decides_result(call, decision)
+    if "before_tool" not in x.hooks.by_phase or _decides_result(call, decision):
+        return False
+    return not call.admitted or call_to_run(call, decision) is not call.call
 
 
 def _start(x: Execution, call: CallState) -> None:
@@ -107,7 +112,7 @@ def _start(x: Execution, call: CallState) -> None:
         x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args), hooked)
         return
     x.asked_again.pop(made.id, None)
-    args = None if (runs := _decided(call, decision)) is made else runs.args
+    args = None if (runs := call_to_run(call, decision)) is made else runs.args
     x.emit(ToolCallResumed(call_id=made.id, tool_name=made.name, decision=decision, args=args), hooked)
 
 
@@ -119,6 +124,8 @@ async def _run_after_hooks(
     stop_if_given_up(x)
     fields: dict[str, Any] = {}
     match intercept:
+        case Block() if made is not call.call and not intercept.end_run:
+            outcome = _ask_again(call, f"refused: {intercept.reason}")
         case Block():
             outcome = failed(made, intercept)
             if intercept.end_run:
@@ -164,23 +171,6 @@ async def _perform(
     outcome = await execute(x, bound, call, made, None if decision is None else decision.payload)
     stop_if_given_up(x)
     return outcome
-
-
-def _decided(call: CallState, decision: Decision | None) -> ToolCall:
-    """Return the call to run: with arguments from the decision where the ticket says so."""
-    made, ticket = call.call, call.ticket
-    if decision is None or ticket is None or decision.action != "resume":
-        return made
-    args: Any = decision.payload
-    if ticket.editable:
-        args = cast("dict[str, Any]", args).get("args", made.args) if isinstance(args, dict) else made.args
-    elif ticket.resume_mode is not ResumeMode.PASS_DECISION:
-        return made
-    if args is made.args:
-        return made
-    if isinstance(args, dict):
-        return ToolCall(made.id, made.name, cast("dict[str, Any]", args))
-    return ToolCall(made.id, made.name, {}, repr(args))
 
 
 async def _before_tool(

@@ -32,6 +32,7 @@ from ..core.events import Custom, ErrorRaised, StateDelta
 from ..core.hooks import Handler, Hook, HookReturn, Registrar, ResultKeeper
 from ..core.plugins import Block, Phase, SetResult, Suspend
 from ..core.rows import Job, LoopAction, Private
+from ..core.rules import Rules
 from ..core.state import StateCommand
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class HookTable:
             made.by_phase.setdefault(hook.phase, []).insert(0, hook)
         made._settle()
         return made
+
+    def rules(self) -> tuple[Rules, ...]:
+        """Return the rules by which hooks deny calls."""
+        return tuple([hook.rules for hook in self.by_phase.get("before_tool", ()) if hook.rules is not None])
 
     def check(self, command: StateCommand) -> None:
         """Refuse a command that asks for something nobody carries out, before anything of it is applied."""

@@ -20,6 +20,7 @@ from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
+from ..core.rules import Rules
 from ..core.runs import NO_USAGE, RunIdentity, Usage
 
 
@@ -86,6 +87,8 @@ class CallState(Struct, gc=False):
     """The hook that suspended it."""
     answered: frozenset[str] = frozenset()
     """The hooks that suspended it and have their answer."""
+    rules: tuple[Rules, ...] = ()
+    """Rules for new arguments that a decision gives it."""
     children: dict[int, ChildRef] = EMPTY
     """The children it started, by number."""
 

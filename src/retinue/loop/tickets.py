@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from reprlib import repr as shown
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall, checked_record
 from ..core.results import SuspendTicket
 from ..core.rows import Answer
-from ..core.schema import ArgumentCheck
+from ..core.schema import ArgumentCheck, with_defaults
 from .state import CallState, LogState, RunState
 
 
@@ -132,8 +133,39 @@ def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]
             _check_payload(leaf.ticket, leaf.calls[-1].asked_by is not None, decision)
         if decision.action in ("approve", "reject"):
             decision = replace(decision, action="resume")
+        _check_rules(leaf.calls[-1], decision)
         matched[leaf.path] = Answer(leaf.path, leaf.names, decision)
     return list(matched.values())
+
+
+def call_to_run(call: CallState, decision: Decision | None) -> ToolCall:
+    """Return the call that a decision lets run: with arguments from the decision where the ticket says so."""
+    made, ticket = call.call, call.ticket
+    if decision is None or ticket is None or decision.action != "resume" or not ticket.takes_arguments:
+        return made
+    args: Any = decision.payload
+    if ticket.editable:
+        given = cast("dict[str, Any]", args) if isinstance(args, dict) else {}
+        args = given["args"] if "args" in given and given.get("approved", True) else made.args
+    if args is made.args:
+        return made
+    if isinstance(args, dict):
+        return ToolCall(made.id, made.name, cast("dict[str, Any]", args))
+    return ToolCall(made.id, made.name, {}, repr(args))
+
+
+def _check_rules(call: CallState, decision: Decision) -> None:
+    """Refuse a decision with arguments that a rule denies."""
+    made, ticket = call_to_run(call, decision), call.ticket
+    if made is call.call or ticket is None:
+        return
+    schema = ticket.response_schema or {}
+    if ticket.editable:
+        schema = schema.get("properties", {}).get("args", {})
+    full = with_defaults(schema, made.args)
+    if any(rules.verdict(made, full) == "deny" for rules in call.rules):
+        problem = f"{made.name} is not permitted with these arguments"
+        raise DecisionRefused(f"the decision on ticket {ticket.id!r} is refused: {problem}")
 
 
 def _find(run: RunState, waiting: list[Leaf], target: str) -> Leaf:
