@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, cast
 
 import pytest
 
-from retinue import Agent, Limits, RunResult, RunStatus, Runtime, Usage, tool
+from retinue import Agent, Compaction, Limits, RunResult, RunStatus, Runtime, Usage, tool
 from retinue.testing import ScriptedModel, call, say
 
 spent = Usage(requests=1, input_tokens=60, output_tokens=40, cost=0.5)
@@ -194,3 +195,43 @@ async def test_a_tool_that_swallows_its_timeout_is_left_behind(monkeypatch: pyte
     assert (result.status, result.response) == ("completed", "went on")
     assert "no result after 0.01 s" in result.messages[-2].text
     end.set()
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        (Limits(tokens=900), "tokens is too small for the first request: it needs about 1,0.., 0 of 900 are used"),
+        (Limits(cost=0.0009), "cost is too small for the first request: it needs about 0.0010.*, 0 of 0.0009 are used"),
+        (Limits(tokens=1100), None),
+        (Limits(cost=0.0011), None),
+    ],
+)
+@pytest.mark.parametrize("text", ["word " * 800, "\u4e2d\u6587\u5b57" * 445])
+async def test_a_first_request_that_is_plainly_too_large_is_not_sent(
+    limits: Limits, error: str | None, text: str
+) -> None:
+    model = ScriptedModel([say("short")])
+    async with Runtime([Agent("a", model)], price=lambda name, usage: usage.tokens / 1_000_000) as runtime:
+        result = await runtime.run("a", text, limits=limits)
+    if error is None:
+        assert (result.status, len(model.requests)) == (RunStatus.COMPLETED, 1)
+        return
+    assert (result.status, result.termination, model.requests) == (RunStatus.FAILED, f"limit:{error.split()[0]}", [])
+    assert re.fullmatch(f"the limit on {error}", result.error or "")
+
+
+async def test_a_child_whose_first_request_is_too_large_is_an_error_for_its_parent() -> None:
+    child = Agent("child", ScriptedModel([]), "x" * 4000)
+    ask = call("task", {"subagent_type": "child", "description": "go"})
+    boss = Agent("boss", ScriptedModel([[say("x", usage=spent), ask], say("went on", usage=spent)]), subagents=[child])
+    result = await Runtime([boss]).run("boss", "go", limits=Limits(tokens=1000))
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "went on")
+    assert "the limit on tokens is too small for the first request" in result.messages[2].text
+
+
+async def test_a_history_that_hooks_shorten_is_measured_as_it_is_sent() -> None:
+    model = ScriptedModel([say("y" * 2000), say("fits")])
+    runtime = Runtime([Agent("a", model, plugins=[Compaction(100, keep=1)])])
+    await runtime.run("a", "x" * 4000, thread_id="t")
+    result = await runtime.run("a", "short", thread_id="t", limits=Limits(tokens=500))
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "fits")

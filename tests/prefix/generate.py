@@ -48,7 +48,11 @@ class Maker:
         if self.has_tasks or not self.one_in(2):
             return None
         return self.chance.choice(
-            [Limits(steps=self.chance.randint(1, 6)), Limits(tokens=13 * self.chance.randint(1, 6)), Limits(children=1)]
+            [
+                Limits(steps=self.chance.randint(1, 6)),
+                Limits(tokens=1300 * self.chance.randint(1, 6)),
+                Limits(children=1),
+            ]
         )
 
     def plan(self, agent: str, depth: int) -> Plan:

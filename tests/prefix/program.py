@@ -36,7 +36,7 @@ from retinue.models import ModelChunk, ReasoningChunk, Retrying
 
 from .hooks import COUNT, HIDDEN, OWNER, THREAD, Bump, Follows, Mail
 
-USED = Usage(requests=1, input_tokens=10, output_tokens=3)
+USED = Usage(requests=1, input_tokens=1000, output_tokens=300)
 
 
 class Call(Struct, frozen=True, kw_only=True, omit_defaults=True):

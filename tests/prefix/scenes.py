@@ -194,7 +194,7 @@ SCENES: dict[str, Scene] = {
         ),
         Limits(steps=4),
     ),
-    "few tokens": Scene(boss(*[(work(f"a{n}"),) for n in range(6)]), Limits(tokens=40)),
+    "few tokens": Scene(boss(*[(work(f"a{n}"),) for n in range(6)]), Limits(tokens=4000)),
     "no time": Scene(boss((look("a1"),)), Limits(seconds=0)),
     "no children": Scene(
         boss(

@@ -25,6 +25,19 @@ class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
     output_schema: dict[str, Any] | None = None
     """The JSON Schema of the answer, where the agent has an output type; providers that can, enforce it."""
 
+    def estimate_tokens(self) -> int:
+        """Estimate the tokens that the request has at least: images, files and schemas do not count."""
+        described = sum([len(tool.name) + len(tool.description) for tool in self.tools])
+        return sum(map(estimate_tokens, self.messages)) + described // CHARACTERS_PER_TOKEN
+
+
+def estimate_tokens(message: Message) -> int:
+    """Estimate the tokens of a message. Images and files do not count."""
+    text = message.text
+    size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+    calls = sum([len(call.name) + len(str(call.args)) for call in message.tool_calls])
+    return (size + calls) // CHARACTERS_PER_TOKEN + 4
+
 
 class TextChunk(Struct, frozen=True, gc=False):
     """A piece of the answer."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ..core.messages import Role
 from ..core.model import CHARACTERS_PER_TOKEN
-from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, Usage
 from .state import RUNNING, LogState, RunState
 
 _NO_BUDGET = (None, None, None, None)
@@ -125,6 +125,18 @@ def _next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, f
         added += len(message.text)
     tokens = last.tokens + last.output_tokens + added / CHARACTERS_PER_TOKEN
     return tokens, last.cost * tokens / last.tokens
+
+
+def refuse_first_call(tree: LogState, run: RunState, usage: Usage) -> tuple[str, str] | None:
+    """Return the limit, and why: the first request of a run needs about `usage`, which is more than is left."""
+    for above, limits in _limits(tree, run):
+        ahead = [_next_call(tree, one, above) for one in (*_closing(tree, run, above), *_in_turn(tree, run, above))]
+        for place, name in enumerate(("tokens", "cost")):
+            limit, spent, needed = getattr(limits, name), getattr(above.total, name), getattr(usage, name)
+            if limit is not None and spent + sum([one[place] for one in ahead]) + needed > limit * (1 + _ROUNDING):
+                amounts = f"it needs about {_number(needed)}, {_number(spent)} of {_number(limit)} are used"
+                return name, f"the limit on {name} is too small for the first request: {amounts}"
+    return None
 
 
 def _closing(tree: LogState, run: RunState, above: RunState) -> Iterator[RunState]:

@@ -59,7 +59,7 @@ async def run_loop(x: Execution) -> Ending:
         ending = None
         match next_move(run):
             case "ask_model":
-                await ask_model(x)
+                ending = await ask_model(x)
             case "run_calls":
                 if not _refuse_calls(x):
                     await _run_calls(x)

@@ -20,7 +20,7 @@ from ..core.events import (
     ToolCallArgsDelta,
     ToolCallStarted,
 )
-from ..core.lifecycle import ToolCallStatus
+from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility, checked_record
 from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
@@ -32,9 +32,9 @@ from ..core.plugins import (
     StepAction,
     StopRun,
 )
-from ..core.rows import Private
-from ..core.runs import Usage
-from .budget import limits_cost
+from ..core.rows import Ending, Private
+from ..core.runs import NO_USAGE, Usage
+from .budget import limits_cost, refuse_first_call
 from .execution import Execution, drop_drafts
 from .phases import run_phase
 
@@ -197,8 +197,10 @@ def _cut_off(call: ToolCall) -> ToolCall:
     return call if call.args else replace(call, malformed=call.malformed or "(cut off)")
 
 
-async def ask_model(x: Execution) -> None:
-    """Send the conversation, stream the answer into the log, and add it to the conversation."""
+async def ask_model(x: Execution) -> Ending | None:
+    """Send the conversation, stream the answer into the log, and add it to the conversation.
+
+    Returns the end of the run where its first request is plainly too large for a limit."""
     run = x.state
     x.stop_if_cancelled()
     if x.has_hooks:
@@ -212,6 +214,8 @@ async def ask_model(x: Execution) -> None:
             request = _request(x)
     if run.step_actions:
         request = _with_actions(request, run.step_actions)
+    if x.is_limited and run.last_call is NO_USAGE and (ending := _check_first_request(x, request)) is not None:
+        return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     draft = await _stream(x, request)
     message, end, model = draft.message(), draft.end, draft.end.model or x.model.name
@@ -229,6 +233,17 @@ async def ask_model(x: Execution) -> None:
         _check_ending(x, end.stop_reason, message, model)
     if x.has_hooks:
         await run_phase(x, "after_inference", x.own_messages(), request)
+    return None
+
+
+def _check_first_request(x: Execution, request: ModelRequest) -> Ending | None:
+    """End a run whose first request would pass a limit; of later ones, the last answer says what they need."""
+    usage = Usage(requests=1, input_tokens=request.estimate_tokens())
+    if limits_cost(x.log.tree, x.state):
+        usage = replace(usage, cost=x.resolver.price(x.model.name, usage) or 0.0)
+    if (refused := refuse_first_call(x.log.tree, x.state, usage)) is None:
+        return None
+    return Ending(RunStatus.FAILED, f"limit:{refused[0]}", refused[1])
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:

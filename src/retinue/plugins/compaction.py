@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.errors import ConfigurationError
 from ..core.hooks import HookContext, Registrar
 from ..core.messages import Message, Role
-from ..core.model import CHARACTERS_PER_TOKEN
+from ..core.model import estimate_tokens
 from ..core.plugins import Plugin, UseSummary
 from ..core.state import StateCommand
 
@@ -55,12 +55,6 @@ class Compaction(Plugin):
         while end > 0 and messages[end].role is Role.TOOL:
             end -= 1
         return end
-
-
-def estimate_tokens(message: Message) -> int:
-    """Estimate the tokens of a message."""
-    calls = sum(len(call.name) + len(str(call.args)) for call in message.tool_calls)
-    return (len(message.text) + calls) // CHARACTERS_PER_TOKEN + 4
 
 
 def quote_beginnings(messages: Sequence[Message]) -> str:
