@@ -18,6 +18,7 @@ from retinue import (
     ExecutionBackendError,
     FilePart,
     HarnessAgent,
+    Limits,
     RunStatus,
     Runtime,
     StateKey,
@@ -237,13 +238,17 @@ def remote_client(server: Sample) -> Any:
     return A2AClient(server.url, origins=server.origins)
 
 
-async def test_a_deadline_stops_the_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [({"timeout": 0.5}, RunStatus.TIMEOUT), ({"limits": Limits(seconds=0.5)}, RunStatus.FAILED)],
+)
+async def test_a_deadline_stops_the_task(tmp_path: Path, given: dict[str, Any], status: RunStatus) -> None:
     outcomes: list[Any] = []
 
     @tool
     async def ask(ctx: ToolContext) -> str:
         """Ask."""
-        outcomes.append(await ctx.run_child(far, "hang", timeout=0.5))
+        outcomes.append(await ctx.run_child(far, "hang", **given))
         return "asked"
 
     async with sample(tmp_path / "s") as server:
@@ -252,7 +257,7 @@ async def test_a_deadline_stops_the_task(tmp_path: Path) -> None:
         async with Runtime([agent]) as runtime:
             await runtime.run(agent, "go")
         assert server.asked("end")
-    assert outcomes[0].status is RunStatus.TIMEOUT
+    assert outcomes[0].status is status
 
 
 async def test_failures_and_refusals_of_the_server(tmp_path: Path) -> None:

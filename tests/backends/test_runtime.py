@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,44 @@ async def test_a_child_that_takes_too_long() -> None:
     assert outcome.error == "it took longer than 0.1 s"
     (job,) = stage.workshop.jobs.values()
     assert job.cancelled()
+
+
+@pytest.mark.parametrize("is_agents", [False, True])
+async def test_a_child_whose_limit_on_time_is_reached(is_agents: bool) -> None:
+    limits = Limits(seconds=0.1)
+    far = Agent("far", backend="there", limits=limits) if is_agents else FAR
+    given: dict[str, Any] = {} if is_agents else {"limits": limits}
+    stage = Stage(lambda ctx: ctx.run_child(far, "hang", **given))
+    assert (await stage.run(limits=Limits(seconds=3600))).status is RunStatus.COMPLETED
+    outcome = stage.given[0]
+    assert (outcome.status, outcome.termination) == (RunStatus.FAILED, "limit:seconds")
+    assert re.fullmatch(r"the limit on seconds is reached: [\d.]+ of 0.1 used", outcome.error or "")
+    (job,) = stage.workshop.jobs.values()
+    assert job.cancelled()
+
+
+async def test_the_shorter_of_timeout_and_limit_counts() -> None:
+    hour = Limits(seconds=3600)
+    stage = Stage(lambda ctx: ctx.run_child("far", "hang", timeout=0.1, limits=hour))
+    await stage.run()
+    assert stage.given[0].status is RunStatus.TIMEOUT
+
+
+async def test_a_background_child_watches_the_limit_on_time_above_it(tmp_path: Path) -> None:
+    now = 0.0
+
+    def turn(request: Any) -> Any:
+        nonlocal now
+        if now:
+            return say("started")
+        now = 3599.9
+        return call("agent_spawn", {"agent_id": "far", "task": "hang", "timeout_seconds": 0}, id="c1")
+
+    boss = HarnessAgent("boss", ScriptedModel(turn), workspace=tmp_path, subagents=[FAR])
+    async with Runtime([boss], backends={"there": ExampleBackend(Workshop())}, clock=lambda: now) as runtime:
+        result = await runtime.run("boss", "go", limits=Limits(seconds=3600))
+        ends = [event async for event in runtime.events(result.run_id) if event.kind == "run_finished" and event.ns]
+    assert [(event.status, event.termination) for event in ends] == [(RunStatus.FAILED, "limit:seconds")]
 
 
 class Odd(ExampleBackend):

@@ -16,6 +16,7 @@ from retinue import (
     ConfigurationError,
     ExecutionBackendError,
     HarnessAgent,
+    Limits,
     Message,
     RunStatus,
     Runtime,
@@ -214,6 +215,18 @@ async def test_the_declared_timeout_is_an_overall_deadline(tmp_path: Path) -> No
         )
         (told,) = await told_by(agent)
         assert body(told) == "status: timeout\nnote: it was stopped after 0.3 s; send it a smaller task"
+        (remote,) = server.runs.values()
+        assert (await remote.result()).status is RunStatus.CANCELLED
+
+
+async def test_a_declared_limit_on_time_stops_the_task(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        limits = Limits(seconds=0.3)
+        agent = orchestrator(
+            server.url, tmp_path, lambda told: spawn("never") if not told else say("done"), limits=limits
+        )
+        (told,) = await told_by(agent)
+        assert "the limit on seconds is reached" in body(told)
         (remote,) = server.runs.values()
         assert (await remote.result()).status is RunStatus.CANCELLED
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
 
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.context import GRACE, TIMED_OUT, CancellationToken
+from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
     DELTAS,
@@ -30,14 +31,16 @@ from ..core.events import (
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import NO_USAGE, REMOTE_KEY, RunResult
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
+from ..loop.budget import deadline, limit_reached
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
 
+_STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
 
@@ -135,7 +138,7 @@ class ForeignBackend:
         given, token = request.cancellation, CancellationToken()
         request.cancellation = token
         loop = asyncio.get_running_loop()
-        seconds = seconds_left(request.timeout, None if child is None else child.state)
+        seconds, late = _time_left(request, child)
         work = asyncio.create_task(self.backend.run(request), name=request.identity.run_id)
 
         def stop() -> None:
@@ -148,11 +151,11 @@ class ForeignBackend:
         detach = None if child is None else child.detach
         self._local.elsewhere[request.identity.run_id] = (token, detach)
         try:
-            await _wait_for_end(work, token, seconds)
+            await _wait_for_end(work, token, seconds, late)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
             stop()
             try:
-                await _wait_for_end(work, token, None)
+                await _wait_for_end(work, token, None, late)
             finally:
                 if child is not None and child.state is not None:
                     child.finish(_outcome(work, request))
@@ -165,7 +168,11 @@ class ForeignBackend:
             if isinstance(problem, ExecutionBackendError):
                 raise problem
             raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
-        return _outcome(work, request)
+        result = _outcome(work, request)
+        if result.termination == OUT_OF_TIME and child is not None:
+            log = child.parent.log
+            result = replace(result, error=limit_reached(log.tree, child.begin(), "seconds", log.clock()).text)
+        return result
 
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
         request, state, kept = child.request, child.state, None
@@ -205,7 +212,7 @@ class ForeignRun:
     def accept(self) -> None:
         """Begin the run in the log: the backend has accepted it."""
         if not self._is_closed:
-            self._begin()
+            self.begin()
 
     def emit(self, event: Event) -> None:
         """Append an event for those who watch; what comes too late is dropped."""
@@ -213,7 +220,7 @@ class ForeignRun:
             return
         if not isinstance(event, _FOR_WATCHING) or (isinstance(event, ErrorRaised) and event.fatal):
             raise TypeError(f"a backend emits what is for watching only, not {event.kind!r}")
-        run = self._begin()
+        run = self.begin()
         if run.status is not RunStatus.RUNNING:
             return
         if isinstance(event, TextDelta):
@@ -226,7 +233,7 @@ class ForeignRun:
         """Append an event of the run's log elsewhere. The beginnings and ends of the run itself are only noted."""
         if self._is_closed:
             return
-        run, log = self._begin(), self.parent.log
+        run, log = self.begin(), self.parent.log
         if run.status is not RunStatus.RUNNING:
             return
         is_delta, has_gap = event.__class__ in DELTAS, event.seq != self._seen + 1
@@ -242,7 +249,7 @@ class ForeignRun:
     def note_remote(self, ids: Mapping[str, Any]) -> None:
         """Store the ids that the run has elsewhere."""
         if not self._is_closed:
-            run = self._begin()
+            run = self.begin()
             row = Private(kind="commit", run_id=run.run_id, writes={REMOTE_KEY: dict(ids)}, revision=run.revision + 1)
             self.parent.log.append_private(row)
 
@@ -254,7 +261,7 @@ class ForeignRun:
 
     def finish(self, result: RunResult) -> RunResult:
         """Append its end, once."""
-        run, log = self._begin(), self.parent.log
+        run, log = self.begin(), self.parent.log
         self._is_closed = True
         if run.is_over:
             log.results[run.run_id] = result
@@ -303,13 +310,19 @@ class ForeignRun:
             waiting = self.parent.log.dispatching
             del waiting[next(place for place, one in enumerate(waiting) if one is self.parent.state)]
 
-    def _begin(self) -> RunState:
+    def begin(self) -> RunState:
+        """Return the run; append its beginning if that is missing."""
         if self.state is not None:
             return self.state
         request, log = self.request, self.parent.log
         identity, ref = request.identity, self._local.announce(self.parent, request)
         self._count_no_more()
-        stored = StoredRequest(timeout=request.timeout, keeps_thread=request.keeps_thread, detached=request.detached)
+        stored = StoredRequest(
+            limits=None if request.limits is DEFAULT_LIMITS else request.limits,
+            timeout=request.timeout,
+            keeps_thread=request.keeps_thread,
+            detached=request.detached,
+        )
         self.state = run = RunState(identity, ref.ns, stored)
         if request.sink is not None:
             log.listen(identity.run_id, request.sink)
@@ -375,13 +388,29 @@ def _answer(result: RunResult) -> Message | None:
     return Message.assistant(result.response) if result.response else None
 
 
-async def _wait_for_end(work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None) -> None:
+def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | None, str]:
+    """Return the seconds that a run may take, and the reason for which it is stopped then."""
+    state, limits = None if child is None else child.state, request.limits
+    timeout = seconds_left(request.timeout, state)
+    limit = seconds_left(None if limits is None else limits.seconds, state)
+    if child is not None and request.detached:  # it outlives its call, so nobody above stops it
+        now = child.parent.now()
+        if (end := deadline(child.parent.log.tree, child.parent.state, now)) is not None:
+            limit = max(0.0, min(end - now, inf if limit is None else limit))
+    if limit is not None and (timeout is None or limit < timeout):
+        return limit, OUT_OF_TIME
+    return timeout, TIMED_OUT
+
+
+async def _wait_for_end(
+    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str
+) -> None:
     """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
     stop = asyncio.create_task(token.wait())
     try:
         await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            token.set(TIMED_OUT)
+            token.set(late)
             await asyncio.wait({work}, timeout=GRACE)
     finally:
         stop.cancel()
@@ -412,7 +441,11 @@ def _outcome(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
         result = replace(work.result(), run_id=identity.run_id, thread_id=identity.thread_id)
     if result.status is RunStatus.RUNNING:
         return _bare(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
-    if token.reason == TIMED_OUT and result.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+    if token.reason == OUT_OF_TIME and result.status in _STOPPED:
+        return replace(
+            result, status=RunStatus.FAILED, termination=OUT_OF_TIME, error="the limit on seconds is reached"
+        )
+    if token.reason == TIMED_OUT and result.status in _STOPPED:
         late = f"it took longer than {request.timeout or 0:g} s"
         return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
     return result
