@@ -330,3 +330,50 @@ def test_any_record_can_be_written() -> None:
     assert "(PosixPath: it has no JSON form)" in written
     assert "(nested too deeply)" in written
     assert CLEAN in written
+
+
+class Pool:
+    """Something that no other process can have."""
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (Pool(), "a value of type Pool has no JSON form"),
+        ((1, 2), r"tuple \(1, 2\) would be read back as list \[1, 2\]"),
+        (float("nan"), "nan would be read back as None"),
+        ("\ud800", "would be read back as"),
+    ],
+)
+async def test_a_context_that_cannot_be_stored_is_refused_at_the_start(place: str, value: Any, problem: str) -> None:
+    seen: list[Any] = []
+
+    @tool
+    async def look(ctx: ToolContext) -> str:
+        """Look."""
+        seen.append(ctx.context["it"])
+        return "seen"
+
+    agent = Agent("a", ScriptedModel([call("look"), say("ok")]), tools=[look])
+    async with Runtime.open(place, [agent]) as runtime:
+        if place == "memory:":
+            assert (await runtime.run("a", "go", context={"it": value})).response == "ok"
+            assert seen == [value]
+            return
+        with pytest.raises(ConfigurationError, match=f"^context 'it' cannot be stored with the run: .*{problem}"):
+            await runtime.run("a", "go", context={"it": value}, thread_id="t")
+        result = await runtime.run("a", "go", context={"it": {"a": [1, None, "x"]}}, thread_id="t")
+        assert (result.response, seen) == ("ok", [{"a": [1, None, "x"]}])
+
+
+async def test_an_answer_to_a_run_that_cannot_be_continued_says_why(tmp_path: Path) -> None:
+    @tool
+    async def ask() -> ToolResult:
+        """Ask."""
+        return ToolResult.suspended("Which city?")
+
+    agent = Agent("a", ScriptedModel([]), tools=[ask])
+    async with Runtime.open(f"sqlite:///{tmp_path}/a.db", [agent]) as runtime:
+        waiting = await runtime.run("a", "go", model=ScriptedModel([call("ask", id="c1")]))
+        with pytest.raises(DecisionRefused, match="it cannot be continued: its model was given as an object"):
+            await runtime.resume(waiting.run_id, {"c1": Decision.answer("Rome")})

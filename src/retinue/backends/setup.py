@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_value
-from ..core.errors import RecordUnreadable, UnknownKey
+from ..core.errors import ConfigurationError, RecordUnreadable, UnknownKey
 from ..core.events import Namespace
 from ..core.hooks import Registrar
 from ..core.lifecycle import RunStatus
@@ -153,40 +154,42 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         limits = limits or DEFAULT_LIMITS
     elif limits is DEFAULT_LIMITS:
         limits = None
-    context, model, problem = {}, None, None
-    if is_root and log.writer is not None:
-        context, model, problem = _as_json(request)
     return StoredRequest(
         limits=limits,
-        context=context,
-        model=model,
         timeout=request.timeout,
         keeps_thread=request.keeps_thread,
         detached=request.detached,
-        problem=problem,
+        **(_as_json(request) if is_root and log.writer is not None else {}),
     )
 
 
 def storable(request: RunRequest) -> StoredRequest:
     """Return the part of a root run's request that is stored before any process begins it. `problem` as above."""
-    context, model, problem = _as_json(request)
-    return StoredRequest(limits=request.limits, context=context, model=model, timeout=request.timeout, problem=problem)
+    return StoredRequest(limits=request.limits, timeout=request.timeout, **_as_json(request))
 
 
-def _as_json(request: RunRequest) -> tuple[dict[str, Any], str | None, str | None]:
-    """Return the context and the model as they are stored, and what of them cannot be."""
-    context: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, value in request.context.items():
+def _as_json(request: RunRequest) -> dict[str, Any]:
+    """Return the context and the model as they are stored, and what of the model cannot be."""
+    context = _checked_context(request.context)
+    if request.model is None or isinstance(request.model, str):
+        return {"context": context, "model": request.model}
+    return {"context": context, "problem": "its model was given as an object"}
+
+
+def _checked_context(context: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the context of a run as it is stored; refuse what another process could not read back as it was."""
+    checked: dict[str, Any] = {}
+    for name, value in context.items():
         try:
             as_json = to_json_value({name: value})
-            if as_json != {name: value}:
-                problems.append(f"its context {name!r} would be read back as something else than {shown(value)}")
-            context.update(as_json)
-        except Exception:
-            problems.append(f"its context {name!r} has no JSON form")
-    model = request.model
-    if not (model is None or isinstance(model, str)):
-        model = None
-        problems.append("its model was given as an object")
-    return context, model, "; ".join(problems) or None
+        except Exception as exc:
+            raise _not_storable(name, str(exc)) from exc
+        if as_json != {name: value}:
+            raise _not_storable(name, f"{shown(value)} would be read back as {shown(as_json.get(name))}")
+        checked.update(as_json)
+    return checked
+
+
+def _not_storable(name: str, problem: str) -> ConfigurationError:
+    advice = "give tools such objects in a closure"
+    return ConfigurationError(f"context {name!r} cannot be stored with the run: {problem}; {advice}")

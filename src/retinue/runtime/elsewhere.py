@@ -286,7 +286,9 @@ class Elsewhere:
         known = {decision.id for decision in resumed if decision is not None}
         if all(decision.id in known for decision in decisions.values()):
             return self._runs.typed(record)
-        raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing")
+        error = None if record.result is None else record.result.error
+        why = "" if error is None else f": {error}"
+        raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing{why}")
 
     # --- reading
 
