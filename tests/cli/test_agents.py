@@ -238,7 +238,8 @@ def test_an_isolated_sub_agent_works_in_its_own_folder(cli: Cli, crew: Path) -> 
 
 def test_limits_of_a_declaration_hold_for_the_root(cli: Cli, crew: Path) -> None:
     declare(crew, "subagents/poor.md", "description: P.", "limits: {tokens: 1}", "workspace: {mode: shared}")
-    assert "the limit on tokens is reached" in cli("run", "lamp?", "--workspace", str(crew), "--agent", "poor").out
+    said = cli("run", "lamp?", "--workspace", str(crew), "--agent", "poor").err
+    assert "the limit on tokens is too small for the first request" in said
 
 
 def test_an_unknown_sub_agent_lists_those_there_are(cli: Cli, crew: Path) -> None:

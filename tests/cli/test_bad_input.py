@@ -31,11 +31,12 @@ ON_TASKS = [["tasks", "show", "task_x"], ["tasks", "wait", "task_x"], ["tasks", 
 ON_DATABASE = [["db", "check"], ["db", "migrate"], ["db", "prune", "--older-than", "1d"]]
 WITH_DATABASE = [RUN, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
 AGENTS = [["agents", "list"], ["agents", "validate"]]
-ALL = [*WITH_DATABASE, *AGENTS, ["demo"]]
+ON_ENGINE = [["worker", "."], ["queues"]]
+ALL = [*WITH_DATABASE, *AGENTS, *ON_ENGINE, ["demo"]]
 NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "db")]
 CREATING = [RUN, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
 """Commands that make the database they are given."""
-SINGLE = ("run", "serve", "demo")
+SINGLE = ("run", "serve", "worker", "queues", "demo")
 IN_FOLDER = [RUN, ["tasks", "list"], *ON_TASKS, *AGENTS]
 
 
@@ -84,7 +85,7 @@ def test_a_missing_argument(cli: Cli, command: list[str]) -> None:
         (["rnu"], "unknown command 'rnu'; did you mean run? see retinue --help"),
         (
             ["fly"],
-            "unknown command 'fly'; choose from run, agents, tasks, runs, serve, tokens, db, demo; see retinue --help",
+            "unknown command 'fly'; choose from run, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
         ),
         (["tasks", "lst"], "unknown action 'lst'; did you mean list? see retinue tasks --help"),
         (["runs", "list", "--status", "runing"], "--status: unknown value 'runing'; did you mean running?"),
@@ -99,6 +100,31 @@ def test_a_wrong_word(cli: Cli, words: list[str], says: str) -> None:
 @named(NEEDS_DATABASE)
 def test_no_database(cli: Cli, command: list[str]) -> None:
     assert "use --db URL, as in sqlite:///app.db, or set $RETINUE_DB" in refused(cli, *command)
+
+
+@named(ON_ENGINE)
+def test_what_only_postgresql_has(cli: Cli, command: list[str]) -> None:
+    assert "use --db URL, as in sqlite:///app.db, or set $RETINUE_DB" in refused(cli, *command)
+    assert "'app.db'" in refused(cli, *command, "--db", "app.db")
+    assert cli("db", "migrate", "--db", "sqlite:///app.db").code == 0
+    assert "PostgreSQL" in refused(cli, *command, "--db", "sqlite:///app.db")
+    down = refused(cli, *command, "--db", "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1")
+    assert "postgresql://nobody@127.0.0.1:1/nothing" in down
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["missing:agents"], "TARGET missing:agents: ModuleNotFoundError"),
+        (["nowhere"], "there is no folder 'nowhere'"),
+        ([".", "--engine", "redis"], "there is no engine 'redis'"),
+        ([".", "--slots", "0"], "--slots: '0' is not a whole number above 0"),
+        ([".", "--queues", "a,,b"], "a queue is named with letters"),
+        ([".", "--lease", "0"], "--lease: "),
+    ],
+)
+def test_a_worker_that_cannot_work(cli: Cli, words: list[str], says: str) -> None:
+    assert says in refused(cli, "worker", *words, "--db", "postgresql://nobody@127.0.0.1:1/nothing")
 
 
 @named(WITH_DATABASE)

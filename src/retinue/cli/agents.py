@@ -26,6 +26,7 @@ from ..core.tools import Tool
 from ..models.registry import resolve_model
 from ..plugins.permissions import Permissions
 from ..runtime import Runtime
+from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..storage.tasks import SqlTaskRepository
@@ -226,7 +227,14 @@ def join_path(folder: str, path: str) -> str:
 
 
 def load_runtime(
-    target: str, url: str, *, how: str = "--target", serves: bool = False, is_chosen: bool = False
+    target: str,
+    url: str,
+    *,
+    how: str = "--target",
+    serves: bool = False,
+    is_chosen: bool = False,
+    engine: str | None = None,
+    lease: float = LEASE,
 ) -> Runtime:
     """Return the runtime that `module:attribute` names, on a database.
 
@@ -245,6 +253,8 @@ def load_runtime(
         )
     if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
         found = _call_factory(found, target, url, how)
+    if isinstance(found, Runtime) and engine is not None:
+        raise ConfigurationError(f"{how} {target}: it is a Runtime, and --engine needs its agents: name a list of them")
     if isinstance(found, Runtime):
         return found
     agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
@@ -252,7 +262,8 @@ def load_runtime(
         raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
     store = open_store(url)
     leaves = serves and isinstance(store, SqlStore)
-    return Runtime(agents, store=store, recover=serves, on_close="leave" if leaves else "cancel")
+    on_close = "leave" if leaves else "cancel"
+    return Runtime(agents, store=store, recover=serves, on_close=on_close, engine=engine, lease=lease)
 
 
 async def workspace_runtime(

@@ -42,6 +42,12 @@ printed. Before an agent of a folder writes, edits or executes, its run waits fo
 
 SIGTERM and Ctrl-C let requests finish, and leave runs to the next process; a second one ends it at once.
 docs/server.md says more."""
+_WORKER = """\
+TARGET is a folder or MODULE:ATTR, as for retinue serve. Runs that were started with that engine, in any process,
+are done by any worker that serves their queue and has their agent.
+
+SIGTERM and Ctrl-C: it takes nothing more, lets running tool calls finish for --grace seconds, leaves the rest to
+other workers and exits with 0; a second one ends it at once. docs/scale.md says more."""
 _DEMO = """\
 Five questions in one conversation about a small folder: the fourth goes to three sub-agents that the folder
 declares in Markdown, the last to one in the background. The model is the built-in offline:rules: rules, not a
@@ -94,6 +100,18 @@ _COMMANDS = (  # with the function, what it does, and an example
     ("runs cancel", "steering:cancel", "stop a run, and wait until it has stopped", "RUN --reason 'too slow'"),
     ("runs fork", "steering:fork", "start a new run that continues as another stood after an event", "RUN --at 12"),
     ("serve", "serve:serve", "serve agents over HTTP", "examples/workspace --db sqlite:///app.db"),
+    (
+        "worker",
+        "worker:work",
+        "work on the runs that an engine schedules",
+        "app:agents --db postgresql://localhost/app --queues default,gpu",
+    ),
+    (
+        "queues",
+        "worker:show_queues",
+        "show what waits in the queues of a database, and its workers",
+        "--db postgresql://localhost/app",
+    ),
     ("tokens add", "tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),
     ("tokens list", "tokens:list_tokens", "list tokens, without their secrets", "--json"),
     ("tokens revoke", "tokens:revoke_token", "make a token worthless", "tok_7aa7c7"),
@@ -102,9 +120,18 @@ _COMMANDS = (  # with the function, what it does, and an example
     ("db prune", "database:prune", "drop runs that ended long ago, while others work", "--older-than 30d --dry-run"),
     ("demo", "demo:demo", "see it work, without network or key", "--keep"),
 )
+_ABOUT = {
+    "run": _RUN,
+    "demo": _DEMO,
+    "serve": _SERVE,
+    "worker": _WORKER,
+    "queues": "docs/scale.md says more.",
+    "db check": _CHECK_CODES,
+}
 _HANDLE_INTERRUPT = (
     "run:run",
     "serve:serve",
+    "worker:work",
     "demo:demo",
     "tasks:wait_task",
     *[f"steering:{name}" for name in _STEERED],
@@ -173,7 +200,7 @@ def _make_parser() -> CommandParser:
             inner: CommandParser = places[""].add_parser(group, help=summary, description=_about(summary, more))
             inner.set_defaults(command=None, parser=inner)
             places[group] = inner.add_subparsers(title="actions", metavar="ACTION")
-        more = {"run": _RUN, "demo": _DEMO, "serve": _SERVE, "db check": _CHECK_CODES}.get(words) or _GROUPS[group][1]
+        more = _ABOUT.get(words) or _GROUPS[group][1]
         command: CommandParser = places[group].add_parser(
             name,
             help=about,
@@ -203,6 +230,7 @@ def _add_serve(parser: CommandParser) -> None:
     cors = "an origin whose pages may use it, as in https://app.example.com; may be repeated"
     parser.add_argument("--cors", metavar="ORIGIN", action="extend", nargs="+", default=[], help=cors)
     parser.add_argument("--workers", metavar="N", type=count_from_1, default=1, help="processes that share the port")
+    _add_engine(parser)
     parser.add_argument("--rate", metavar="R", type=above_0, help="requests a second for each user")
     parser.add_argument("--max-streams", metavar="N", type=count_from_1, help="open streams for each user")
     grpc = "the port of A2A over gRPC (default: the port after --port); 0 is any that is free"
@@ -214,6 +242,30 @@ def _add_serve(parser: CommandParser) -> None:
     _add_model(parser)
     parser.add_argument("--listen-fd", type=count_from_0, help=argparse.SUPPRESS)
     parser.set_defaults(warns=True)
+
+
+def _add_worker(parser: CommandParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="a folder, or MODULE:ATTR")
+    _add_database(parser)
+    _add_engine(parser, default="postgres")
+    parser.add_argument(
+        "--queues", metavar="A,B", default="default", help="the queues to take runs from (default: default)"
+    )
+    parser.add_argument("--slots", metavar="N", type=count_from_1, default=16, help="runs at once (default: 16)")
+    lease = "seconds without a sign of life after which others take its runs over (default: 30)"
+    parser.add_argument("--lease", metavar="S", type=above_0, default=30.0, help=lease)
+    grace = "seconds in which running tool calls may finish when it is stopped (default: 10)"
+    parser.add_argument("--grace", metavar="S", type=seconds, default=10.0, help=grace)
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve figures for Prometheus there")
+    _add_consent(parser)
+    _add_model(parser)
+    parser.set_defaults(warns=True)
+
+
+def _add_engine(parser: CommandParser, default: str | None = None) -> None:
+    about = "postgres, or temporal://host:port/namespace"
+    shown = f"{about} (default: {default})" if default else f"have workers do the runs: {about}"
+    parser.add_argument("--engine", metavar="E", default=default, help=shown)
 
 
 def _add_tokens(parser: CommandParser, name: str) -> None:
@@ -260,8 +312,11 @@ def _add_single(parser: CommandParser, name: str) -> None:
     if name == "demo":
         parser.add_argument("--keep", action="store_true", help="keep the folder, and say where it is")
         return
-    if name == "serve":
-        _add_serve(parser)
+    if name in ("serve", "worker"):
+        (_add_serve if name == "serve" else _add_worker)(parser)
+        return
+    if name == "queues":
+        _add_database(parser)
         return
     parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
     _add_workspace(parser)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigurationError
 from ..runtime import Runtime
+from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..subagents.harness import HarnessAgent
@@ -142,14 +143,19 @@ def _read_token(args: argparse.Namespace) -> str | None:
 
 
 def make_runtime(args: argparse.Namespace) -> Runtime:
-    """Return the runtime of TARGET. Runs at work are left to the next process when the server ends."""
+    """Return the runtime of TARGET. Runs at work are left to the next process when this one ends."""
     url = optional_url(args) or _MEMORY
+    lease: float = getattr(args, "lease", LEASE)
     if not Path(args.target).is_dir() and re.match(r"[A-Za-z_][\w.]*:", args.target):
-        return load_runtime(args.target, url, how="TARGET", serves=True, is_chosen=args.db is not None)
+        chosen = args.db is not None
+        return load_runtime(
+            args.target, url, how="TARGET", serves=True, is_chosen=chosen, engine=args.engine, lease=lease
+        )
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
     harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
-    return Runtime([harness], store=store, on_close="leave" if isinstance(store, SqlStore) else "cancel")
+    leaves = "leave" if isinstance(store, SqlStore) else "cancel"
+    return Runtime([harness], store=store, on_close=leaves, engine=args.engine, lease=lease)
 
 
 def _warn(args: argparse.Namespace, runtime: Runtime) -> None:

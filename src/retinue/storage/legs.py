@@ -125,7 +125,7 @@ class Legs:
             found = link.run(
                 f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
                 "WHERE log_id IN (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL AND turn IS NOT NULL "
-                f"AND {_OURS} AND EXISTS (SELECT 1 FROM runs WHERE run_id = log_id AND agent = ANY(?)) "
+                f"AND {_OURS} AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
                 "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING log_id, epoch",
                 *(owner, lease, link.boot, queue, list(agents), most),
             )

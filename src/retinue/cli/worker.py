@@ -1,0 +1,131 @@
+"""`retinue worker`: a process that works on the runs which an engine schedules; and `retinue queues`, which shows them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from ..core.errors import ConfigurationError
+from ..runtime.worker import Worker
+from ..storage.legs import Legs, QueueDepth, SeenWorker, Workers
+from ..storage.sql import SqlStore
+from .database import as_misuse, database_url, open_database
+from .interrupt import Interrupt
+from .parsers import COMPLETED
+from .serve import loop_factory, make_runtime
+from .text import complain, count, duration, print_json, table
+
+__all__ = ["loop_factory", "show_queues", "work"]
+
+
+async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Work on runs until a signal comes; then let tool calls finish, and leave the rest to other workers."""
+    database_url(args)
+    runtime = make_runtime(args)
+    worker = Worker(runtime, queues=args.queues.split(","), slots=args.slots, grace=args.grace)
+    stop = asyncio.Event()
+    stopping = asyncio.create_task(_stop_when(interrupt, stop, worker))
+
+    def ready() -> None:
+        agents, queues = ", ".join(runtime.agents), ", ".join(worker.info.queues)
+        if args.json:
+            print_json({"agents": list(runtime.agents), "queues": list(worker.info.queues), "slots": args.slots})
+        else:
+            print(f"working on {agents} from {queues} with {count(args.slots, 'slot')}")
+        print("ready", flush=True)
+
+    try:
+        with as_misuse():
+            await runtime.__aenter__()
+        assert isinstance(runtime.store, SqlStore)
+        async with _metrics(args.metrics, runtime.store, worker):
+            await worker.run(stop, ready)
+    finally:
+        stopping.cancel()
+        await runtime.close()
+    return COMPLETED
+
+
+async def _stop_when(interrupt: Interrupt, stop: asyncio.Event, worker: Worker) -> None:
+    await interrupt.wait()
+    if worker.at_work:
+        complain(
+            f"stopping: {count(len(worker.at_work), 'run')} are left to other workers; press Ctrl-C to leave at once"
+        )
+    stop.set()
+
+
+async def show_queues(args: argparse.Namespace) -> int:
+    """Print what waits in each queue, and the workers."""
+    async with open_database(database_url(args)) as store:
+        depths, workers = await _read(store)
+    if args.json:
+        print_json({"queues": msgspec.to_builtins(depths), "workers": msgspec.to_builtins(workers)})
+        return COMPLETED
+    rows = [["QUEUE", "READY", "DELAYED", "WORKING", "OLDEST", "WORKERS"]]
+    for one in depths:
+        serving = sum(worker.is_alive and one.queue in worker.queues for worker in workers)
+        rows.append([one.queue, str(one.ready), str(one.delayed), str(one.working), duration(one.oldest), str(serving)])
+    print("\n".join(table(rows)) if depths else "nothing waits, nothing works")
+    for worker in workers:
+        state = f"{worker.busy} of {worker.slots} slots" if worker.is_alive else "gone"
+        print(f"worker {worker.owner}: {state}; {', '.join(worker.queues)}; {', '.join(worker.agents)}")
+    return COMPLETED
+
+
+async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
+    from ..storage.postgres import PostgresStore
+
+    if not isinstance(store, PostgresStore):
+        raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
+    return await Legs(store).depths(), await Workers(store).seen()
+
+
+@asynccontextmanager
+async def _metrics(address: str | None, store: SqlStore, worker: Worker) -> AsyncGenerator[None]:
+    """Serve figures for Prometheus, and for whoever decides on the number of workers."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65_535:
+        raise ConfigurationError(f"--metrics {address!r}: write HOST:PORT, as in 127.0.0.1:9100")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+            async with asyncio.timeout(10):
+                await reader.readuntil(b"\r\n\r\n")
+                body = "".join([f"{line}\n" for line in _figures(await Legs(store).depths(), worker)]).encode()
+                head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {len(body)}\r\n"
+                writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, host.strip("[]") or "127.0.0.1", int(port))
+    except (OSError, socket.gaierror) as exc:
+        raise ConfigurationError(f"--metrics {address}: {exc.strerror or exc}: choose another port") from exc
+    async with server:
+        yield
+
+
+def _figures(depths: Iterable[QueueDepth], worker: Worker) -> Iterable[str]:
+    yield "# TYPE retinue_queue_ready gauge"
+    yield "# TYPE retinue_queue_delayed gauge"
+    yield "# TYPE retinue_queue_working gauge"
+    yield "# TYPE retinue_queue_oldest_seconds gauge"
+    for one in depths:
+        label = f'{{queue="{one.queue}"}}'
+        yield f"retinue_queue_ready{label} {one.ready}"
+        yield f"retinue_queue_delayed{label} {one.delayed}"
+        yield f"retinue_queue_working{label} {one.working}"
+        yield f"retinue_queue_oldest_seconds{label} {one.oldest:.3f}"
+    yield "# TYPE retinue_worker_slots gauge"
+    yield f"retinue_worker_slots {worker.info.slots}"
+    yield "# TYPE retinue_worker_busy gauge"
+    yield f"retinue_worker_busy {len(worker.at_work)}"

@@ -1,0 +1,434 @@
+"""What holds for every engine: whoever starts a run needs no agents, any worker does the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, tool
+from retinue.core.context import ToolContext
+from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy
+from retinue.core.model import ModelRequest
+from retinue.runtime.owner import Owner
+from retinue.testing import ScriptedModel, call, say
+from retinue.testing.model import ScriptedTurn
+
+from ..story import check_order
+from ..waiting import until
+from .crew import asked, crew, results
+from .team import Site
+
+
+class Gate:
+    """A tool that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = asyncio.Event(), asyncio.Event()
+        self.entries = 0
+
+    def agent(self, name: str = "held", queue: str | None = None) -> Agent:
+        @tool
+        async def hold() -> str:
+            """Wait."""
+            self.entries += 1
+            self.entered.set()
+            await self.go.wait()
+            return "let go"
+
+        def turn(request: ModelRequest) -> ScriptedTurn:
+            said = results(request)
+            return say(said[-1]) if said else call("hold", {}, id="hold_1")
+
+        return Agent(name, ScriptedModel(turn), tools=[hold], queue=queue)
+
+
+# --- starting and following
+
+
+async def test_a_client_without_agents_starts_and_follows(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        run = client.stream("echo", "hello")
+        events = [event async for event in run]
+        check_order(events)
+        result = await run.result()
+        assert (result.status, result.response, result.run_id) == (RunStatus.COMPLETED, "echo: hello", run.run_id)
+        assert await run.text == "echo: hello"
+        assert [part["type"] async for part in run.parts("messages")] != []
+        assert run.ended
+        assert await client.load(run.run_id) is None
+        messages = await client.messages(run.thread_id)
+        assert [message.text for message in messages] == ["hello", "echo: hello"]
+
+
+async def test_what_is_given_reaches_the_worker(site: Site) -> None:
+    seen: list[Any] = []
+
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """Look."""
+        seen.append((ctx.context["tenant"], ctx.run.user_id))
+        return "seen"
+
+    def turn(request: ModelRequest) -> ScriptedTurn:
+        return say("done") if results(request) else call("look", {})
+
+    agent = Agent("looker", ScriptedModel(turn), tools=[look])
+    async with site.worker([agent]), site.client() as client:
+        result = await client.run("looker", "go", user_id="ann", context={"tenant": "t1"}, thread_id="talk")
+        assert (result.status, result.thread_id) == (RunStatus.COMPLETED, "talk")
+    assert seen == [("t1", "ann")]
+
+
+async def test_children_are_followed_by_their_handles(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        run = client.stream("boss", "go")
+        child = await anext(aiter(run.children))
+        assert (child.name, child.ns) == ("clerk", ("tools:task_1",))
+        assert (await run.result()).status is RunStatus.SUSPENDED
+        with pytest.raises(ConfigurationError, match="cancel its root run"):
+            await child.cancel()
+        rest = client.stream_resume(run.run_id, {"pay_1": Decision.approve()})
+        assert (await rest.result()).response == "boss: clerk: paid 3"
+
+
+async def test_one_worker_of_several_has_each_run(site: Site) -> None:
+    async with site.worker(slots=4), site.worker(slots=4), site.client() as client:
+        runs = await asyncio.gather(*[client.run("echo", f"n{number}") for number in range(40)])
+        assert [run.response for run in runs] == [f"echo: n{number}" for number in range(40)]
+        for run in runs:
+            assert [event.kind async for event in client.events(run.run_id)].count("run_finished") == 1
+
+
+async def test_the_same_id_is_the_same_run(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        first = await client.run("echo", "hello", run_id="run_mine", thread_id="talk")
+        again = await client.run("echo", "hello", run_id="run_mine", thread_id="talk")
+        assert first == again
+
+
+async def test_a_runtime_of_sync_callers(site: Site) -> None:
+    async with site.worker():
+
+        def start() -> str | None:
+            with site.client() as client:
+                return client.run_sync("echo", "hello").response
+
+        assert await asyncio.to_thread(start) == "echo: hello"
+
+
+# --- threads
+
+
+async def test_a_busy_thread(site: Site) -> None:
+    gate = Gate()
+    async with site.worker([*crew(), gate.agent()]), site.client() as client:
+        first = client.stream("held", "go", thread_id="talk")
+        await gate.entered.wait()
+        with pytest.raises(ThreadBusy):
+            await client.stream("echo", "no", thread_id="talk").result()
+        queued = [client.stream("echo", f"{number}", thread_id="talk", when_busy="enqueue") for number in range(3)]
+        for run in queued:
+            await run.stored()
+        gate.go.set()
+        assert (await first.result()).response == "let go"
+        assert [(await run.result()).response for run in queued] == ["echo: 0", "echo: 1", "echo: 2"]
+        said = [message.text for message in await client.messages("talk") if message.text.startswith("echo")]
+        assert said == ["echo: 0", "echo: 1", "echo: 2"]
+
+
+async def test_queued_runs_hold_no_slot(site: Site) -> None:
+    gate = Gate()
+    async with site.worker([*crew(), gate.agent()], slots=2), site.client() as client:
+        first = client.stream("held", "go", thread_id="talk")
+        await gate.entered.wait()
+        queued = [client.stream("echo", "x", thread_id="talk", when_busy="enqueue") for _ in range(3)]
+        assert (await client.run("echo", "another")).response == "echo: another"
+        gate.go.set()
+        assert (await first.result()).status is RunStatus.COMPLETED
+        assert {(await run.result()).status for run in queued} == {RunStatus.COMPLETED}
+
+
+async def test_a_newer_run_interrupts(site: Site) -> None:
+    gate = Gate()
+    async with site.worker([*crew(), gate.agent()]), site.client() as client:
+        first = client.stream("held", "go", thread_id="talk")
+        await gate.entered.wait()
+        assert (await client.run("echo", "now", thread_id="talk", when_busy="interrupt")).response == "echo: now"
+        assert (await first.result()).status is RunStatus.CANCELLED
+
+
+# --- answers
+
+
+async def test_answers_reach_a_worker_that_did_not_ask(site: Site) -> None:
+    async with site.client() as client:
+        async with site.worker():
+            run = client.stream("boss", "go")
+            waiting = await run.result()
+            assert (waiting.status, list(waiting.suspended)) == (RunStatus.SUSPENDED, ["pay_1"])
+        answering = asyncio.create_task(client.resume(run.run_id, {"pay_1": (decision := Decision.approve())}))
+        async with site.worker():
+            result = await answering
+            assert result.response == "boss: clerk: paid 3"
+            assert await client.resume(run.run_id, {"pay_1": decision}) == result
+            with pytest.raises(DecisionRefused):
+                await client.resume(run.run_id, {"pay_1": Decision.approve()})
+        events = [event async for event in client.events(run.run_id)]
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_a_wrong_answer_changes_nothing(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        run = client.stream("clerk", "go")
+        assert (await run.result()).status is RunStatus.SUSPENDED
+        before = [event.seq async for event in run]
+        with pytest.raises(DecisionRefused, match="pay_7"):
+            await client.resume(run.run_id, {"pay_7": Decision.approve()})
+        assert [event.seq async for event in run] == before
+        assert (await client.resume(run.run_id, {"pay_1": Decision.reject("no")})).status is RunStatus.COMPLETED
+
+
+async def test_an_answer_is_streamed(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        run = client.stream("clerk", "go")
+        await run.result()
+        rest = client.stream_resume(run.run_id, {"pay_1": Decision.approve()})
+        kinds = [event.kind async for event in rest]
+        assert (kinds[0], kinds[-1]) == ("run_started", "run_finished")
+        assert (await rest.result()).response == "clerk: paid 3"
+
+
+# --- cancels
+
+
+async def test_cancel_before_any_worker_has_it(site: Site) -> None:
+    async with site.client() as client:
+        run = client.stream("echo", "go")
+        assert (await run.cancel("not needed")).status is RunStatus.CANCELLED
+        async with site.worker():
+            assert (await client.run("echo", "go", thread_id=run.thread_id)).response == "echo: go"
+        assert [event.kind async for event in client.events(run.run_id)].count("run_finished") == 1
+
+
+async def test_cancel_while_it_waits_for_an_answer(site: Site) -> None:
+    async with site.client() as client:
+        async with site.worker():
+            run = client.stream("boss", "go")
+            await run.result()
+        assert (await run.cancel()).status is RunStatus.CANCELLED
+
+
+async def test_cancel_while_a_worker_has_it(site: Site) -> None:
+    gate = Gate()
+    async with site.worker([gate.agent()]) as worker, site.client() as client:
+        run = client.stream("held", "go")
+        await gate.entered.wait()
+        assert (await client.cancel(run.run_id)).status is RunStatus.CANCELLED
+        await until(lambda: not worker.at_work)
+
+
+# --- workers
+
+
+async def test_a_drained_worker_hands_over(site: Site) -> None:
+    """The call that is at work finishes, the next step is another worker's."""
+    gate = Gate()
+    async with site.client() as client:
+        async with site.worker([gate.agent()]):
+            run = client.stream("held", "go")
+            await gate.entered.wait()
+            asyncio.get_running_loop().call_soon(gate.go.set)
+        async with site.worker([gate.agent()]):
+            assert (await run.result()).response == "let go"
+        assert gate.entries == 1
+        finished = [event async for event in client.events(run.run_id) if event.kind == "tool_call_finished"]
+        assert [event.status for event in finished] == ["succeeded"]
+
+
+async def test_what_does_not_finish_in_time_is_handed_over(site: Site) -> None:
+    gate = Gate()
+    async with site.client() as client:
+        async with site.worker([gate.agent()], grace=0.0):
+            run = client.stream("held", "go")
+            await gate.entered.wait()
+        gate.go.set()
+        async with site.worker([gate.agent()]):
+            result = await run.result()
+        assert result.status is RunStatus.COMPLETED  # the model reads that the outcome of its call is unknown
+        assert gate.entries == 1
+
+
+async def test_a_worker_without_the_agent_leaves_the_run(site: Site) -> None:
+    async with site.client() as client, site.worker([Agent("other", ScriptedModel([]))]):
+        run = client.stream("echo", "go")
+        await run.stored()
+        async with site.worker():
+            assert (await run.result()).response == "echo: go"
+
+
+async def test_workers_serve_their_queues_only(site: Site) -> None:
+    async with site.client() as client, site.worker(queues=["slow"]) as slow, site.worker() as other:
+        assert (await client.run("echo", "1", queue="slow")).response == "echo: 1"
+        assert (await client.run("echo", "2")).response == "echo: 2"
+        assert slow.info.queues == ("slow",)
+        assert other.info.queues == ("default",)
+
+
+async def test_a_run_of_a_queue_that_nobody_serves_is_reported(site: Site) -> None:
+    async with site.client() as client, site.worker():
+        client._runs.dispatcher.unserved_after = 0.05  # type: ignore[union-attr]
+        for options, agent, reason in (
+            ({"queue": "gpu"}, "echo", "no worker serves queue 'gpu' .served: default."),
+            ({}, "nobody", "no worker of queue 'default' has agent 'nobody'"),
+        ):
+            run = client.stream(agent, "go", **options)  # type: ignore[arg-type]
+            event = await anext(aiter(run))
+            assert (event.kind, event.seq, event.run_id) == ("error", 0, run.run_id)
+            assert (event.code, event.fatal) == ("queue_unserved", False)  # type: ignore[union-attr]
+            with pytest.raises(AssertionError, match=reason):
+                raise AssertionError(event.message)  # type: ignore[union-attr]
+            assert (await run.cancel()).status is RunStatus.CANCELLED
+            assert 0 not in [event.seq async for event in client.events(run.run_id)]
+
+
+async def test_nodes_without_an_engine_leave_its_runs(site: Site) -> None:
+    async with site.client() as client, Runtime.open(site.url, crew()) as node:
+        run = client.stream("echo", "go")
+        await run.stored()
+        assert await node.recover() == []
+        with pytest.raises(RunElsewhere):
+            await node.load(run.run_id)
+        async with site.worker():
+            assert (await node.result(run.run_id)).response == "echo: go"
+
+
+async def test_a_lost_owner_is_replaced(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is frozen past its lease is fenced: another continues, and the first writes nothing more."""
+    gate = Gate()
+
+    async def no_renewal(self: Owner) -> None:
+        """Frozen."""
+
+    async with site.client() as client, site.worker([gate.agent()], lease=1.0) as frozen:
+        monkeypatch.setattr(Owner, "_renew", no_renewal)
+        run = client.stream("held", "go")
+        await gate.entered.wait()
+        async with site.worker([gate.agent()]):
+            assert (await run.result()).status is RunStatus.COMPLETED
+        gate.go.set()
+        await until(lambda: not frozen.at_work)
+        events = [event async for event in client.events(run.run_id)]
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert [event.kind for event in events].count("run_finished") == 1
+
+
+async def test_a_tree_works_in_one_process(site: Site) -> None:
+    """Children stay with their parent, and limits on them are exact."""
+    children = 60
+
+    def turn(request: ModelRequest) -> ScriptedTurn:
+        said = results(request)
+        if said:
+            return say(f"{len(said)} answers")
+        return [call("task", {"subagent_type": "leaf", "description": f"{n}"}, id=f"t{n}") for n in range(children)]
+
+    leaf = Agent("leaf", ScriptedModel(lambda request: say(f"leaf {asked(request)}")))
+    root = Agent("root", ScriptedModel(turn), subagents=[leaf])
+    async with site.worker([root]), site.client() as client:
+        run = client.stream("root", "go")
+        assert (await run.result()).response == f"{children} answers"
+        kinds = Counter([event.kind async for event in run])
+        assert (kinds["child_started"], kinds["child_finished"]) == (children, children)
+
+
+async def test_a_task_outlives_the_run_that_started_it(site: Site, tmp_path: Any) -> None:
+    gate = Gate()
+
+    def turn(request: ModelRequest) -> ScriptedTurn:
+        if results(request):
+            return say("started")
+        return call("agent_spawn", {"agent_id": "held", "task": "go", "timeout_seconds": 0})
+
+    def harness() -> HarnessAgent:
+        return HarnessAgent("root", ScriptedModel(turn), workspace=tmp_path, subagents=[gate.agent()])
+
+    async with site.client() as client:
+        async with site.worker([harness()], grace=0.0):
+            run = client.stream("root", "go")
+            assert (await run.result()).response == "started"
+            await gate.entered.wait()
+        gate.go.set()
+        async with site.worker([harness()]):
+            ended = [event async for event in client.events(run.run_id) if event.kind == "task_updated"]
+        assert ended[-1].status == "COMPLETED"
+
+
+# --- mistakes
+
+
+async def test_mistakes_raise_where_they_are_made(site: Site) -> None:
+    async with site.client() as client:
+        with pytest.raises(ConfigurationError, match="context 'x' cannot be stored"):
+            client.stream("echo", "go", context={"x": object()})
+        with pytest.raises(ConfigurationError, match="model was given as an object"):
+            client.stream("echo", "go", model=ScriptedModel([]))
+        with pytest.raises(ConfigurationError, match="give them to the Runtime of the workers"):
+            client.stream("echo", "go", sinks=[lambda event: None])
+        with pytest.raises(ConfigurationError, match="a queue is named with letters"):
+            client.stream("echo", "go", queue="a b")
+        with pytest.raises(ConfigurationError, match="exactly one of at="):
+            await client.schedule("echo", "go")
+        with pytest.raises(ConfigurationError, match="cron 'every day'"):
+            await client.schedule("echo", "go", cron="every day")
+
+
+def test_an_engine_needs_a_shared_store() -> None:
+    for made in (lambda: Runtime(engine="postgres"), lambda: Runtime.open("sqlite:///x.db", engine="postgres")):
+        with pytest.raises(ConfigurationError, match="needs a PostgreSQL store"):
+            made()
+
+
+def test_an_unknown_engine(site: Site) -> None:
+    with pytest.raises(ConfigurationError, match="there is no engine 'redis'"):
+        Runtime.open(site.url, engine="redis")
+
+
+async def test_options_of_engines_need_one() -> None:
+    async with Runtime(crew()) as runtime:
+        with pytest.raises(ConfigurationError, match="for runs on an engine"):
+            runtime.stream("echo", "go", queue="gpu")
+        with pytest.raises(ConfigurationError, match="needs an engine"):
+            await runtime.schedule("echo", "go", cron="0 3 * * *")
+
+
+# --- schedules
+
+
+async def test_an_overdue_time_starts_once(site: Site) -> None:
+    async with site.client() as client:
+        past = datetime.now(UTC) - timedelta(hours=1)
+        made = await client.schedule("echo", "nightly", at=past, thread_id="talk", user_id="ann")
+        (known,) = await client.schedules()
+        assert (known.id, known.agent, known.thread_id, known.user_id) == (made, "echo", "talk", "ann")
+        async with site.worker(), site.worker():
+            (run,) = await until(lambda: client.store.list_runs("talk"))
+            assert (await client.result(run.identity.run_id)).response == "echo: nightly"
+            assert run.identity.user_id == "ann"
+            assert await client.schedules() == []
+        assert len(await client.store.list_runs("talk")) == 1
+
+
+async def test_a_cron_schedule_stays(site: Site) -> None:
+    async with site.client() as client:
+        made = await client.schedule("echo", "nightly", cron="0 3 * * *", queue="night")
+        (known,) = await client.schedules()
+        at = datetime.fromtimestamp(known.next_at, UTC)
+        assert (at.hour, at.minute, known.cron, known.queue) == (3, 0, "0 3 * * *", "night")
+        assert at > datetime.now(UTC)
+        assert await client.unschedule(made)
+        assert not await client.unschedule(made)
+        assert await client.schedules() == []
