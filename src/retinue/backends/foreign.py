@@ -23,6 +23,7 @@ from ..core.events import (
     Custom,
     ErrorRaised,
     Event,
+    InferenceFinished,
     ReasoningDelta,
     RunFinished,
     RunStarted,
@@ -34,7 +35,7 @@ from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
-from ..loop.budget import deadline, limit_reached
+from ..loop.budget import deadline, exceeded, left_for_child, limit_reached
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
@@ -89,6 +90,8 @@ class ForeignBackend:
             if state is None:
                 request.remote = {} if thread is None else thread.state.extensions.get(REMOTE_KEY, {})
                 await self._reserve(request, parent, thread)
+                left = left_for_child(parent.log.tree, parent.state, parent.now(), parent.log.dispatching)
+                request.limits = left.narrowed(child.limits)
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
             request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
             request.note_remote = child.note_remote
@@ -203,6 +206,8 @@ class ForeignRun:
         self._is_closed = False
         self._seen = request.seen
         self._has_text = request.seen > 0 or bool(request.streamed)
+        self.limits = None if request.limits is DEFAULT_LIMITS else request.limits
+        """Its own, beside those of the runs above."""
         self._is_counted = ref is None
         if self._is_counted:
             parent.log.dispatching.append(parent.state)
@@ -245,6 +250,8 @@ class ForeignRun:
             return
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
         log.append_remote(run, event)
+        if isinstance(event, InferenceFinished) and (over := exceeded(log.tree, run)) is not None:
+            self.request.cancellation.set(over.text)
 
     def note_remote(self, ids: Mapping[str, Any]) -> None:
         """Store the ids that the run has elsewhere."""
@@ -318,7 +325,7 @@ class ForeignRun:
         identity, ref = request.identity, self._local.announce(self.parent, request)
         self._count_no_more()
         stored = StoredRequest(
-            limits=None if request.limits is DEFAULT_LIMITS else request.limits,
+            limits=self.limits,
             timeout=request.timeout,
             keeps_thread=request.keeps_thread,
             detached=request.detached,

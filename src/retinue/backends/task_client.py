@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import Event
+from ..core.runs import Limits
 from ..core.secrets import redact, secrets_of
 from ..wire.sse import EventDecoder, EventTooLong
 from ..wire.task_protocol import (
@@ -54,8 +55,10 @@ class HttpTaskClient:
         self._secrets = secrets_of(self._headers)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
-    async def submit(self, task_id: str, agent_id: str, text: str, context: dict[str, str]) -> None:
-        body = encode(TaskSubmission(task_id, agent_id, text, dict(context)))
+    async def submit(
+        self, task_id: str, agent_id: str, text: str, context: dict[str, str], limits: Limits | None = None
+    ) -> None:
+        body = encode(TaskSubmission(task_id, agent_id, text, dict(context), limits))
         status, data = await self._ask("POST", TASKS_PATH, body)
         if status == 409:
             return  # it has the task already, and may have ended it

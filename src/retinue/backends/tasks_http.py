@@ -100,7 +100,7 @@ class TaskHttpBackend:
         patience = self._patience if request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
             await retry(
-                lambda: self.client.submit(identity.run_id, self._agent_id, text, context),
+                lambda: self.client.submit(identity.run_id, self._agent_id, text, context, request.limits),
                 patience,
                 request.cancellation,
             )

@@ -73,7 +73,7 @@ class RunRequest(Struct, kw_only=True):
     """The new input."""
     seed: PersistedState = field(default_factory=PersistedState)
     limits: Limits | None = None
-    """None if not set."""
+    """None if not set. For a backend elsewhere: what the runs above have left, too."""
     cancellation: CancellationToken
     context: Mapping[str, Any] = {}
     model: str | Model | None = None

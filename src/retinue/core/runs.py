@@ -133,6 +133,16 @@ class Limits(Struct, frozen=True, kw_only=True):
                 kind = "number" if isinstance(allowed, tuple) else "whole number"
                 raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r}: give a {kind}")
 
+    def narrowed(self, other: Limits | None) -> Limits:
+        """Return the lower of each limit of both."""
+        if other is None:
+            return self
+        found: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            given = [one for one in (getattr(self, name), getattr(other, name)) if one is not None]
+            found[name] = min(given, default=None)
+        return Limits(**found)
+
 
 DEFAULT_LIMITS = Limits()
 """The limits of an agent that sets none; compared by identity."""

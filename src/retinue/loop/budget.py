@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Any
 
 from msgspec import Struct
 
@@ -210,6 +211,46 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
         starting = sum([_is_within(tree, one, above) for one in dispatching]) if dispatching else 0
         if above.total_children + starting >= limits.children:
             return "children", limits.children
+    return None
+
+
+def left_for_child(tree: LogState, run: RunState, now: float, starting: Sequence[RunState] = ()) -> Limits:
+    """Return the limits for a child of this run that works elsewhere: what this run and those above it have left.
+
+    `starting` holds the runs that are starting a child now, this one among them. Two children that work elsewhere at the
+    same time both have what is left as they start.
+    """
+    found: Limits | None = None
+    for above, limits in _limits(tree, run):
+        ahead = [*_closing(tree, run, above), *_in_turn(tree, run, above)]
+        if run.status is RUNNING and run not in ahead:
+            ahead.append(run)
+        reserved = [_next_call(tree, one, above) for one in ahead]
+        spent, places = above.total, sum([_is_within(tree, one, above) for one in starting])
+        left = Limits(
+            depth=max(limits.depth - (run.identity.depth + 1 - above.identity.depth), 0),
+            children=max(limits.children - above.total_children - places, 0),
+            parallel=limits.parallel,
+            steps=_left(limits.steps, above.total_steps + len(ahead)),
+            tokens=_left(limits.tokens, spent.tokens + sum([round(one[0]) for one in reserved])),
+            cost=_left(limits.cost, spent.cost + sum([one[1] for one in reserved])),
+            seconds=_left(limits.seconds, above.elapsed(now)),
+        )
+        found = left.narrowed(found)
+    return found or DEFAULT_LIMITS
+
+
+def _left(limit: Any, spent: float) -> Any:
+    return None if limit is None else max(limit - spent, 0)
+
+
+def exceeded(tree: LogState, run: RunState) -> Reached | None:
+    """Return a limit on steps, tokens or cost that was passed: by a run elsewhere, which nothing here holds back."""
+    for above, limits in _limits(tree, run):
+        for name in ("steps", "tokens", "cost"):
+            limit = getattr(limits, name)
+            if limit is not None and (spent := _spent(above, name, 0.0)) > limit + limit * _ROUNDING:
+                return Reached(name, limit, spent, True)
     return None
 
 

@@ -110,11 +110,13 @@ def fold_private(tree: LogState, private: Private) -> None:
 
 
 def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
-    """An event of a run elsewhere has come. It is no work to continue here; only usage counts."""
+    """An event of a run elsewhere has come. It is no work to continue here; only usage and children count."""
     run = tree.runs[private.run_id]
     run.remote_seq, run.remote_at = private.remote, tree.seq
     if isinstance(event, InferenceFinished):
         _count(tree, run, event.usage, 1)
+    elif isinstance(event, ChildStarted):
+        _count_child(tree, run)
 
 
 def _resume_clocks(tree: LogState, private: Private) -> None:
@@ -355,7 +357,13 @@ def _child_started(tree: LogState, run: RunState, event: ChildStarted, p: Privat
         ref.is_announced = True
     else:
         return
-    above: RunState | None = run if ref.is_announced else None
+    if ref.is_announced:
+        _count_child(tree, run)
+
+
+def _count_child(tree: LogState, run: RunState) -> None:
+    """Count a child of a run, for it and for those above."""
+    above: RunState | None = run
     while above is not None:
         above.total_children += 1
         above = tree.parent_of(above)

@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..core.errors import StoreError
 from ..core.lifecycle import RunStatus
+from ..core.runs import Limits
 from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskSubmission
@@ -70,7 +72,11 @@ async def submit(call: Call) -> Response:
         session_id = msgspec.convert(body.context.get("session_id"), ID | None)
     except msgspec.ValidationError as exc:
         raise ApiError(422, "invalid_body", f"body: context.session_id: {exc}") from None
-    run_id, store, digest = run_id_of(call.user, body.task_id), call.runtime.store, digest_of(body)
+    run_id, store, digest = (
+        run_id_of(call.user, body.task_id),
+        call.runtime.store,
+        digest_of(replace(body, limits=None)),
+    )
     if await store.load_run(run_id) is not None:
         await check_same(call, run_id, digest)
         return json_response(await _state(call, body.task_id))
@@ -83,6 +89,7 @@ async def submit(call: Call) -> Response:
                 thread_id=thread_id,
                 user_id=call.user.id,
                 context=body.context,
+                limits=_limits(call, body),
                 when_busy="enqueue",
                 run_id=run_id,
                 digest=digest,
@@ -94,6 +101,12 @@ async def submit(call: Call) -> Response:
             raise
     await check_same(call, run_id, digest)
     return json_response(await _state(call, body.task_id), 201)
+
+
+def _limits(call: Call, body: TaskSubmission) -> Limits | None:
+    """Return the limits of the agent, or those of the parent's tree where they are lower."""
+    agent = call.runtime.agents.get(body.agent_id)
+    return body.limits if agent is None else agent.limits.narrowed(body.limits)
 
 
 async def _record(call: Call, task_id: str) -> RunRecord:

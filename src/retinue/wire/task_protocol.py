@@ -16,7 +16,7 @@ from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.events import Custom, ErrorRaised, Event, UnknownEvent, event_from_bytes
 from ..core.results import SuspendTicket
-from ..core.runs import Usage
+from ..core.runs import Limits, Usage
 
 ENDED = frozenset({"success", "error", "cancelled"})
 TASKS_PATH = "/tasks"
@@ -41,6 +41,8 @@ class TaskSubmission(Struct, frozen=True):
     input: str
     context: dict[str, Any] = {}
     """`user_id`, `session_id` (the conversation that this continues) and `parent_session_id`."""
+    limits: Limits | None = None
+    """What the tree of the parent has left: the depth below this task, children, steps, tokens, cost, seconds."""
 
 
 class RemoteTask(Struct, frozen=True, omit_defaults=True):

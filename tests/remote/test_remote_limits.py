@@ -1,0 +1,147 @@
+"""The limits of a tree hold for its runs on other servers, over any number of servers."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from retinue import Agent, Limits, Runtime
+from retinue.core.runs import Usage
+from retinue.events import InferenceFinished, RunFinished
+from retinue.server import create_app
+from retinue.subagents import RemoteSubagentStub
+from retinue.testing import ScriptedModel, call, say
+from tests.server.serving import TOKEN, listening, serving
+
+from .server import TaskServer
+
+SPENT = Usage(requests=1, input_tokens=90, output_tokens=10)
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+
+
+def delegating(name: str, stub: Agent, **options: Any) -> Agent:
+    """An agent that gives all its work to another, and repeats what it is told."""
+
+    def turn(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say(f"{name}: {request.messages[-1].text}", usage=SPENT)
+        return [say("", usage=SPENT), call("task", {"subagent_type": stub.name, "description": "go"}, id=f"c_{name}")]
+
+    return Agent(name, ScriptedModel(turn), subagents=[stub], **options)
+
+
+def working(steps: int = 20, **options: Any) -> Agent:
+    """An agent that works for some steps."""
+    from retinue import tool
+
+    @tool
+    def work() -> str:
+        """Work."""
+        return "worked"
+
+    def turn(request: Any) -> Any:
+        done = sum(message.role == "tool" for message in request.messages)
+        return say("all done", usage=SPENT) if done >= steps else [say("x", usage=SPENT), call("work")]
+
+    return Agent("worker", ScriptedModel(turn), tools=[work], max_steps=50, **options)
+
+
+class Hub:
+    """Servers that know each other's addresses before they have started."""
+
+    def __init__(self) -> None:
+        self.apps: dict[str, ASGIApp] = {}
+
+    def app(self, name: str) -> ASGIApp:
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.apps[name](scope, receive, send)
+
+        return serve
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 5])
+async def test_a_cycle_of_servers_ends_at_the_depth_of_its_root(depth: int) -> None:
+    hub, limits = Hub(), Limits(depth=8)
+    async with AsyncExitStack() as stack:
+        urls = {name: await stack.enter_async_context(listening(hub.app(name))) for name in ("ping", "pong")}
+        stubs = {name: RemoteSubagentStub(name, url=url, headers=HEADERS) for name, url in urls.items()}
+        runtimes = {
+            name: await stack.enter_async_context(Runtime([delegating(name, stubs[other], limits=limits)]))
+            for name, other in (("ping", "pong"), ("pong", "ping"))
+        }
+        hub.apps |= {name: create_app(runtime, auth=TOKEN) for name, runtime in runtimes.items()}
+        result = await runtimes["ping"].run("ping", "go", limits=Limits(depth=depth))
+        runs = [run for runtime in runtimes.values() for run in await runtime.store.list_runs()]
+    assert len(runs) == depth + 1
+    assert (result.response or "").endswith("agents may be nested 0 deep: do this yourself"), result.response
+    assert result.usage.requests == 2 * (depth + 1), "the usage of all servers adds up"
+
+
+async def test_what_the_tree_has_left_is_sent() -> None:
+    async with Runtime([working(1)]) as far, TaskServer(far, has_events=True) as server:
+        lead = delegating("lead", RemoteSubagentStub("worker", url=server.url))
+        async with Runtime([lead]) as runtime:
+            limits = Limits(depth=2, children=5, parallel=4, steps=10, tokens=2_000, seconds=1_000)
+            await runtime.run("lead", "go", limits=limits)
+        sent = server.submissions[0].limits
+        assert (sent.depth, sent.children, sent.parallel, sent.cost) == (1, 4, 4, None)
+        assert sent.steps == 8, "one step is done, and one is kept for the answer of the parent"
+        assert 1_650 < sent.tokens < 1_800, "100 are used, and the answer of the parent is reserved"
+        assert 900 < sent.seconds < 1_000
+
+
+async def test_a_declared_limit_of_a_remote_sub_agent_is_sent() -> None:
+    async with Runtime([working(1)]) as far, TaskServer(far, has_events=True) as server:
+        stub = RemoteSubagentStub("worker", url=server.url, limits=Limits(steps=3))
+        async with Runtime([delegating("lead", stub)]) as runtime:
+            await runtime.run("lead", "go")
+        assert (server.submissions[0].limits.steps, server.submissions[0].limits.depth) == (3, 2)
+
+
+async def test_a_server_keeps_to_the_limits_of_the_parent_and_to_its_own() -> None:
+    async with serving(Runtime([working(limits=Limits(steps=9, depth=1))])) as site:
+        body = {"task_id": "t1", "agent_id": "worker", "input": "go", "context": {}}
+        for number, (given, steps) in enumerate([(None, 9), ({"steps": 4}, 4), ({"steps": 12, "depth": 7}, 9)]):
+            await site.post("/tasks", {**body, "task_id": f"t{number}", "limits": given})
+            ended = (await site.get(f"/tasks/t{number}/wait?timeout_seconds=30")).body
+            assert (ended["termination"], ended["steps"]) == ("limit:steps", steps)
+        again = await site.post("/tasks", {**body, "task_id": "t1", "limits": {"steps": 2}})
+        assert again.status == 200, "a repeat has other limits, because some are used up"
+        for bad in ({"steps": -1}, {"steps": "x"}, [1], {"depth": None}):
+            refused = await site.post("/tasks", {**body, "task_id": "t9", "limits": bad})
+            assert (refused.status, refused.body["code"]) == (422, "invalid_body"), bad
+        assert (await site.get("/tasks/t9")).status == 404
+
+
+async def test_a_server_that_ignores_limits_is_stopped_when_they_are_passed() -> None:
+    async with Runtime([working()]) as far, TaskServer(far, has_events=True) as server:
+        lead = delegating("lead", RemoteSubagentStub("worker", url=server.url))
+        async with Runtime([lead]) as runtime:
+            run = runtime.stream("lead", "go", limits=Limits(tokens=1_000))
+            events = [event async for event in run]
+            result = await run.result()
+        child = next(event for event in events if isinstance(event, RunFinished) and event.ns)
+        assert (child.status, child.termination) == ("cancelled", "cancelled")
+        assert "the limit on tokens is reached" in (child.error or "")
+        (there,) = server.runs.values()
+        assert (await there.result()).status == "cancelled"
+        answers = [event for event in events if isinstance(event, InferenceFinished) and event.ns]
+        assert 9 <= len(answers) < 20
+        assert result.usage.tokens >= 1_000
+
+
+async def test_children_of_a_remote_run_count_in_the_tree() -> None:
+    below = Agent("below", ScriptedModel(lambda request: say("done")))
+    async with Runtime([delegating("middle", below)]) as far, TaskServer(far, has_events=True) as server:
+        stub = RemoteSubagentStub("middle", url=server.url)
+
+        def turn(request: Any) -> Any:
+            told = [message.text for message in request.messages if message.role == "tool"]
+            return say(told[-1]) if len(told) == 2 else call("task", {"subagent_type": "middle", "description": "go"})
+
+        async with Runtime([Agent("lead", ScriptedModel(turn), subagents=[stub])]) as runtime:
+            result = await runtime.run("lead", "go", limits=Limits(children=2))
+    assert "may start 2 children" in (result.response or "")
