@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
@@ -40,6 +41,7 @@ from ..loop.execution import Execution, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
+from .rest import Rest, append_event, close, give_up, has_rest
 
 _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
@@ -84,7 +86,7 @@ class ForeignBackend:
                 await parent.log.writer.flush()  # it fails where another process owns the log
         elif ref is None:
             check_child(parent, request)
-        child = ForeignRun(request, parent, self._local, ref, state)
+        child = ForeignRun(request, parent, self._local, self.backend, ref, state)
         try:
             thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
             if state is None:
@@ -177,6 +179,20 @@ class ForeignBackend:
             result = replace(result, error=limit_reached(log.tree, child.begin(), "seconds", log.clock()).text)
         return result
 
+    async def follow_rest(self, agent: Agent, log: LiveLog, run: RunState) -> None:
+        """Follow what a run of another process has left at work elsewhere; give it up if that is not possible."""
+        if not hasattr(self.backend, "follow_rest"):
+            await give_up(log, run)
+            return close(log, run)
+        request = RunRequest(
+            agent=agent,
+            identity=run.identity,
+            messages=(),
+            cancellation=CancellationToken(),
+            remote=run.values.get(REMOTE_KEY, {}),
+        )
+        Rest(self.backend, self._local, log, run, await _last_seen(log, run)).start(request)
+
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
         request, state, kept = child.request, child.state, None
         assert state is not None
@@ -199,10 +215,11 @@ class ForeignRun:
         request: RunRequest,
         parent: Execution,
         local: LocalBackend,
+        backend: Backend,
         ref: ChildRef | None,
         state: RunState | None = None,
     ) -> None:
-        self.request, self.parent, self._local, self.state = request, parent, local, state
+        self.request, self.parent, self._local, self._backend, self.state = request, parent, local, backend, state
         self._is_closed = False
         self._seen = request.seen
         self._has_text = request.seen > 0 or bool(request.streamed)
@@ -241,15 +258,9 @@ class ForeignRun:
         run, log = self.begin(), self.parent.log
         if run.status is not RunStatus.RUNNING:
             return
-        is_delta, has_gap = event.__class__ in DELTAS, event.seq != self._seen + 1
-        if is_delta and has_gap:
-            log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq - 1))
+        append_event(log, run, event, self._seen)
         self._seen = event.seq
-        if not event.ns and isinstance(event, RunStarted | RunFinished):
-            log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq))
-            return
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
-        log.append_remote(run, event)
         if isinstance(event, InferenceFinished) and (over := exceeded(log.tree, run)) is not None:
             self.request.cancellation.set(over.text)
 
@@ -304,6 +315,8 @@ class ForeignRun:
             ),
         )
         append_child_finished(self.parent, run, result)
+        if has_rest(self._backend, result) and not log.lost:
+            Rest(self._backend, self._local, log, run, self._seen).start(self.request)
         return result
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ class LocalBackend:
         """Children that were stopped alone while they run in the task of their call."""
         self.elsewhere: dict[str, tuple[CancellationToken, Callable[[], None] | None]] = {}
         """The tokens of children that another backend executes, and functions that let them outlive their calls."""
+        self.rests: set[asyncio.Task[None]] = set()
+        """The tasks that follow what runs have left at work elsewhere."""
         self._held: dict[str, int] = {}
         """Runs that may have children after their end, and how many tasks want that."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
@@ -107,7 +109,7 @@ class LocalBackend:
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
-        tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._hosts.values()}
+        tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._hosts.values(), *self.rests}
         for task in tasks:
             task.cancel("the runtime was closed")
         if tasks:

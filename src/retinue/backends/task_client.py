@@ -15,6 +15,7 @@ from ..wire.sse import EventDecoder, EventTooLong
 from ..wire.task_protocol import (
     TASKS_PATH,
     RemoteTask,
+    TaskCancel,
     TaskDecisions,
     TaskSubmission,
     decode_event,
@@ -72,8 +73,10 @@ class HttpTaskClient:
         path = f"{task_path(task_id, 'wait')}?timeout_seconds={max(int(seconds), 1)}"
         return await self._task(task_id, path, seconds + 60)
 
-    async def cancel(self, task_id: str) -> None:
-        status, data = await self._ask("POST", task_path(task_id, "cancel"), b"")
+    async def cancel(self, task_id: str, *, tasks: bool = False) -> None:
+        """Have a task stopped; its background tasks go on, unless `tasks` says otherwise."""
+        body = encode(TaskCancel(tasks)) if tasks else b""
+        status, data = await self._ask("POST", task_path(task_id, "cancel"), body)
         if status >= 400 and status != 404:
             raise self._refused(status, data, "did not take the cancel")
 

@@ -7,7 +7,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
@@ -82,7 +84,23 @@ class TaskHttpBackend:
             waiting.remove(token)
             if not waiting:
                 self._tokens.pop(identity.run_id, None)
+        if not follower.has_events:
+            state = replace(state, open=False)
         return _result(request, status, state, follower.refused)
+
+    async def follow_rest(self, request: RunRequest) -> None:
+        """Copy what background tasks add to the log of a run after its end, until they have ended."""
+        token, patient = request.cancellation, CancellationToken()  # a cancel needs the server, which may be away
+        follower = TaskFollower(self.client, replace(request, cancellation=patient), self._patience)
+        work, stopped = asyncio.create_task(follower.follow_rest()), asyncio.create_task(token.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await retry(lambda: self.client.cancel(request.identity.run_id, tasks=True), self._patience, patient)
+            await work
+        finally:
+            stopped.cancel()
+            work.cancel()
 
     async def _submit(self, request: RunRequest) -> None:
         """Give the server the run; until it has taken it nothing has happened."""
@@ -130,7 +148,9 @@ class TaskHttpBackend:
         reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
         more = "" if state.has_ended else f"; {state.error or 'the server has not stopped it yet'}"
         status = RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED
-        return status, RemoteTask("cancelled", state.result, f"{reason}{more}", usage=state.usage, steps=state.steps)
+        return status, RemoteTask(
+            "cancelled", state.result, f"{reason}{more}", usage=state.usage, steps=state.steps, open=state.open
+        )
 
     async def _stop(self, task_id: str) -> RemoteTask:
         """Have the server stop a task, and wait for its end for a while."""
@@ -167,13 +187,18 @@ def _result(request: RunRequest, status: RunStatus, state: RemoteTask, refused: 
         response=state.result,
         output=state.output,
         steps=state.steps,
-        state=PersistedState(extensions={REMOTE_KEY: {"task_id": identity.run_id, "status": state.status}}),
+        state=PersistedState(extensions={REMOTE_KEY: _noted(identity.run_id, state)}),
         usage=state.usage,
         error=error,
         termination=state.termination or _TERMINATION.get(status, "error"),
         messages=(*request.messages, *answer),
         suspended=state.awaiting if status is RunStatus.SUSPENDED else {},
     )
+
+
+def _noted(task_id: str, state: RemoteTask) -> dict[str, Any]:
+    noted = {"task_id": task_id, "status": state.status}
+    return {**noted, "open": True} if state.open else noted
 
 
 class TaskFollower:
@@ -223,6 +248,20 @@ class TaskFollower:
                 self._leg_ended = False
             pause = min(pause * 2, LONGEST_PAUSE)
 
+    async def follow_rest(self) -> None:
+        """Copy the events after the end of the run, until the log there has ended."""
+        pause = FIRST_PAUSE
+        while True:
+            state = await retry(lambda: self._client.state(self._task_id), self._patience, self._token)
+            if self._seen >= state.seq and not state.open:
+                return
+            seen = self._seen
+            await self._read(0, to_end=True)
+            if not self.has_events:
+                raise ConnectionError("the server has no events of the task any more")
+            pause = FIRST_PAUSE if self._seen > seen else min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
     async def _decide(self) -> None:
         try:
             await retry(
@@ -239,8 +278,9 @@ class TaskFollower:
             return False
         return any("/".join(ticket.path) in self._request.decisions for ticket in state.awaiting.values())
 
-    async def _read(self, until: int) -> None:
-        """Copy events until the run there has ended or waits, `until` is reached, or the connection ends."""
+    async def _read(self, until: int, *, to_end: bool = False) -> None:
+        """Copy events until the run there has ended or waits, `until` is reached, or the connection ends; with `to_end`,
+        only until that."""
         assert self._request.emit_remote is not None
         stream = self._client.events(self._task_id, self._seen)
         try:
@@ -255,7 +295,7 @@ class TaskFollower:
                     self._request.emit_remote(event)
                     self._seen = event.seq
                     self._leg_ended = isinstance(event, RunFinished) and not event.ns
-                if self._leg_ended or (until and self._seen >= until):
+                if (self._leg_ended and not to_end) or (until and self._seen >= until):
                     return
         except EventsNotOffered:
             self.has_events = False

@@ -122,9 +122,8 @@ class LiveLog:
 
         Deltas have no private part, so they are packed like others; the numbers of the others tell how many there were.
         """
-        if run.status is RUNNING:
-            private = None if event.__class__ in DELTAS else Private(run_id=run.run_id, remote=event.seq)
-            self.append_stamped(_as_local(self.tree, run, event), private)
+        private = None if event.__class__ in DELTAS else Private(run_id=run.run_id, remote=event.seq)
+        self.append_stamped(_as_local(self.tree, run, event), private)
 
     def append_private(self, private: Private) -> None:
         """Append a row without an event and fold it."""

@@ -21,7 +21,7 @@ from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
-from ..core.runs import NO_USAGE, RunIdentity, Usage
+from ..core.runs import NO_USAGE, REMOTE_KEY, RunIdentity, Usage
 
 
 class _Empty(dict[Any, Any]):
@@ -262,7 +262,12 @@ class LogState:
         return (self.runs[run_id] for run_id in list(run.children) if run_id in self.runs)
 
     def has_open_tasks(self) -> bool:
-        return any(task.is_open for task in self.tasks.values())
+        """Return whether background tasks are at work, here or left elsewhere by a run that has ended there."""
+        return any(task.is_open for task in self.tasks.values()) or bool(self.open_rests())
+
+    def open_rests(self) -> list[RunState]:
+        """Return the runs elsewhere that have ended and have background tasks at work there."""
+        return [run for run in self.runs.values() if run.is_over and run.values.get(REMOTE_KEY, EMPTY).get("open")]
 
 
 Move = Literal["finish", "run_jobs", "open_step", "ask_model", "run_calls", "suspend", "close_step"]

@@ -172,6 +172,7 @@ class Elsewhere:
         agent = self._agent(state.first_agent or record.identity.agent, wishes, tree)
         log = self._runs.make_log(writer, tree)
         log.append_private(Private(kind="resumed", at=log.clock()))
+        await self._runs.registry.follow_rests(log)
         problem = state.request.problem
         request = restored(agent, state.identity, replace(state.request, problem=None))
         run = LiveRun(self._runs, request, log, record, writer)

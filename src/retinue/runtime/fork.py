@@ -116,7 +116,7 @@ def _place(runs: LocalRuns) -> str:
 
 def is_boundary(tree: LogState, root: RunState | None) -> bool:
     """Return whether nothing is in progress: the root is between two steps, waits or has ended; all below it wait or ended."""
-    if root is None or root.awaits_history or any(task.is_open for task in tree.tasks.values()):
+    if root is None or root.awaits_history or tree.has_open_tasks():
         return False
     if not (root.waits or root.is_over) and (root.step_open or root.open_calls or root.jobs or root.ending):
         return False

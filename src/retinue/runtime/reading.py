@@ -66,6 +66,14 @@ class StoredEvents:
             return 0 if run is None else run.log.tree.seq
         return await self._runs.owner.store.last_event(self.log_id)
 
+    async def has_ended(self) -> bool:
+        """Return whether nothing more comes: the root run and every background task under it have ended."""
+        if self._runs.owner is None:
+            run = self._runs.get(self.log_id)
+            return run is None or (run.log.closed and not run.log.waits)
+        found = await self._runs.owner.store.read_events(self.log_id, await self.last(), 1)
+        return found is None or (found[1] and not found[0])
+
     async def is_open(self) -> bool:
         """Return whether a process works on the log: on its root run, or on tasks under it."""
         if self._runs.owner is not None:

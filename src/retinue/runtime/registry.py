@@ -14,6 +14,7 @@ from ..backends.a2a_client import A2AClient
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
+from ..backends.rest import close, give_up
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
 from ..core.agents import Agent, check_model
@@ -22,6 +23,7 @@ from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.model import Model
 from ..core.runs import REMOTE_KEY, Child, RunResult, Usage
+from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
@@ -119,6 +121,19 @@ class AgentRegistry:
             remote=run.values.get(REMOTE_KEY, {}),
         )
         await plan.backend.backend.run(request)
+
+    async def follow_rests(self, log: LiveLog) -> None:
+        """Follow what runs of a log have left at work elsewhere, as its new owner."""
+        for run in log.tree.open_rests():
+            above = log.tree.parent_of(run)
+            agent = self._remote_child("" if above is None else above.identity.agent, run.identity.agent)
+            plan = None if agent is None else self.resolve(agent)
+            if plan is not None and isinstance(plan.backend, ForeignBackend):
+                await plan.backend.follow_rest(plan.agent, log, run)
+            else:
+                _log.warning("run %s: what it left elsewhere is given up: its agent is not known", run.run_id)
+                await give_up(log, run)
+                close(log, run)
 
     def _remote_child(self, parent: str, name: str) -> Agent | None:
         above = self.agents.get(parent)

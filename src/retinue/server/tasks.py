@@ -21,7 +21,7 @@ from ..core.lifecycle import RunStatus
 from ..core.runs import Limits
 from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
-from ..wire.task_protocol import RemoteTask, TaskSubmission
+from ..wire.task_protocol import RemoteTask, TaskCancel, TaskSubmission
 from .auth import User
 from .http import ApiError, Call, Endpoint, is_text, json_response
 from .service import MOST_WAIT, Service
@@ -115,8 +115,10 @@ async def _record(call: Call, task_id: str) -> RunRecord:
 
 async def _state(call: Call, task_id: str) -> RemoteTask:
     record = await _record(call, task_id)
+    log = call.runtime.log(record.identity.run_id)
+    is_open = record.has_ended and not await log.has_ended()
     # The number is read last: nothing that led to the state comes after it.
-    return state_of(task_id, record, await call.runtime.log(record.identity.run_id).last())
+    return replace(state_of(task_id, record, await log.last()), open=is_open)
 
 
 def state_of(task_id: str, record: RunRecord, seq: int) -> RemoteTask:
@@ -153,10 +155,11 @@ async def wait_for_task(call: Call) -> Any:
 
 
 async def cancel_task(call: Call) -> Any:
+    body: TaskCancel = call.body
     record = await _record(call, call.param("task_id"))
-    if record.result is None or not record.result.status.is_terminal:
+    if not record.has_ended or body.tasks:
         service: Service = call.service
-        cancelling = service.spawn(call.runtime.cancel(record.identity.run_id))
+        cancelling = service.spawn(call.runtime.cancel(record.identity.run_id, tasks=body.tasks))
         done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT)
         if done:
             cancelling.result()
@@ -190,7 +193,7 @@ ENDPOINTS = (
         summary="Wait until a task has ended or waits for a human, or until the time is over.",
     ),
     Endpoint(
-        method="POST", path=f"{_TASK}/cancel", handle=cancel_task, scope="run", returns=RemoteTask,
+        method="POST", path=f"{_TASK}/cancel", handle=cancel_task, scope="run", body=TaskCancel, returns=RemoteTask,
         summary="Stop a task.",
     ),
     Endpoint(

@@ -30,6 +30,7 @@ _MORE: dict[str, Any] = {
     "termination": str,
     "run_id": str,
     "seq": int,
+    "open": bool,
 }
 
 
@@ -61,6 +62,8 @@ class RemoteTask(Struct, frozen=True, omit_defaults=True):
     run_id: str = ""
     seq: int = 0
     """The number of the last event of its log; 0 if the server has no events."""
+    open: bool = False
+    """True if it has ended and background tasks under it are at work: more events come."""
 
     @property
     def has_ended(self) -> bool:
@@ -78,12 +81,18 @@ class TaskDecisions(Struct, frozen=True):
     decisions: dict[str, Decision]
 
 
+class TaskCancel(Struct, frozen=True):
+    """`POST /tasks/{id}/cancel`: with `tasks`, its background tasks are stopped, too."""
+
+    tasks: bool = False
+
+
 def task_path(task_id: str, action: str = "") -> str:
     """Return `/tasks/{id}`, with `wait`, `cancel`, `events` or `resume` after it if given."""
     return f"{TASKS_PATH}/{quote(task_id, safe='')}" + (f"/{action}" if action else "")
 
 
-def encode(message: TaskSubmission | RemoteTask | TaskDecisions) -> bytes:
+def encode(message: TaskSubmission | RemoteTask | TaskDecisions | TaskCancel) -> bytes:
     return to_json_bytes(message)
 
 
