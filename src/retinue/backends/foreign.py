@@ -410,7 +410,7 @@ def _answer(result: RunResult) -> Message | None:
 
 def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | None, str]:
     """Return the seconds that a run may take, and the reason for which it is stopped then."""
-    state, limits = None if child is None else child.state, request.limits
+    state, limits = (None, request.limits) if child is None else (child.state, child.limits)
     timeout = seconds_left(request.timeout, state)
     limit = seconds_left(None if limits is None else limits.seconds, state)
     if child is not None and request.detached:  # it outlives its call, so nobody above stops it
