@@ -28,8 +28,9 @@ class Model:
 
     name = "testing:far"
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangs: bool = False) -> None:
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
+        self._hangs = hangs
         self._script = ScriptedModel(self._turn)
 
     def _turn(self, request: ModelRequest) -> Any:
@@ -42,6 +43,8 @@ class Model:
             while (word := await self.words.get()) is not None:
                 yield TextChunk(word)
         else:
+            if self._hangs and request.messages[-1].role == "tool":
+                await until(lambda: False)
             async for chunk in self._script.stream(request):
                 yield chunk
 
@@ -134,6 +137,19 @@ async def test_a_cancel_with_tasks_reaches_them(tmp_path: Path) -> None:
             events = [event async for event in runtime.events(run.run_id)]
             assert statuses(events)[-1] == "CANCELLED"
             assert (await site.get(f"/api/v1/tasks/{task['task_id']}")).body["status"] == "cancelled"
+            await check_copied(site, events)
+
+
+async def test_a_run_that_is_cancelled_leaves_its_task_at_work(tmp_path: Path) -> None:
+    model = Model(hangs=True)
+    async with serving(Runtime.open(f"sqlite:///{tmp_path}/far.db", [far(model, tmp_path)])) as site:
+        async with Runtime.open(f"sqlite:///{tmp_path}/near.db", [near(site.url)]) as runtime:
+            run = runtime.stream("near", "go")
+            await until(lambda: _running(site))
+            assert (await run.cancel()).status is RunStatus.CANCELLED
+            model.let_through("one ", None)
+            events = [event async for event in runtime.events(run.run_id)]
+            assert statuses(events)[-1] == "COMPLETED"
             await check_copied(site, events)
 
 
