@@ -3,7 +3,7 @@
 # fmt: off
 from .core.errors import (
     ChildAgentError, CircuitOpen, ConfigurationError, ConsumerTooSlow, ContextOverflow, DecisionRefused, Denied,
-    Escape, ExecutionBackendError, ExecutionFailed, FileMissing, FilesystemDown, FilesystemError, HookFailed,
+    EngineError, Escape, ExecutionBackendError, ExecutionFailed, FileMissing, FilesystemDown, FilesystemError, HookFailed,
     IllegalMove, InternalError, InvalidArguments, KeyAlreadyRegistered, KeyDecodeError, KeyEncodeError, LimitReached,
     LogUnreadable, MissingValue, ModelAccessDenied, ModelError, ModelNotFound, ModelRateLimited, ModelRefused,
     ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, NotFound,
@@ -15,7 +15,7 @@ from .core.errors import (
 
 __all__ = [
     "ChildAgentError", "CircuitOpen", "ConfigurationError", "ConsumerTooSlow", "ContextOverflow", "DecisionRefused",
-    "Denied", "Escape", "ExecutionBackendError", "ExecutionFailed", "FileMissing", "FilesystemDown",
+    "Denied", "EngineError", "Escape", "ExecutionBackendError", "ExecutionFailed", "FileMissing", "FilesystemDown",
     "FilesystemError", "HookFailed", "IllegalMove", "InternalError", "InvalidArguments", "KeyAlreadyRegistered",
     "KeyDecodeError", "KeyEncodeError", "LimitReached", "LogUnreadable", "MissingValue", "ModelAccessDenied",
     "ModelError", "ModelNotFound", "ModelRateLimited", "ModelRefused", "ModelRequestInvalid", "ModelResponseInvalid",

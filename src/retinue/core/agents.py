@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
+from .content import is_no_type
 from .delegation import AgentTool, TaskTool, TransferTool
-from .errors import ConfigurationError, as_tuple, is_no_type
+from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model

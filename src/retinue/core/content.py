@@ -39,6 +39,11 @@ def clean_text(text: str) -> str:
     return text
 
 
+def is_no_type(given: object) -> bool:
+    """Return whether a value stands where a type belongs, such as `3` or `[str]`."""
+    return isinstance(given, str | int | float | bytes | list | dict | tuple | set)
+
+
 def id_problem(value: str) -> str | None:
     """Return why an id cannot be stored, or None."""
     if value.isascii() and len(value) <= MAX_ID_BYTES and "\0" not in value:

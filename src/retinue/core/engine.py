@@ -6,7 +6,7 @@ The log in the store is the truth. An engine carries ids only: it schedules legs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -31,6 +31,31 @@ LegEnd = Literal["ended", "waits", "left"]
 DoLeg = Callable[[Leg], Coroutine[Any, Any, LegEnd]]
 
 
+class LegStatus(Struct, frozen=True, kw_only=True):
+    """Where a leg stands, for people who look at it through its engine."""
+
+    agent: str
+    step: int
+    questions: Sequence[str] = ()
+    """The calls that wait for an answer."""
+
+
+class NewRun(Struct, frozen=True, kw_only=True):
+    """A run that comes through an engine instead of a client."""
+
+    run_id: str
+    agent: str
+    input: str
+    queue: str = DEFAULT_QUEUE
+    thread_id: str | None = None
+    user_id: str | None = None
+    context: Mapping[str, Any] = {}
+
+
+def _unknown(log_id: str) -> None:
+    return None
+
+
 class WorkerInfo(Struct, frozen=True, kw_only=True):
     """A worker as its engine knows it."""
 
@@ -41,6 +66,10 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     agents: Sequence[str]
     slots: int
     """The number of legs that it works on at once."""
+    look: Callable[[str], LegStatus | None] = _unknown
+    """Returns where a leg that it works on stands, by log."""
+    begin: Callable[[NewRun], Awaitable[None]] | None = None
+    """Stores a run, if it is not stored yet."""
 
 
 class Engine(Protocol):

@@ -15,6 +15,7 @@
     ├── ChildAgentError, DecisionRefused
     ├── StoreError                stored runs cannot be read or written
     │   └── OwnershipLost, LogUnreadable, TaskStoreError
+    ├── EngineError               the engine cannot be reached, or refused a request
     ├── ServerError               the server of a Client refused a request or cannot be reached
     ├── RecordUnwritable, RecordUnreadable
     ├── ModelError                the model could not answer
@@ -85,11 +86,6 @@ def as_tuple(given: Any, owner: str, name: str) -> tuple[Any, ...]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ConfigurationError(f"{owner}: {name} is a list, even of one: write [{given!r:.80}]")
     return tuple(cast("Iterable[Any]", given))
-
-
-def is_no_type(given: object) -> bool:
-    """Return whether a value stands where a type belongs, such as `3` or `[str]`."""
-    return isinstance(given, str | int | float | bytes | list | dict | tuple | set)
 
 
 class UnknownAgent(_FieldError, LookupError):
@@ -355,6 +351,14 @@ class LogUnreadable(StoreError):
 
 class TaskStoreError(StoreError):
     """The records of background tasks cannot be read or written; nothing of them was changed."""
+
+
+class EngineError(_FieldError):
+    """The engine that schedules runs cannot be reached, or refused a request."""
+
+    place: str
+    problem: str
+    template = "{place}: {problem}"
 
 
 class ServerError(_FieldError):

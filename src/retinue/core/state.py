@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from typing_extensions import TypeVar
 
 from .codec import JsonCodec, codec_for, default_of, isolate
-from .content import to_json_value
-from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey, is_no_type
+from .content import is_no_type, to_json_value
+from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
 
 V = TypeVar("V")
 U = TypeVar("U", default=V)

@@ -7,9 +7,17 @@ from ..core.errors import ConfigurationError
 
 
 def open_engine(url: str) -> Engine:
-    """Return the engine that `Runtime.open(engine=…)` names: `postgres`."""
+    """Return the engine that `Runtime.open(engine=…)` names: `postgres` or `temporal://host:port/namespace?queue=prefix`."""
     if url == "postgres":
         from .postgres import PostgresEngine
 
         return PostgresEngine()
-    raise ConfigurationError(f"there is no engine {url!r}: write 'postgres'")
+    if url.startswith("temporal:"):
+        try:
+            from .temporal import TemporalEngine
+        except ModuleNotFoundError as exc:
+            if exc.name is None or exc.name.partition(".")[0] != "temporalio":
+                raise
+            raise ConfigurationError('the Temporal engine needs: pip install "retinue[temporal]"') from exc
+        return TemporalEngine(url)
+    raise ConfigurationError(f"there is no engine {url!r}: write 'postgres' or 'temporal://host:port/namespace'")

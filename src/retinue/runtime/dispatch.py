@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
+from ..core.content import id_problem
 from ..core.context import GRACE, CancellationToken
-from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, Schedule
+from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.events import ErrorRaised, Event
 from ..core.ids import unique
-from ..core.messages import Message
+from ..core.messages import Message, as_messages
 from ..core.rows import StoredRequest
 from ..core.runs import Out, RunIdentity, RunResult
 from ..core.stores import Placement, RunRecord, WhenBusy
@@ -87,9 +88,32 @@ class Dispatcher:
             holder = await begun
             if holder is not None and when_busy == "reject":
                 raise ThreadBusy(identity.thread_id, holder)
+            if holder is not None and when_busy == "interrupt":
+                await self.engine.answer(holder)
             await self.schedule(identity.run_id, placement)
 
         return self._handle(record, begin())
+
+    async def begin(self, new: NewRun) -> None:
+        """Store a run that its engine knows already, unless it is stored."""
+        if await self.store.load_run(new.run_id) is not None:
+            return
+        if (problem := id_problem(new.run_id)) is not None:
+            raise ConfigurationError(f"the id of a run cannot be stored: {problem}")
+        agent = self._runs.registry.find(new.agent)
+        thread_id = new.thread_id or f"thread_{new.run_id}"
+        identity = RunIdentity(run_id=new.run_id, thread_id=thread_id, agent=agent.name, user_id=new.user_id)
+        request = RunRequest(
+            agent=agent,
+            identity=identity,
+            messages=as_messages(new.input),
+            cancellation=CancellationToken(),
+            context=new.context,
+        )
+        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=new.run_id)
+        placement = Placement(engine=self.engine.name, queue=check_queue(new.queue))
+        start = encode_start(request, _checked(request))
+        await self.store.begin_run(record, start, None, 0.0, "enqueue", placement)
 
     async def schedule(self, run_id: str, placement: Placement) -> None:
         """Have the engine schedule a stored run. If it cannot be reached, a worker finds the run later."""

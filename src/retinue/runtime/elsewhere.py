@@ -236,7 +236,7 @@ class Elsewhere:
             self._require_agent(root)  # nobody would read it: raises before anything is stored
         await store.put_wish(wish)
         if engine is not None:
-            await (engine.answer if wish.kind == "decide" else engine.cancel)(wish.log_id)
+            await (engine.cancel if wish.kind == "cancel" else engine.answer)(wish.log_id)
         # A worker reads it when its turn comes.
         end = now() + patience if engine is None or wish.kind == "cancel" else float("inf")
         with store.watch(wish.log_id) as watch:

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, WorkerInfo
+from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
 from ..core.lifecycle import ToolCallStatus
 from ..loop.state import LogState
+from ..loop.tickets import leaves, shown_leaves
 from ..storage.legs import Workers
 from .dispatch import check_queues
 from .live import LiveRun
@@ -54,6 +55,8 @@ class Worker:
             queues=check_queues(queues),
             agents=tuple(runs.registry.agents),
             slots=slots,
+            look=self._look,
+            begin=runs.dispatcher.begin,
         )
         self._workers = Workers(runs.dispatcher.store)
         self.at_work: dict[str, LiveRun] = {}
@@ -106,6 +109,14 @@ class Worker:
         finally:
             self.at_work.pop(leg.log_id, None)
             self._legs.discard(done)
+
+    def _look(self, log_id: str) -> LegStatus | None:
+        run = self.at_work.get(log_id)
+        state = None if run is None else run.state
+        if run is None or state is None:
+            return None
+        agent = (run.record.identity.agent, *state.handoffs)[-1]
+        return LegStatus(agent=agent, step=state.step, questions=list(shown_leaves([*leaves(run.log.tree, state)])))
 
     async def _drain(self) -> None:
         """Leave each run to other workers as soon as no tool call of it is at work, or when the grace period is over."""

@@ -99,9 +99,10 @@ class Workers:
         """Return the queue of a log that some worker should have and none has; None if it is not so."""
 
         def read(link: Link) -> list[tuple[str]]:
+            due = f"turn IS NOT NULL OR (status = 'running' AND (due_at IS NULL OR due_at <= {link.now}))"
             return link.run(
                 "SELECT queue FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? AND engine IS NOT NULL "
-                "AND owner IS NULL AND ended = 0 AND (turn IS NOT NULL OR (status = 'running' AND due_at IS NULL))",
+                f"AND owner IS NULL AND ended = 0 AND ({due})",
                 log_id,
             )
 

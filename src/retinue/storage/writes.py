@@ -260,7 +260,7 @@ class RunBeginning:
         """Let a worker take the run when its time comes, unless it waits for its thread."""
         run_id = self._identity.run_id
         mine = "log_id = ? AND epoch = 0 AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
-        if placement.delay > 0 and placement.engine == POSTGRES:
+        if placement.delay > 0:
             link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE {mine}", placement.delay, run_id, run_id)
         else:
             make_due(link, mine, run_id, run_id)

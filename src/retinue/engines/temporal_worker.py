@@ -1,0 +1,297 @@
+"""A worker on Temporal: legs are activities, and what Temporal may not know about is found in the store.
+
+Invariant: a leg is at work in a task of its own. Only a cancel that somebody asked for reaches the run, through its inbox;
+an activity that Temporal gives up for another reason leaves its leg alone, and the next attempt joins it or waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.worker import Interceptor, Worker, WorkflowInterceptorClassInput
+
+from ..core.engine import DoLeg, Leg, LegEnd, LegStatus, NewRun, WorkerInfo
+from ..core.errors import ConfigurationError, RetinueError, RunElsewhere, StoreError
+from ..core.stores import RunRecord, Wish
+from ..storage.legs import Workers
+from ..storage.placed import PlacedLogs
+from ..storage.schedules import Schedules
+from .temporal_workflow import BEGIN, LEASE, LEG, WORKFLOW, RetinueRun
+
+if TYPE_CHECKING:
+    from .temporal import TemporalEngine
+
+_log = logging.getLogger(__name__)
+
+SWEEP_EVERY = 1.0
+"""Seconds between two looks for schedules that are due and threads that are free."""
+RECONCILE_EVERY = 5.0
+"""Seconds between two comparisons of the store with Temporal, by all workers together."""
+_UNREAD = 2.0
+"""Seconds after which a wish in an inbox counts as overlooked."""
+_AGAIN = 30.0
+"""Seconds after which a workflow that was started or woken may be so again."""
+_BEAT, _THROTTLE = 1.0, 0.5
+_SOON, _LATER = 1.0, 30.0
+"""Seconds until a leg that could not be worked on is tried again."""
+_LARGEST = 100_000
+"""Characters of a response that a workflow carries."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+
+
+class _Lease(Interceptor):
+    """Tells workflows the lease of the worker they are in."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> None:
+        functions = cast("dict[str, Any]", input.unsafe_extern_functions)  # pyright: ignore[reportUnknownMemberType]
+        functions[LEASE] = lambda: self._seconds
+
+
+class LegWorker:
+    """Works on the legs of the queues of one worker."""
+
+    def __init__(self, engine: TemporalEngine, info: WorkerInfo, do_leg: DoLeg) -> None:
+        self._engine, self._info, self._do_leg = engine, info, do_leg
+        store = engine.store
+        self._store, self._logs = store, PlacedLogs(store, engine.name)
+        self._workers, self._schedules = Workers(store), Schedules(store)
+        self._at_work: dict[str, asyncio.Task[LegEnd]] = {}
+        self._stopping = False
+        self._woken: dict[str, float] = {}
+        """When workflows were started or woken from here."""
+        self._missing: set[str] = set()
+        self._stale: set[str] = set()
+        """The logs without a workflow, and the workflows without a log, at the last comparison."""
+
+    async def work(
+        self, stop: asyncio.Event, ready: Callable[[], None], keep: Callable[[asyncio.Task[None]], None]
+    ) -> None:
+        """Work until `stop` is set; `keep` gets what still reports the legs at work then."""
+        closing = asyncio.Event()
+        queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
+        sweeping = asyncio.create_task(self._keep_sweeping())
+        try:
+            ready()
+            await stop.wait()
+        finally:
+            self._stopping = True
+            closing.set()
+            sweeping.cancel()
+            for queue in queues:
+                keep(queue)
+            await asyncio.gather(sweeping, return_exceptions=True)
+
+    async def _serve(self, queue: str, closing: asyncio.Event) -> None:
+        """Take legs of a queue until `closing` is set. A worker that breaks down is replaced."""
+        pause = _FIRST_PAUSE
+        while not closing.is_set():
+            worker = self._make_worker(queue)
+            working, stopping = asyncio.create_task(worker.run()), asyncio.create_task(closing.wait())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if closing.is_set():
+                await worker.shutdown()
+                await asyncio.gather(working, return_exceptions=True)
+                return
+            _log.error("queue %s cannot be worked on, and is tried again: %s", queue, working.exception())
+            await asyncio.wait({asyncio.create_task(closing.wait())}, timeout=pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _make_worker(self, queue: str) -> Worker:
+        return Worker(
+            self._engine.client,
+            task_queue=self._engine.task_queue(queue),
+            activities=[self.leg, self.begin],
+            workflows=[RetinueRun],
+            interceptors=[_Lease(self._info.lease)],
+            identity=self._info.owner,
+            max_cached_workflows=0,
+            max_concurrent_activities=self._info.slots,
+            max_heartbeat_throttle_interval=timedelta(seconds=_THROTTLE),
+        )
+
+    # --- activities
+
+    @activity.defn(name=BEGIN)
+    async def begin(self, order: dict[str, Any]) -> None:
+        """Store a run that another workflow has asked for."""
+        assert self._info.begin is not None
+        queue = activity.info().task_queue.removeprefix(self._engine.task_queue(""))
+        try:
+            await self._info.begin(msgspec.convert({**order, "queue": queue}, NewRun))
+        except (ConfigurationError, LookupError, msgspec.ValidationError) as exc:
+            raise ApplicationError(str(exc), type=type(exc).__name__, non_retryable=True) from exc
+        except StoreError as exc:
+            raise _retried(exc, None if exc.transient else _LATER) from exc
+
+    @activity.defn(name=LEG)
+    async def leg(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Work on a leg to its end, and return where the run stands."""
+        log_id, agent = str(order["run_id"]), str(order.get("agent", ""))
+        if self._stopping:
+            raise _retried(RunElsewhere(log_id, "nobody: this worker is stopping"))
+        if order.get("cancel"):
+            await self._cancel(log_id)
+        elif agent and agent not in self._info.agents:
+            raise _retried(ConfigurationError(f"this worker has no agent {agent!r}"), _SOON)
+        elif await self._is_queued(log_id):
+            return await self._report(log_id, "waits", order)
+        work = self._at_work.get(log_id)
+        if work is None:
+            work = self._at_work[log_id] = asyncio.create_task(self._do_leg(Leg(log_id=log_id)), name=f"leg {log_id}")
+            work.add_done_callback(lambda _: self._at_work.pop(log_id, None))
+        await self._watch(log_id, work)
+        try:
+            end = work.result()
+        except RunElsewhere as exc:
+            raise _retried(exc) from exc
+        except StoreError as exc:
+            _log.warning("run %s cannot be worked on: %s", log_id, exc)
+            raise _retried(exc, _SOON if exc.transient else _LATER) from exc
+        except Exception as exc:
+            _log.error("run %s cannot be worked on, and is tried again in %.0f s: %s", log_id, _LATER, exc)
+            raise _retried(exc, _LATER) from exc
+        return await self._report(log_id, end, order)
+
+    async def _is_queued(self, log_id: str) -> bool:
+        """Return whether a run has nothing to do until its thread is free: it must not take a slot until then."""
+        record = await self._store.load_run(log_id)
+        if record is None or not record.queued or await self._store.wishes_for(log_id):
+            return False
+        return log_id not in dict(await self._logs.freed(record.identity.thread_id))
+
+    async def _watch(self, log_id: str, work: asyncio.Task[LegEnd]) -> None:
+        """Return when a leg has ended. Until then tell Temporal that it is at work."""
+        every, wanted = min(_BEAT, self._info.lease / 4), False
+        while not work.done():
+            activity.heartbeat(_shown(self._info.look(log_id)))
+            try:
+                if wanted:
+                    await self._cancel(log_id)
+                    wanted = False
+                await asyncio.wait({work}, timeout=every)
+            except asyncio.CancelledError:
+                details, this = activity.cancellation_details(), asyncio.current_task()
+                if details is None or this is None:
+                    raise
+                this.uncancel()
+                wanted = wanted or details.cancel_requested
+                if not wanted:  # the leg goes on: it needs no Temporal
+                    _log.info("run %s: Temporal has given its activity up (%s)", log_id, details)
+            except StoreError as exc:
+                _log.warning("run %s cannot be cancelled yet: %s", log_id, exc)
+                await asyncio.wait({work}, timeout=every)
+
+    async def _cancel(self, log_id: str) -> None:
+        """Put a cancel into the inbox of a run, unless there is one or the run has ended."""
+        if await self._logs.find(log_id) is None:
+            return
+        if any(wish.kind == "cancel" for wish in await self._store.wishes_for(log_id)):
+            return
+        body = msgspec.json.encode({"reason": "cancelled in Temporal", "tasks": True})
+        wish_id = f"temporal-{activity.info().workflow_run_id}"
+        await self._store.put_wish(Wish(log_id=log_id, wish_id=wish_id, run_id=log_id, kind="cancel", body=body))
+
+    async def _report(self, log_id: str, end: LegEnd, order: dict[str, Any]) -> dict[str, Any]:
+        record = await self._store.load_run(log_id)
+        if end == "ended" and record is not None:
+            await self._start(await self._logs.freed(record.identity.thread_id))
+        return {"end": end, **_outcome(record, carry=bool(order.get("carry")))}
+
+    # --- what Temporal does not know
+
+    async def _keep_sweeping(self) -> None:
+        due = 0.0
+        while True:
+            try:
+                await self._sweep()
+                if time.monotonic() >= due:
+                    began = time.monotonic()
+                    others = await self._reconcile()
+                    due = began + max(RECONCILE_EVERY * others, 20 * (time.monotonic() - began))
+            except RetinueError as exc:
+                _log.error("looking for lost runs failed, and is tried again: %s", exc)
+            await asyncio.sleep(SWEEP_EVERY)
+
+    async def _sweep(self) -> None:
+        """Start the runs that are due and those whose thread is free."""
+        await self._start(await self._schedules.fire(self._engine.name))
+        await self._start(await self._logs.freed())
+
+    async def _start(self, found: list[tuple[str, Any]]) -> None:
+        for run_id, placement in found:
+            record = await self._store.load_run(run_id) if self._is_new(run_id) else None
+            if record is not None:
+                await self._engine.start_workflow(record, placement, "wake")
+
+    def _is_new(self, run_id: str) -> bool:
+        """Return whether nothing was done about a run from here for a while, and note it."""
+        now = time.monotonic()
+        self._woken = {name: at for name, at in self._woken.items() if at + _AGAIN > now}
+        return self._woken.setdefault(run_id, now) == now
+
+    async def _reconcile(self) -> int:
+        """Compare the store with Temporal; return how many workers there are to do it."""
+        for log_id, _ in await self._logs.unread(_UNREAD):
+            if self._is_new(log_id):
+                await self._engine.wake(log_id)
+        running = await self._running()
+        at_work = dict(await self._logs.at_work())
+        missing, stale = set(at_work) - running, await self._logs.ended(sorted(running - set(at_work)))
+        # Twice in a row: what begins or ends at this moment is left alone.
+        for log_id in missing & self._missing:
+            _log.warning("run %s has no workflow, and gets one", log_id)
+            await self._engine.wake(log_id)
+        for log_id in stale & self._stale:
+            handle = self._engine.client.get_workflow_handle(log_id)
+            await self._engine.call(lambda handle=handle: handle.signal("wake"))
+        self._missing, self._stale = missing, stale
+        return max(1, sum(worker.is_alive for worker in await self._workers.seen(self._engine.name)))
+
+    async def _running(self) -> set[str]:
+        """Return the ids of the workflows that have not ended."""
+        queues = f"TaskQueue STARTS_WITH '{self._engine.task_queue('')}'"
+        query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND {queues}"
+
+        async def read() -> set[str]:
+            return {found.id async for found in self._engine.client.list_workflows(query, page_size=1_000)}
+
+        return await self._engine.call(read)
+
+
+def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
+    """An error after which Temporal tries again, as its policy says or after some seconds."""
+    delay = None if seconds is None else timedelta(seconds=seconds)
+    benign = ApplicationErrorCategory.BENIGN
+    return ApplicationError(str(exc), type=type(exc).__name__, next_retry_delay=delay, category=benign)
+
+
+def _shown(status: LegStatus | None) -> dict[str, Any]:
+    return {} if status is None else msgspec.to_builtins(status)
+
+
+def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:
+    """Return what a workflow shows of a run; with `carry`, also what came of it."""
+    result = None if record is None else record.result
+    known: dict[str, Any] = {
+        "agent": "" if record is None else record.identity.agent,
+        "status": "unknown" if record is None else str(record.status),
+        "step": 0 if result is None else result.steps,
+        "questions": [] if result is None else sorted(result.suspended),
+    }
+    if carry and record is not None and result is not None:
+        text = result.response or ""
+        known.update(run_id=result.run_id, thread_id=result.thread_id, error=result.error)
+        known.update(response=text[:_LARGEST], is_cut=len(text) > _LARGEST)
+    return known

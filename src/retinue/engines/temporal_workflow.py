@@ -1,0 +1,139 @@
+"""The workflow of a run on Temporal. It schedules the legs of the run and waits between them; it carries ids, no content.
+
+Temporal replays it, also from histories that earlier versions wrote. So it imports nothing of ours, and a change that
+issues other commands than before needs `workflow.patched`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any, cast
+
+from temporalio import workflow
+from temporalio.common import Priority, RetryPolicy, SearchAttributeKey
+from temporalio.exceptions import ActivityError, ApplicationError
+
+WORKFLOW = "RetinueRun"
+LEG, BEGIN = "retinue_leg", "retinue_begin"
+LEASE = "retinue_lease"
+"""The function of the worker that returns its lease in seconds."""
+LONGEST = 2_000
+"""Events in a history before the workflow continues as a new one."""
+AGENT = SearchAttributeKey.for_keyword("RetinueAgent")
+STEP = SearchAttributeKey.for_int("RetinueStep")
+QUESTIONS = SearchAttributeKey.for_keyword_list("RetinueQuestions")
+
+_FOREVER = timedelta(days=3650)
+_RETRY = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=1))
+_SOON = Priority(priority_key=1)
+"""The priority of a leg that continues a run: it comes before runs that have not begun."""
+
+
+@workflow.defn(name=WORKFLOW, sandboxed=False)
+class RetinueRun:
+    """A run. Its order has `run_id` (the workflow's own id if not given) and `agent`.
+
+    With an `input` the run is stored first, and the result is returned. `indexed`: the search attributes are registered.
+    """
+
+    @workflow.init
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = {"run_id": workflow.info().workflow_id, **order}
+        self._wakes = 0
+        """The number of times that something was put into the inbox of the run."""
+        self._seen = 0
+        """That number when the last leg began."""
+        self._shown: dict[str, Any] = {}
+
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        waits, cancel = bool(self._order.pop("waits", False)), False
+        while True:
+            try:
+                if "input" in self._order:
+                    await self._execute(BEGIN, self._order)
+                    del self._order["input"]
+                    self._order["carry"] = True
+                if waits:
+                    await workflow.wait_condition(lambda: self._is_woken() or self._is_long())
+                if self._is_long():
+                    await self._continue_as_new(waits and not self._is_woken())
+                self._seen = self._wakes
+                leg = await self._execute(LEG, {**self._order, "cancel": cancel})
+                cancel = False
+            except (asyncio.CancelledError, ActivityError) as exc:
+                if workflow.cancellation_reason() is None or _is_refused(exc):
+                    raise
+                waits, cancel = False, True  # the next leg ends the run
+                continue
+            if leg["end"] == "ended":
+                return self._end(leg)
+            waits = leg["end"] == "waits"
+            self._show(leg)
+
+    @workflow.update
+    def answer(self) -> None:
+        """An answer is in the inbox of the run: have a worker read it."""
+        self._wakes += 1
+
+    @workflow.signal
+    def wake(self) -> None:
+        """Something is in the inbox of the run, or the run may have ended: have a worker look."""
+        self._wakes += 1
+
+    async def _execute(self, activity: str, order: dict[str, Any]) -> Any:
+        functions = cast("dict[str, Any]", workflow.extern_functions())  # pyright: ignore[reportUnknownMemberType]
+        lease = functions[LEASE]() if LEASE in functions else 30.0
+        return await workflow.execute_activity(
+            activity,
+            order,
+            start_to_close_timeout=_FOREVER,
+            heartbeat_timeout=timedelta(seconds=lease),
+            retry_policy=_RETRY,
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            priority=_SOON if self._shown else Priority.default,
+            summary=str(order.get("agent", "")),
+        )
+
+    def _is_woken(self) -> bool:
+        return self._wakes != self._seen
+
+    def _is_long(self) -> bool:
+        info = workflow.info()
+        longest = max(int(self._order.get("longest", LONGEST)), 10)
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= longest
+
+    async def _continue_as_new(self, waits: bool) -> None:
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new({**self._order, "waits": waits})
+
+    def _show(self, leg: dict[str, Any]) -> None:
+        """Show where the run stands in the lists and pages of Temporal."""
+        shown = {"agent": leg["agent"], "step": leg["step"], "questions": leg["questions"]}
+        if shown == self._shown:
+            return
+        self._shown = shown
+        asked = ", ".join(shown["questions"])
+        workflow.set_current_details(
+            f"{shown['agent']}, step {shown['step']}" + (f", waits for {asked}" if asked else "")
+        )
+        workflow.upsert_memo(shown)
+        if self._order.get("indexed"):
+            workflow.upsert_search_attributes(  # pyright: ignore[reportUnknownMemberType]
+                [
+                    AGENT.value_set(shown["agent"]),
+                    STEP.value_set(shown["step"]),
+                    QUESTIONS.value_set(shown["questions"]),
+                ]
+            )
+
+    def _end(self, leg: dict[str, Any]) -> dict[str, Any]:
+        if leg["status"] == "cancelled" and workflow.cancellation_reason() is not None:
+            raise asyncio.CancelledError
+        return {name: leg[name] for name in leg if name != "end"}
+
+
+def _is_refused(exc: BaseException) -> bool:
+    cause = exc.__cause__
+    return isinstance(cause, ApplicationError) and cause.non_retryable

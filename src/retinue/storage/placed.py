@@ -1,0 +1,71 @@
+"""Logs that an engine outside the database schedules: those it may not know about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.stores import Placement
+from .database import Link
+from .sql import SqlStore
+from .writes import TAKEN_OVER
+
+Found = list[tuple[str, Placement]]
+
+_PLACE = "logs.log_id, queue, level"
+
+
+class PlacedLogs:
+    """The logs of one engine."""
+
+    def __init__(self, store: SqlStore, engine: str) -> None:
+        self._database, self._engine = store.database, engine
+
+    async def find(self, log_id: str) -> Placement | None:
+        """Return the placement of a log that has not ended."""
+        found = await self._find("log_id = ?", log_id)
+        return found[0][1] if found else None
+
+    async def freed(self, thread_id: str | None = None) -> Found:
+        """Return the runs whose turn on their thread has come, of one thread or of all."""
+        mine, values = ("", ()) if thread_id is None else ("AND runs.thread_id = ? ", (thread_id,))
+        first = (
+            "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
+            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
+        )
+        return await self._find(f"owner IS NULL AND log_id IN ({first})", *values)
+
+    async def unread(self, seconds: float) -> Found:
+        """Return the logs that nobody owns, with something in their inbox for as long."""
+
+        def where(link: Link) -> str:
+            old = f"SELECT log_id FROM inbox WHERE reply IS NULL AND at < {link.now} - ?"
+            return f"owner IS NULL AND log_id IN ({old})"
+
+        return await self._find(where, seconds)
+
+    async def at_work(self) -> Found:
+        """Return the logs that should be worked on now, whether somebody does or not."""
+
+        def where(link: Link) -> str:
+            running = "SELECT run_id FROM runs WHERE status = 'running'"
+            due = f"due_at IS NULL OR due_at <= {link.now} OR epoch > 0"
+            return f"(owner IS NOT NULL OR log_id IN ({running})) AND ({due})"
+
+        return await self._find(where)
+
+    async def ended(self, log_ids: Sequence[str]) -> set[str]:
+        """Return those of some logs that have ended."""
+        query = "SELECT log_id FROM logs WHERE log_id = ANY(?) AND ended = 1"
+        return {log_id for (log_id,) in await self._database.read(lambda link: link.run(query, list(log_ids)))}
+
+    async def _find(self, where: str | Callable[[Link], str], *values: Any) -> Found:
+        def read(link: Link) -> Found:
+            wanted = where if isinstance(where, str) else where(link)
+            query = f"SELECT {_PLACE} FROM logs WHERE engine = ? AND ended = 0 AND {wanted}"
+            return [
+                (log_id, Placement(engine=self._engine, queue=queue, priority=0 if level == TAKEN_OVER else -level))
+                for log_id, queue, level in link.run(query, self._engine, *values)
+            ]
+
+        return await self._database.read(read)
