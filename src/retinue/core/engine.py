@@ -38,6 +38,8 @@ class LegStatus(Struct, frozen=True, kw_only=True):
     step: int
     questions: Sequence[str] = ()
     """The calls that wait for an answer."""
+    is_ours: bool = True
+    """False if the lease has run out: another worker may have the log."""
 
 
 class NewRun(Struct, frozen=True, kw_only=True):

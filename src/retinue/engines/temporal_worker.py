@@ -175,7 +175,9 @@ class LegWorker:
         """Return when a leg has ended. Until then tell Temporal that it is at work."""
         every, wanted = min(_BEAT, self._info.lease / 4), False
         while not work.done():
-            activity.heartbeat(_shown(self._info.look(log_id)))
+            status = self._info.look(log_id)
+            if status is None or status.is_ours:
+                activity.heartbeat(_shown(status))
             try:
                 if wanted:
                     await self._cancel(log_id)
@@ -278,7 +280,7 @@ def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
 
 
 def _shown(status: LegStatus | None) -> dict[str, Any]:
-    return {} if status is None else msgspec.to_builtins(status)
+    return {} if status is None else {"agent": status.agent, "step": status.step, "questions": list(status.questions)}
 
 
 def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:

@@ -116,7 +116,8 @@ class Worker:
         if run is None or state is None:
             return None
         agent = (run.record.identity.agent, *state.handoffs)[-1]
-        return LegStatus(agent=agent, step=state.step, questions=list(shown_leaves([*leaves(run.log.tree, state)])))
+        questions = list(shown_leaves([*leaves(run.log.tree, state)]))
+        return LegStatus(agent=agent, step=state.step, questions=questions, is_ours=self._owner.is_fresh())
 
     async def _drain(self) -> None:
         """Leave each run to other workers as soon as no tool call of it is at work, or when the grace period is over."""
