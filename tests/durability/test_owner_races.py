@@ -184,7 +184,7 @@ async def test_the_start_of_a_run_is_stored_before_its_rows_in_every_event_loop(
 
     def notify_late(self: LogWriter) -> None:
         real(self)
-        self._write()  # pyright: ignore[reportPrivateUsage]
+        self.write()
 
     monkeypatch.setattr(LogWriter, "notify", notify_late)
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()], recover=False) as runtime, asyncio.timeout(90):

@@ -23,7 +23,7 @@ from ..core.runs import RunResult
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
 from ..loop.state import LogState
-from ..storage.logs import LogWriter, stored_events
+from ..storage.logs import Gathering, LogWriter, stored_events
 from ..tasks.task import TaskStatus
 from .dispatch import Dispatcher
 from .elsewhere import Elsewhere
@@ -63,7 +63,7 @@ class LocalRuns:
         """Gives runs to an engine, if there is one."""
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
         self.background = registry.background = LocalBackground(self.backend)
-        self._gathering: set[LogWriter] = set()
+        self._gathering = Gathering()
         self._live: dict[str, LiveRun] = {}
         self._lines: dict[str, list[LiveRun]] = {}
         """The runs of each thread, where no store decides who has it: the first has it, the others wait."""

@@ -18,8 +18,37 @@ LOOK_AGAIN = 5.0
 GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
 """Seconds for which rows are gathered if nobody waits for them to be stored: at least, for each log that gathers, and at
 most. Many logs are thus written in fewer, larger transactions."""
+MOST_TOGETHER = 500
+"""Logs that are written in one turn of the event loop."""
 BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+class Gathering:
+    """The logs of one event loop that gather rows. They are written together, so they share transactions."""
+
+    def __init__(self) -> None:
+        self._writers: dict[LogWriter, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._together = 0
+        """The number of logs that were written together the last time."""
+
+    def add(self, writer: LogWriter) -> None:
+        self._writers[writer] = None
+        if self._timer is None:
+            seconds = min(max(GATHER, self._together * GATHER_FOR_EACH), LONGEST_GATHER)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
+
+    def discard(self, writer: LogWriter) -> None:
+        self._writers.pop(writer, None)
+
+    def _write(self) -> None:
+        """Write what was gathered; not all in one turn of the event loop, if it is much."""
+        self._timer, self._together = None, len(self._writers)
+        for writer in list(self._writers)[:MOST_TOGETHER]:
+            writer.write()
+        if self._writers:
+            self._timer = asyncio.get_running_loop().call_later(0, self._write)
 
 
 class LogWriter:
@@ -42,9 +71,8 @@ class LogWriter:
         """Runs, threads and replies for the next write."""
         self._waiting: list[asyncio.Future[None]] = []
         self._is_due = self._is_writing = False
-        self._timer: asyncio.TimerHandle | None = None
-        self.gathering: set[LogWriter] = set()
-        """All logs of this process that gather rows now."""
+        self._is_gathering = False
+        self.gathering = Gathering()
         self.problem: Exception | None = None
         """The reason why nothing more can be stored."""
         self._pause = 0.0
@@ -56,10 +84,9 @@ class LogWriter:
 
     def notify(self) -> None:
         """Store the rows soon; nobody waits for them."""
-        if self._timer is None and not self._is_writing:
+        if not self._is_gathering and not self._is_writing:
+            self._is_gathering = True
             self.gathering.add(self)
-            seconds = min(max(GATHER, len(self.gathering) * GATHER_FOR_EACH), LONGEST_GATHER)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
 
     def flush(self) -> asyncio.Future[None]:
         """Return a future that is done when all rows of this moment are stored."""
@@ -74,7 +101,7 @@ class LogWriter:
         self._waiting.append(done)
         if not self._is_writing and not self._is_due:
             self._is_due = True
-            loop.call_soon(self._write)
+            loop.call_soon(self.write)
         return done
 
     async def confirm(self) -> None:
@@ -109,19 +136,18 @@ class LogWriter:
     def stop(self, problem: Exception) -> None:
         """Store nothing more; every waiting `flush` raises the problem."""
         self.problem = self.problem or problem
-        self._cancel_timer()
+        self._stop_gathering()
         _settle(self._waiting, self.problem)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_gathering(self) -> None:
+        if self._is_gathering:
+            self._is_gathering = False
             self.gathering.discard(self)
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Start to store all rows."""
         self._is_due = False
-        self._cancel_timer()
+        self._stop_gathering()
         if self._is_writing or self.problem is not None:
             return
         if not self.rows and self._extra is None:
@@ -164,7 +190,7 @@ class LogWriter:
                 self.on_stored()
         _settle(waiting)
         if self._waiting or self._extra is not None:
-            self._write()
+            self.write()
         elif self.rows:
             self.notify()
 
