@@ -11,11 +11,21 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from .stores import DurableStore, Placement
+from .stores import DurableStore, Placement, RunRecord
 
 DEFAULT_QUEUE = "default"
 QUEUE_UNSERVED = "queue_unserved"
 """The code of the error event that a handle yields if no worker serves the queue or has the agent of its run."""
+
+
+class FirstLeg(Struct, frozen=True, kw_only=True):
+    """A run before its first event, as the claim of its log found it."""
+
+    record: RunRecord
+    request: bytes
+    has_wishes: bool
+    is_new_thread: bool
+    """Nothing is stored of its thread yet."""
 
 
 class Leg(Struct, frozen=True, kw_only=True):
@@ -23,6 +33,8 @@ class Leg(Struct, frozen=True, kw_only=True):
 
     log_id: str
     epoch: int | None = None
+    first: FirstLeg | None = None
+    """What is known of a run that nobody has begun."""
 
 
 LegEnd = Literal["ended", "waits", "left"]

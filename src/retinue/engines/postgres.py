@@ -63,6 +63,8 @@ class _Claims:
         self._legs, self._workers, self._schedules = Legs(store), Workers(store), Schedules(store)
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._strays: set[str] = set()
+        self._left: list[str] = []
+        """Threads that runs have left since the last claim."""
         self._wake = asyncio.Event()
         self._turn = 0
 
@@ -102,16 +104,16 @@ class _Claims:
             if free <= 0:
                 return 0  # woken when one is free
             queue = queues[(self._turn + place) % len(queues)]
-            for leg in await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free):
+            left, self._left = self._left, []
+            for leg in await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free, left):
                 self._at_work[leg.log_id] = asyncio.create_task(self._do(leg), name=f"leg {leg.log_id}")
                 count += 1
         return count
 
     async def _do(self, leg: Leg) -> None:
         try:
-            ended = await self._do_leg(leg)
-            if ended == "ended" and (record := await self._store.load_run(leg.log_id)) is not None:
-                await self._legs.free_queued(record.identity.thread_id)
+            if await self._do_leg(leg) == "ended":
+                self._left.append(await self._thread_of(leg))
         except OwnershipLost:
             pass
         except Exception as exc:
@@ -123,6 +125,10 @@ class _Claims:
         finally:
             self._at_work.pop(leg.log_id, None)
             self._wake.set()
+
+    async def _thread_of(self, leg: Leg) -> str:
+        record = await self._store.load_run(leg.log_id) if leg.first is None else leg.first.record
+        return "" if record is None else record.identity.thread_id
 
     async def _listen(self) -> None:
         with self._store.watch(LEGS) as watch:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ..core.agents import Agent
 from ..core.context import GRACE
 from ..core.decisions import Decision
-from ..core.engine import Engine
+from ..core.engine import Engine, FirstLeg
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
 from ..core.model import ModelChunk, ModelRequest
@@ -118,10 +118,16 @@ class Elsewhere:
         epoch = await self.owner.claim(log_id)
         return None if epoch is None else await self.take_over(log_id, epoch)
 
-    async def take_over(self, log_id: str, epoch: int) -> LiveRun:
-        """Continue a run whose log was just claimed: fold it, read its inbox, and let it work."""
+    async def take_over(self, log_id: str, epoch: int, first: FirstLeg | None = None) -> LiveRun:
+        """Continue a run whose log was just claimed: fold it, read its inbox, and let it work.
+
+        What is known of a run that has not begun need not be read.
+        """
         writer = LogWriter(log_id, self._store, epoch)
         try:
+            if first is not None:
+                wishes = await self._store.wishes_for(log_id) if first.has_wishes else ()
+                return await self._begin(first.record, writer, wishes, first)
             record, wishes, stored = await asyncio.gather(
                 self._runs.record(log_id), self._store.wishes_for(log_id), self._store.read_log(log_id)
             )
@@ -146,10 +152,12 @@ class Elsewhere:
             return Agent(name, _NoModel())
         return self._runs.registry.agent(name)
 
-    async def _begin(self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish]) -> LiveRun:
+    async def _begin(
+        self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None
+    ) -> LiveRun:
         """Begin a run that has only its request in the store."""
         identity = record.identity
-        body = await self._store.read_request(identity.run_id)
+        body = await self._store.read_request(identity.run_id) if first is None else first.request
         if body is None:
             raise ConfigurationError(f"run {identity.run_id!r}: its request is not stored")
         start = decode_start(body)
@@ -159,7 +167,7 @@ class Elsewhere:
             request.cancellation.set("cancelled")
         log = self._runs.make_log(writer)
         run = LiveRun(self._runs, request, log, record, writer, self._runs.backend.open(request, log))
-        run.is_adopted = True
+        run.is_adopted, run.is_new_thread = True, first is not None and first.is_new_thread
         run.start(None, start.request.problem)
         self._runs.add(run)
         self._deliver(run, wishes)

@@ -96,7 +96,7 @@ class Worker:
                 if owner is None:  # it has ended
                     return "ended"
                 raise RunElsewhere(leg.log_id, owner)
-            run = await self._elsewhere.take_over(leg.log_id, epoch)
+            run = await self._elsewhere.take_over(leg.log_id, epoch, leg.first)
             self.at_work[leg.log_id] = run
             run.on_done = lambda: None if done.done() else done.set_result(_end_of(run))
             if run.is_done and not done.done():

@@ -10,14 +10,15 @@ a delay that is over, a thread that is free, a run that nobody scheduled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ..core.engine import Leg, WorkerInfo
-from ..core.stores import LEGS
+from ..core.engine import FirstLeg, Leg, WorkerInfo
+from ..core.stores import LEGS, RunRecord
 from .database import Link
-from .sql import SqlStore
+from .sql import SqlStore, decode_identity
 from .writes import POSTGRES, TAKEN_OVER, make_due
 
 _OURS = f"engine = '{POSTGRES}' AND ended = 0"
@@ -116,23 +117,30 @@ class Legs:
     def __init__(self, store: SqlStore) -> None:
         self._database = store.database
 
-    async def claim(self, queue: str, agents: Sequence[str], owner: str, lease: float, most: int) -> list[Leg]:
+    async def claim(
+        self, queue: str, agents: Sequence[str], owner: str, lease: float, most: int, left: Sequence[str] = ()
+    ) -> list[Leg]:
         """Own up to `most` legs of a queue whose agents are known here: those begun before, then by turn.
 
-        If the answer is lost, what was claimed is found as a stray, and released.
+        `left` are threads that runs have left here: the next run of each can be taken as well. If the answer is lost,
+        what was claimed is found as a stray, and released.
         """
 
-        def claim(link: Link) -> list[Leg]:
-            found = link.run(
-                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
-                "WHERE log_id IN (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL AND turn IS NOT NULL "
-                f"AND {_OURS} AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
-                "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING log_id, epoch",
+        def claim(link: Link) -> list[Any]:
+            if left:
+                _free_queued(link, left)
+            return link.run(
+                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? FROM runs "
+                "WHERE run_id = logs.log_id AND logs.log_id IN (SELECT log_id FROM logs WHERE queue = ? "
+                f"AND owner IS NULL AND turn IS NOT NULL AND {_OURS} "
+                "AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
+                "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING logs.log_id, epoch, identity, "
+                "started_at, status, request, EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id), "
+                "EXISTS (SELECT 1 FROM threads WHERE threads.thread_id = runs.thread_id AND state IS NOT NULL)",
                 *(owner, lease, link.boot, queue, list(agents), most),
             )
-            return [Leg(log_id=log_id, epoch=epoch) for log_id, epoch in found]
 
-        return await self._database.write(claim)
+        return [_leg(*row) for row in await self._database.write(claim)]
 
     async def release_lost(self, gone: Sequence[str], strays: Sequence[str]) -> int:
         """Release the logs whose leases have run out, those of owners known to be gone, and some by id."""
@@ -166,15 +174,9 @@ class Legs:
 
         await self._database.write(end)
 
-    async def free_queued(self, thread_id: str | None = None) -> None:
-        """Let workers take the first queued run of each free thread, or of one thread."""
-        mine = "" if thread_id is None else "AND runs.thread_id = ? "
-        values = () if thread_id is None else (thread_id,)
-        free = (
-            "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
-            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
-        )
-        await self._database.write(lambda link: make_due(link, f"owner IS NULL AND log_id IN ({free})", *values))
+    async def free_queued(self) -> None:
+        """Let workers take the first queued run of each free thread."""
+        await self._database.write(_free_queued)
 
     async def find_unscheduled(self) -> None:
         """Let workers take the runs that should be at work, and that nobody has or will have."""
@@ -211,3 +213,32 @@ class Legs:
             ]
 
         return await self._database.read(read)
+
+
+def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
+    mine = "" if threads is None else "AND runs.thread_id = ANY(?) "
+    free = (
+        "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
+        f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
+    )
+    if found := link.run(free, *(() if threads is None else (list(threads),))):
+        make_due(link, "owner IS NULL AND log_id = ANY(?)", [run_id for (run_id,) in found])
+
+
+def _leg(
+    log_id: str,
+    epoch: int,
+    identity: bytes,
+    started_at: float,
+    status: str,
+    request: bytes,
+    has_wishes: bool,
+    has_thread: bool,
+) -> Leg:
+    if epoch > 1:
+        return Leg(log_id=log_id, epoch=epoch)
+    record = RunRecord(
+        identity=decode_identity(identity), started_at=started_at, queued=status == "queued", log_id=log_id
+    )
+    first = FirstLeg(record=record, request=request, has_wishes=has_wishes, is_new_thread=not has_thread)
+    return Leg(log_id=log_id, epoch=epoch, first=first)
