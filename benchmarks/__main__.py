@@ -177,6 +177,7 @@ def main() -> int:
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
     parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
     parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile files and patterns cause")
+    parser.add_argument("--engines", action="store_true", help="only workers on PostgreSQL and Temporal (a minute)")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -184,6 +185,11 @@ def main() -> int:
         from benchmarks import stores  # it needs a database server
 
         stores.show(options.rounds)
+        return 0
+    if options.engines:
+        from benchmarks import engines  # it needs servers
+
+        engines.show()
         return 0
     if options.pauses:
         from benchmarks import pauses  # it makes 200,000 files
