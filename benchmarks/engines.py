@@ -15,7 +15,9 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from retinue import Agent, Runtime, TextChunk
 from retinue.models import CallChunk, ModelChunk, ModelRequest, TurnEnd
@@ -130,12 +132,12 @@ async def temporal_server() -> AsyncGenerator[str | None]:
     if not (Path(sys.executable).parent / "temporal").exists():
         yield None
         return
-    from temporalio.testing import WorkflowEnvironment
+    environment: Any = import_module("temporalio.testing").WorkflowEnvironment
 
     limits = [f"history.{name}ProcessorMaxPollRPS=2000" for name in ("transfer", "timer", "visibility")]
     options = [word for limit in limits for word in ("--dynamic-config-value", limit)]
     path = str(Path(sys.executable).parent / "temporal")
-    async with await WorkflowEnvironment.start_local(
+    async with await environment.start_local(
         dev_server_existing_path=path, dev_server_log_level="error", dev_server_extra_args=options
     ) as server:
         yield f"temporal://{server.client.service_client.config.target_host}/default"

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -40,6 +41,7 @@ from retinue import (
     tool,
 )
 from retinue.models import ModelChunk
+from retinue.runtime.worker import Worker
 from retinue.testing import ScriptedModel, call, say
 
 NOTES: StateKey[tuple[str, ...], str] = StateKey(
@@ -248,11 +250,21 @@ async def meet(place: Place, name: str, ticket: str) -> None:
     await place.rest()
 
 
+async def work(runtime: Runtime) -> None:
+    """Work for an engine until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await Worker(runtime).run(stop)
+
+
 async def main(folder: Path, url: str, pause: float, role: str, lease: float, says: str) -> None:
     os.makedirs(folder / "ws", exist_ok=True)
-    place = Place(folder, pause)
-    async with Runtime.open(url, agents(place), lease=lease, on_close="leave") as runtime:
-        if role == "node":
+    place, engine = Place(folder, pause), os.environ.get("PLUG_ENGINE")
+    known = agents(place) if engine is None or role == "worker" else []
+    async with Runtime.open(url, known, lease=lease, on_close="leave", engine=engine) as runtime:
+        if role == "worker":
+            await work(runtime)
+        elif role == "node":
             await node(runtime, place, says)
         else:
             await human(runtime, place, role)
