@@ -39,6 +39,11 @@ async def store(postgres_url: str) -> AsyncGenerator[SqlStore]:
     await made.close()
 
 
+@pytest.fixture
+def site(postgres_url: str) -> Site:
+    return Site(postgres_url, "postgres")
+
+
 async def begin(store: SqlStore, run_id: str, **options: Any) -> None:
     """Store a run that waits for a worker."""
     user, thread = options.pop("user", "ann"), options.pop("thread", f"t-{run_id}")

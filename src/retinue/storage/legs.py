@@ -170,7 +170,7 @@ class Legs:
 
         def end(link: Link) -> None:
             if link.run(f"SELECT 1 FROM logs WHERE due_at <= {link.now} AND turn IS NULL AND {_OURS} LIMIT 1"):
-                make_due(link, f"due_at <= {link.now}")
+                make_due(link, f"turn IS NULL AND due_at <= {link.now}")
 
         await self._database.write(end)
 
@@ -182,7 +182,9 @@ class Legs:
         """Let workers take the runs that should be at work, and that nobody has or will have."""
         at_work = "SELECT run_id FROM runs WHERE status = 'running'"
         answered = "SELECT log_id FROM inbox WHERE reply IS NULL"
-        where = f"owner IS NULL AND due_at IS NULL AND (log_id IN ({at_work}) OR log_id IN ({answered}))"
+        where = (
+            f"turn IS NULL AND owner IS NULL AND due_at IS NULL AND (log_id IN ({at_work}) OR log_id IN ({answered}))"
+        )
         await self._database.write(lambda link: make_due(link, where))
 
     async def postpone(self, log_id: str, seconds: float) -> None:
@@ -222,7 +224,7 @@ def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
         f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
     )
     if found := link.run(free, *(() if threads is None else (list(threads),))):
-        make_due(link, "owner IS NULL AND log_id = ANY(?)", [run_id for (run_id,) in found])
+        make_due(link, "turn IS NULL AND owner IS NULL AND log_id = ANY(?)", [run_id for (run_id,) in found])
 
 
 def _leg(

@@ -114,10 +114,14 @@ def next_turn(queue: str, flow: str) -> str:
 
 
 def make_due(link: Link, where: str, *values: Any) -> None:
-    """Let a worker of PostgreSQL take logs that nobody works on; `where` chooses them."""
+    """Let a worker of PostgreSQL take logs that nobody works on; `where` chooses them.
+
+    A log that has a turn keeps it. It must not be a condition: whoever releases the log meanwhile takes its turn away,
+    and only a row that is chosen is waited for.
+    """
     link.run(
-        f"UPDATE logs SET turn = {next_turn('logs.queue', 'logs.flow')}, due_at = {link.now} "
-        f"WHERE engine = '{POSTGRES}' AND turn IS NULL AND ended = 0 AND {where}",
+        f"UPDATE logs SET turn = COALESCE(turn, {next_turn('logs.queue', 'logs.flow')}), "
+        f"due_at = COALESCE(due_at, {link.now}) WHERE engine = '{POSTGRES}' AND ended = 0 AND {where}",
         *values,
     )
     link.notify(LEGS)
