@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
     parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
-    parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile files and patterns cause")
+    parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile input causes")
     parser.add_argument("--engines", action="store_true", help="only workers on PostgreSQL and Temporal (a minute)")
     options = parser.parse_args()
     if options.rounds < 1:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retinue import (
     Agent,
@@ -25,8 +28,10 @@ from retinue import (
     ToolResult,
     tool,
 )
-from retinue.core.content import clean_text, to_json_anyway, to_json_value
+from retinue.core import codec
+from retinue.core.content import check_shape, clean_text, to_json_anyway, to_json_value
 from retinue.errors import DecisionRefused, StateError, UnknownRun
+from retinue.loop import turn
 from retinue.messages import DataPart
 from retinue.models import CallChunk, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from retinue.plugins import Plugin
@@ -111,7 +116,7 @@ REPORTS: dict[str, Callable[[ToolContext, Any], None]] = {
         (Path("/x"), "a value of type PosixPath has no JSON form"),
         (CYCLE, "nested more than 100 deep, or contains itself"),
         (DEEP, "nested more than 100 deep"),
-        (WIDE, "it is too large: more than 1,000,000 items"),
+        (WIDE, "it is too large: more than 100,000 items"),
         (10**5000, "4300 digits"),
     ],
     ids=["path", "cycle", "deep", "wide", "number"],
@@ -377,3 +382,70 @@ async def test_an_answer_to_a_run_that_cannot_be_continued_says_why(tmp_path: Pa
         waiting = await runtime.run("a", "go", model=ScriptedModel([call("ask", id="c1")]))
         with pytest.raises(DecisionRefused, match="it cannot be continued: its model was given as an object"):
             await runtime.resume(waiting.run_id, {"c1": Decision.answer("Rome")})
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([[] for _ in range(41_000)], "more than 40,000 lists and objects"),
+        (list(range(101_000)), "more than 100,000 items"),
+        (dict.fromkeys(map(str, range(101_000))), "more than 100,000 items"),
+        (["x" * 1_000_000] * 90, "more than 67,108,864 characters"),
+        ([HALF] * 11_000, "half a surrogate pair"),
+    ],
+    ids=["lists", "items", "fields", "one text many times", "broken texts"],
+)
+def test_what_would_hold_up_the_event_loop_is_refused(value: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        to_json_value(value)
+    with pytest.raises(ValueError, match=problem):
+        to_json_value({"a": (value,)})
+
+
+def test_shapes_are_counted_alike_in_plain_and_other_classes() -> None:
+    for one in ([[1, 2], {"a": [3]}], (frozenset({1, 2}), OrderedDict(a=[3]))):
+        shape = check_shape(one)
+        assert (shape.items, shape.boxes) == (6, 4)
+    assert check_shape(5) == (0, 0, frozenset())
+    assert check_shape(DataPart([1])).kinds == {DataPart, list}
+
+
+def test_a_long_broken_text_is_cleaned_in_one_go() -> None:
+    assert clean_text("é" * 100_000 + "\ud83d\ude00" + HALF) == "é" * 100_000 + "??? half"
+    assert clean_text("\ud83d\ude00" + HALF) == "\U0001f600" + CLEAN
+
+
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.text() | st.integers(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)
+    )
+)
+def test_a_copy_at_once_is_a_copy_piece_by_piece(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_MANY", -1)
+        made = codec.isolate(value)
+    assert repr(made) == repr(codec.isolate(value)) == repr(value)
+    assert made is not value or not isinstance(value, list | dict)
+
+
+def test_a_copy_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_MANY", 1)
+    inner: list[Any] = []
+    made = codec.isolate([inner, inner, {"a": {1}}])
+    made[0].append(1)
+    assert (made, inner) == ([[1], [], {"a": {1}}], [])
+
+
+@pytest.mark.parametrize("text", ["[" * 90_000, '{"a": [' + ",".join(["[]"] * 90_000) + "]}"], ids=["open", "lists"])
+async def test_arguments_with_too_many_lists_are_given_back_to_the_model(text: str) -> None:
+    model = Chunks(CallChunk(0, "c", "work", text))
+    result = await Runtime([Agent("a", model)]).run("a", "go")
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "end")
+    assert result.messages[1].tool_calls[0].malformed == text
+
+
+async def test_arguments_without_end_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "MAX_ARGUMENTS", 100)
+    result = await Runtime([Agent("a", Chunks(*[CallChunk(0, "c", "work", "x" * 10)] * 20))]).run("a", "go")
+    assert (result.status, result.messages[1:]) == (RunStatus.FAILED, ())
+    assert "the arguments of a call have more than 100 characters" in (result.error or "")

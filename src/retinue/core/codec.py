@@ -6,7 +6,9 @@ and those that msgspec cannot describe, are pydantic's, which is imported when t
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
@@ -192,6 +194,9 @@ def _has_no_defaults(kind: type) -> bool:
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
+_JSON_KINDS = frozenset({list, dict})
+_MANY = 1000
+"""Lists and objects in a value that is copied at once instead of piece by piece."""
 
 
 def isolate(value: Any) -> Any:
@@ -203,7 +208,10 @@ def isolate(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind is list or kind is dict:
-        check_shape(value)
+        shape = check_shape(value)
+        if shape.boxes > _MANY and shape.kinds <= _JSON_KINDS:
+            with suppress(ValueError):  # something in it is no JSON
+                return marshal.loads(marshal.dumps(value, 2))  # several times as fast; 2: without references
     return _copied(value)
 
 

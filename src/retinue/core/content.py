@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
+from gc import get_referents
 from math import isfinite
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -16,14 +17,18 @@ MAX_DEPTH = 100
 not where it is stored."""
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of one value or text as JSON."""
-MAX_ITEMS = 1_000_000
+MAX_ITEMS = 100_000
 """Items of all lists and objects in a value: shared lists can make a small object large as JSON."""
+MAX_BOXES = 40_000
+"""Lists and objects in a value. To read and copy so many holds up the event loop for up to 50 ms."""
+_MAX_CLEANED = 100_000
+"""Characters of a text, or ten times the items of a value, in which each half of a surrogate pair is looked at."""
 MAX_ID_BYTES = 1000
 """Bytes of the id of a thread or user: a database has to index it."""
 
 
 def clean_text(text: str) -> str:
-    """Return text that can be written as UTF-8: half a surrogate pair becomes U+FFFD."""
+    """Return text that can be written as UTF-8: half a surrogate pair becomes U+FFFD, in a long text "?"."""
     if type(text) is not str:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - tools may give anything
             raise TypeError(f"expected text, got {type(text).__name__}")
@@ -35,6 +40,8 @@ def clean_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
+        if len(text) > _MAX_CLEANED:
+            return text.encode(errors="replace").decode()
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
@@ -65,11 +72,13 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
     """
     if value is None or value is True or value is False:
         return value
-    check_shape(value)
+    if value.__class__ is str and (clean := clean_text(value)) == value:
+        return clean
+    shape = check_shape(value)
     try:
         data = to_json_bytes(value)
     except UnicodeEncodeError:
-        if exact:
+        if exact or shape.items > _MAX_CLEANED // 10:
             raise ValueError("it contains text with half a surrogate pair") from None
         data = to_json_bytes(_cleaned(msgspec.to_builtins(value, enc_hook=_encode_foreign, str_keys=True)))
     except RecursionError:
@@ -85,6 +94,11 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
     if not isinstance(value, dict | list):  # a record may hold deep values
         check_shape(made)
     return made
+
+
+def record_json(record: Any) -> Any:
+    """Return a record of ours as plain JSON values. It may be large: its parts were checked where they entered."""
+    return _read(to_json_anyway(record))
 
 
 def to_json_text(value: Any) -> str:
@@ -117,6 +131,8 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+_TEXTS = frozenset({str, bytes})
+_PLAIN = frozenset({dict, *_LISTS})
 _BOXES = (dict, *_LISTS, msgspec.Struct)
 
 
@@ -132,23 +148,45 @@ def _items(box: Any) -> Any:
     return fields.values()
 
 
-def check_shape(value: Any) -> None:
-    """Raise ValueError for a value that is too deep or has too many items, before anything is made of it."""
-    depth = count = 0
-    level = {id(value): (value, 1)} if _is_box(value.__class__) else {}
+class Shape(NamedTuple):
+    """The number of items in a value, of lists and objects that hold them, and the classes of these."""
+
+    items: int
+    boxes: int
+    kinds: frozenset[type]
+
+
+def check_shape(value: Any) -> Shape:
+    """Raise ValueError for a value that is too deep or too large, before anything is made of it.
+
+    What is in several places counts for each. The work is left to C where it can be: it holds up the event loop.
+    """
+    depth = count = size = boxes = 0
+    kinds: set[type] = set()
+    level: list[Any] = [value] if _is_box(value.__class__) else []
     while level:
-        below: dict[int, tuple[Any, int]] = {}
-        for box, times in level.values():  # a list that is in several places is looked at once, and counted for each
-            items = _items(box)
-            count += times * len(items)
-            for item in items:
-                if item.__class__ not in _ATOMS and _is_box(item.__class__):
-                    below[id(item)] = (item, times + below.get(id(item), (None, 0))[1])
+        found = set(map(type, level))
+        if found <= _PLAIN:
+            count += sum(map(len, level))
+            items = get_referents(*level) if count <= MAX_ITEMS else list[Any]()  # with the keys of objects
+        else:
+            items = list[Any]()
+            for held in map(_items, level):
+                count += len(held)
+                items += held if count <= MAX_ITEMS else []
         if count > MAX_ITEMS:
             raise ValueError(f"it is too large: more than {MAX_ITEMS:,} items")
-        level, depth = below, depth + 1
+        if (boxes := boxes + len(level)) > MAX_BOXES:
+            raise ValueError(f"it is too large: more than {MAX_BOXES:,} lists and objects")
+        size += sum([len(item) for item in items if item.__class__ in _TEXTS])
+        if size > MAX_BYTES:
+            raise ValueError(f"it is too large: more than {MAX_BYTES:,} characters")
+        kinds |= found
+        level = [item for item in items if item.__class__ not in _ATOMS and _is_box(item.__class__)]
+        depth += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
+    return Shape(count, boxes, frozenset(kinds))
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from .content import to_json_value
+from .content import record_json
 from .decisions import Decision
 from .lifecycle import RunStatus, ToolCallStatus
 from .messages import Message
@@ -314,7 +314,7 @@ _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 def event_to_json(event: Event) -> dict[str, Any]:
     """Return a flat dict of JSON values with `kind`."""
-    return to_json_value(event)
+    return record_json(event)
 
 
 def event_from_bytes(body: bytes) -> Event:

@@ -74,6 +74,9 @@ class CallOutcome(Struct, frozen=True, gc=False):
         return replace(self, command=command.extend(self.command) if self.command is not None else command)
 
 
+_MEDIA = frozenset({ImagePart, FilePart})
+
+
 def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     """Make an outcome of what a tool returned; raise InternalError for a value that has no JSON form."""
     command = None
@@ -88,8 +91,7 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
         data = _text(call, data)
     else:
         try:
-            check_shape(data)
-            if parts := media_parts(data):
+            if _MEDIA & check_shape(data).kinds and (parts := media_parts(data)):
                 if message is not None:  # it takes the place of the text
                     parts = (TextPart(message), *[part for part in parts if isinstance(part, ImagePart | FilePart)])
                 data = [media_json(part) for part in parts]

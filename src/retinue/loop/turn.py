@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.content import clean_text, to_json_bytes, to_json_value
+from ..core.content import MAX_BOXES, clean_text, to_json_bytes, to_json_value
 from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
@@ -41,8 +41,10 @@ from .phases import run_phase
 _decode = msgspec.json.decode
 _ASSISTANT = Role.ASSISTANT
 
-MAX_ANSWER = 16 * 1024 * 1024
-"""Characters of one answer: its text, reasoning and calls."""
+MAX_ANSWER = 4 * 1024 * 1024
+"""Characters of one answer: its text, reasoning and calls. Images and files count a quarter."""
+MAX_ARGUMENTS = 2 * 1024 * 1024
+"""Characters of the arguments of one call. Each list or object in them costs time."""
 MAX_CALLS = 1000
 """Calls that one answer may ask for."""
 _CHUNK = 32
@@ -71,7 +73,7 @@ class _Draft(Struct, eq=False):
         elif isinstance(chunk, PartChunk):
             self.end_reasoning()
             part = checked_record(chunk.part)
-            self.measure(len(to_json_bytes(part)))
+            self.measure(len(to_json_bytes(part)) // 4)
             self.parts.append(part)
         elif isinstance(chunk, Retrying):
             self.restart(chunk)
@@ -114,6 +116,10 @@ class _Draft(Struct, eq=False):
         if arguments:
             arguments = clean_text(arguments)
             call.arguments.append(arguments)
+            call.size += len(arguments)
+            if call.size > MAX_ARGUMENTS:
+                problem = f"the arguments of a call have more than {MAX_ARGUMENTS:,} characters"
+                raise ModelResponseInvalid(problem, run.model.name)
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=arguments))
 
     def restart(self, chunk: Retrying) -> None:
@@ -153,10 +159,13 @@ class _CallDraft(Struct, gc=False):
     id: str
     name: str
     arguments: list[str] = []
+    size: int = 0
 
     def finished(self) -> ToolCall:
         text = "".join(self.arguments).strip()
         try:
+            if text.count("[") + text.count("{") > 2 * MAX_BOXES:  # to find out by reading them would take long
+                raise ValueError("there are too many lists and objects")
             args: Any = to_json_value(_decode(text)) if text else {}
         except (ValueError, RecursionError):
             args = text

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from ..core.content import to_json_value
+from ..core.content import record_json
 from ..core.decisions import Decision
 from ..core.events import (
     DELTAS,
@@ -90,7 +90,7 @@ def part_json(part: Part) -> Json | None:
         case TextPart():
             return {"text": part.text}
         case DataPart():
-            return {"data": to_json_value(part.data), "mediaType": "application/json"}
+            return {"data": record_json(part.data), "mediaType": "application/json"}
         case ImagePart() | FilePart():
             content = {"url": part.url} if part.url is not None else {"raw": part.data or ""}
             name = part.name if isinstance(part, FilePart) else None
@@ -297,7 +297,7 @@ class TaskProjection:
             part: Json = {"data": {"action": "cancel", "reason": decision.reason}}
         else:
             text = decision.payload
-            part = {"text": text} if isinstance(text, str) else {"data": to_json_value(text)}
+            part = {"text": text} if isinstance(text, str) else {"data": record_json(text)}
         key, message_id = decision.id, decision.id
         if decision.id.startswith(_IDS):
             own, _, message_id = decision.id.removeprefix(_IDS).partition(":")
@@ -316,7 +316,7 @@ class TaskProjection:
             if event.response and ANSWER not in self._artifacts:
                 updates.append(self._new_text(event, event.response, "", is_last=True))
             if event.output is not None:
-                data = [{"data": to_json_value(event.output), "mediaType": "application/json"}]
+                data = [{"data": record_json(event.output), "mediaType": "application/json"}]
                 updates.append(self._artifact(event, OUTPUT, data, is_last=True))
         parts = [{"text": event.error}] if event.error else None
         return [*updates, self._update(state_of(event.status, event.termination), event.at, name, parts)]
@@ -332,7 +332,7 @@ class TaskProjection:
         for key, ticket in tickets.items():
             path = "/".join(ticket.path) or key
             shown = known.get(path, {"agent": "", "tool": "", "args": {}})
-            self.questions.append({**shown, "path": path, "ticket": to_json_value(ticket)})
+            self.questions.append({**shown, "path": path, "ticket": record_json(ticket)})
         self.status = {**self.status, "state": waiting_state(tickets)}
         self.status["message"] = {**self.status["message"], "parts": self._forms()}
         return {"statusUpdate": {"taskId": self.id, "contextId": self.context_id, "status": self.status}}
@@ -361,9 +361,9 @@ class TaskProjection:
             case Handoff():
                 parts = [{"text": f"{event.to_agent} continues"}]
             case ActivitySnapshot():
-                parts = [{"data": {"activity": event.activity_type, "content": to_json_value(event.content)}}]
+                parts = [{"data": {"activity": event.activity_type, "content": record_json(event.content)}}]
             case Custom():
-                parts = [{"data": to_json_value(event.data)}]
+                parts = [{"data": record_json(event.data)}]
             case _:
                 pass
         return self._say(event, parts, ns)

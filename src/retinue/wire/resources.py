@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ..core.content import to_json_value
+from ..core.content import record_json
 from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
@@ -167,7 +167,7 @@ def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool
 
 def result_json(result: RunResult) -> dict[str, Any]:
     """Return the fields of a result, with its messages as `message_json`."""
-    shown: dict[str, Any] = to_json_value(result)
+    shown: dict[str, Any] = record_json(result)
     return {**shown, "messages": [message_json(one) for one in result.messages if one.visibility is Visibility.ALL]}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.content import to_json_value
+from ..core.content import record_json
 from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
 from ..core.lifecycle import ToolCallStatus
 from ..core.results import SuspendTicket
@@ -91,7 +91,7 @@ class SnapshotTree(RunTree):
         }
         if deep:
             shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]
-            shown["messages"] = [to_json_value(message) for message in run.conversation()]
+            shown["messages"] = [record_json(message) for message in run.conversation()]
         return shown
 
     def _call_json(self, call: CallNode, step: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class SnapshotTree(RunTree):
             "call_id": call.call_id,
             "tool": call.tool,
             "step": step,
-            "args": to_json_value(dict(call.args or {})),
+            "args": record_json(dict(call.args or {})),
             "status": call.status.value,
             "result": call.result,
             "output": call.output,
@@ -108,7 +108,7 @@ class SnapshotTree(RunTree):
             "started_at": iso(call.started),
             "ended_at": iso(call.ended),
             "is_task": call.is_task,
-            "ticket": to_json_value(ticket) if ticket is not None and _waits(call) else None,
+            "ticket": record_json(ticket) if ticket is not None and _waits(call) else None,
             "children": [self.run_json(child) for child in call.children.values()],
         }
 
@@ -160,8 +160,8 @@ class SnapshotTree(RunTree):
                     "agent": run.agent,
                     "ns": list(run.ns),
                     "tool": call.tool,
-                    "args": to_json_value(dict(call.args or {})),
-                    "ticket": to_json_value(ticket),
+                    "args": record_json(dict(call.args or {})),
+                    "ticket": record_json(ticket),
                     "asked_at": iso(call.ended),
                 }
 

@@ -39,7 +39,7 @@ class EventDecoder:
         blocks = b"".join(self._rest).split(b"\n\n")
         rest = blocks.pop()
         self._rest, self._size = [rest] if rest else [], len(rest)
-        return [found for block in blocks if (found := _data_of(block))]
+        return [found for block in blocks if block and (found := _data_of(block))]
 
     def finish(self) -> list[bytes]:
         """Return the data of a last event without its blank line, if there is one."""

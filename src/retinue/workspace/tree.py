@@ -49,12 +49,12 @@ def _walk(
             yield entry
             continue
         try:
-            below = listing(entry.path)
+            # Nothing else refers to the list: its entries are freed one by one.
+            levels.append((_backwards(listing(entry.path)), own))
         except FilesystemDown:
             raise
         except FilesystemError:
             continue
-        levels.append((_backwards(below), own))
 
 
 def sort_entries(entries: list[FileEntry], key: Callable[[FileEntry], str], reverse: bool = False) -> list[FileEntry]:
