@@ -202,6 +202,24 @@ async def test_an_answer_is_streamed(site: Site) -> None:
         assert (await rest.result()).response == "clerk: paid 3"
 
 
+async def test_a_fork_is_worked_on_too(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        run = client.stream("clerk", "go")
+        waiting = await run.result()
+        assert waiting.status is RunStatus.SUSPENDED
+        last = [event.seq async for event in run][-1]
+        fork = await client.fork(run.run_id, at=last, decisions={"pay_1": Decision.reject("no")})
+        assert (await fork.result()).status is RunStatus.COMPLETED
+        assert fork.run_id != run.run_id
+        again = await client.fork(run.run_id, at=last)
+        assert (await again.result()).status is RunStatus.SUSPENDED
+        assert (await client.resume(again.run_id, {"pay_1": Decision.approve()})).response == "clerk: paid 3"
+        ended = client.stream("echo", "one")
+        await ended.result()
+        more = await client.fork(ended.run_id, at=[event.seq async for event in ended][-1], input="two")
+        assert (await more.result()).response == "echo: two"
+
+
 # --- cancels
 
 

@@ -278,7 +278,7 @@ class DurableStore(Store, EventStore, Protocol):
     ) -> asyncio.Future[str | None]:
         """Store a new run and its request, own its log at epoch 1 and claim its thread, in one transaction.
 
-        With a placement nobody owns the log, at epoch 0: a worker of that engine claims it.
+        With a placement, workers of that engine claim the log. Without an owner it is free from the start, at epoch 0.
 
         If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
         Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.

@@ -115,6 +115,10 @@ class Dispatcher:
         start = encode_start(request, _checked(request))
         await self.store.begin_run(record, start, None, 0.0, "enqueue", placement)
 
+    async def placement_of(self, log_id: str) -> Placement:
+        """Return where a run like this one is done."""
+        return Placement(engine=self.engine.name, queue=await self._workers.queue_of(log_id) or DEFAULT_QUEUE)
+
     async def schedule(self, run_id: str, placement: Placement) -> None:
         """Have the engine schedule a stored run. If it cannot be reached, a worker finds the run later."""
         try:

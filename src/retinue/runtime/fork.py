@@ -15,7 +15,7 @@ from ..core.ids import unique
 from ..core.messages import Message
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity
-from ..core.stores import RunRecord, ThreadRecord
+from ..core.stores import Placement, RunRecord, ThreadRecord
 from ..loop.execution import start_leg
 from ..loop.fold import fold, fold_all
 from ..loop.state import LogState, RunState
@@ -72,16 +72,24 @@ async def fork_run(
         raise ConfigurationError(f"run {run_id!r} had ended at event {at}: give the fork an input to continue with")
     if decisions is not None:
         match_decisions(tree, state, decisions)  # raises before anything is stored
-    request = restored(runs.registry.agent(state.first_agent), state.identity, state.request)
-    run = await _store_copy(runs, copy, tree, state, request)
-    if decisions is not None:
+    dispatcher, registry = runs.dispatcher, runs.registry
+    agent = registry.agent(state.first_agent) if dispatcher is None else registry.named(state.first_agent)
+    request = restored(agent, state.identity, state.request)
+    placement = None if dispatcher is None else await dispatcher.placement_of(run_id)
+    run = await _store_copy(runs, copy, tree, state, request, placement)
+    run.first = tree.seq
+    if messages:
+        numbered = enumerate(messages, state.message_count + 1)
+        named = [replace(one, id=one.id or f"{run.run_id}-m{number}") for number, one in numbered]
+        start_leg(run.log, state, messages=tuple(named))
+    if dispatcher is not None and placement is not None:
+        if decisions is not None:
+            start_leg(run.log, state, tuple(match_decisions(tree, state, decisions)))
+        await run.hand_over()
+        await dispatcher.schedule(run.run_id, placement)
+    elif decisions is not None:
         run.accept(decisions)
     elif messages or not state.waits:
-        run.first = tree.seq
-        if messages:
-            numbered = enumerate(messages, state.message_count + 1)
-            named = [replace(one, id=one.id or f"{run.run_id}-m{number}") for number, one in numbered]
-            start_leg(run.log, state, messages=tuple(named))
         run.proceed()
     else:
         await run.resume_tasks()
@@ -89,7 +97,9 @@ async def fork_run(
     return run
 
 
-async def _store_copy(runs: LocalRuns, copy: Copy, tree: LogState, state: RunState, request: RunRequest) -> LiveRun:
+async def _store_copy(
+    runs: LocalRuns, copy: Copy, tree: LogState, state: RunState, request: RunRequest, placement: Placement | None
+) -> LiveRun:
     identity, now, owner = state.identity, runs.clock(), runs.owner
     record = RunRecord(identity=identity, started_at=now, log_id=identity.run_id)
     before = {run.identity.thread_id: tuple(run.messages[: run.own_from]) for run in tree.runs.values() if run.own_from}
@@ -97,7 +107,8 @@ async def _store_copy(runs: LocalRuns, copy: Copy, tree: LogState, state: RunSta
         await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))
     writer = None
     if owner is not None:
-        await owner.store.begin_run(record, encode_start(request, state.request), owner.id, owner.lease)
+        start = encode_start(request, state.request)
+        await owner.store.begin_run(record, start, owner.id, owner.lease, placement=placement)
         writer = LogWriter(identity.run_id, owner.store)
         writer.rows.extend(copy.rows)
     log = runs.make_log(writer, tree)

@@ -96,6 +96,10 @@ class Workers:
 
         return await self._database.read(read)
 
+    async def queue_of(self, log_id: str) -> str | None:
+        found = await self._database.read(lambda link: link.run("SELECT queue FROM logs WHERE log_id = ?", log_id))
+        return found[0][0] if found else None
+
     async def waiting_in(self, log_id: str) -> str | None:
         """Return the queue of a log that some worker should have and none has; None if it is not so."""
 

@@ -220,7 +220,7 @@ class RunBeginning:
         self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
         self._identity, self._started_at = record.identity, record.started_at
         self._values = (*_run_values(record), request)
-        self._placement, self._epoch = placement, 1 if placement is None else 0
+        self._placement, self._epoch = placement, 0 if owner is None else 1
 
     def write(self, link: Link) -> Any:
         """Store the run and own its log; return the run before it, if its thread is taken."""
@@ -263,7 +263,7 @@ class RunBeginning:
     def _make_due(self, link: Link, placement: Placement) -> None:
         """Let a worker take the run when its time comes, unless it waits for its thread."""
         run_id = self._identity.run_id
-        mine = "log_id = ? AND epoch = 0 AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
+        mine = "log_id = ? AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
         if placement.delay > 0:
             link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE {mine}", placement.delay, run_id, run_id)
         else:
