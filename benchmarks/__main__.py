@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from benchmarks import floor, harness, ours, tasks, telemetry, trees
+from benchmarks import floor, ours, tasks, trees
 
 REFERENCE_MS = 10.0
 STEPS, DELTAS = 200, 5_000
@@ -178,29 +179,22 @@ def main() -> int:
     parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
     parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile input causes")
     parser.add_argument("--engines", action="store_true", help="only workers on PostgreSQL and Temporal (a minute)")
+    parser.add_argument("--scale", action="store_true", help="only the PostgreSQL engine with a million threads")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.stores:
-        from benchmarks import stores  # it needs a database server
-
-        stores.show(options.rounds)
-        return 0
-    if options.engines:
-        from benchmarks import engines  # it needs servers
-
-        engines.show()
-        return 0
+    for name in ("engines", "scale"):  # they need servers
+        if getattr(options, name):
+            import_module(f"benchmarks.{name}").show()
+            return 0
+    for name in ("stores", "harness", "telemetry"):
+        if getattr(options, name):
+            import_module(f"benchmarks.{name}").show(options.rounds)
+            return 0
     if options.pauses:
         from benchmarks import pauses  # it makes 200,000 files
 
         return 0 if pauses.main(rounds=options.rounds) else 1
-    if options.harness:
-        harness.show(options.rounds)
-        return 0
-    if options.telemetry:
-        telemetry.show(options.rounds)
-        return 0
     end = "\r" if sys.stderr.isatty() else "\n"
     if options.models:
         return show_models(options.rounds, options.json, end)

@@ -184,11 +184,8 @@ class Legs:
 
     async def find_unscheduled(self) -> None:
         """Let workers take the runs that should be at work, and that nobody has or will have."""
-        at_work = "SELECT run_id FROM runs WHERE status = 'running'"
-        answered = "SELECT log_id FROM inbox WHERE reply IS NULL"
-        where = (
-            f"turn IS NULL AND owner IS NULL AND due_at IS NULL AND (log_id IN ({at_work}) OR log_id IN ({answered}))"
-        )
+        wanted = "SELECT run_id FROM runs WHERE status = 'running' UNION SELECT log_id FROM inbox WHERE reply IS NULL"
+        where = f"turn IS NULL AND owner IS NULL AND due_at IS NULL AND log_id IN ({wanted})"
         await self._database.write(lambda link: make_due(link, where))
 
     async def postpone(self, log_id: str, seconds: float) -> None:
@@ -206,12 +203,18 @@ class Legs:
         """Return what waits and works in each queue."""
 
         def read(link: Link) -> list[QueueDepth]:
+            # Each part has an index of its own, so what has ended or waits for an answer is not read.
+            parts = (
+                "owner IS NOT NULL AND engine IS NOT NULL",
+                "owner IS NULL AND turn IS NOT NULL",
+                "owner IS NULL AND due_at IS NOT NULL AND turn IS NULL",
+            )
+            each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part} AND {_OURS}" for part in parts]
             found = link.run(
                 "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
-                "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL AND due_at IS NOT NULL), "
-                "COUNT(*) FILTER (WHERE owner IS NOT NULL), "
+                "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
                 f"COALESCE(MAX({link.now} - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
-                f"FROM logs WHERE {_OURS} AND (owner IS NOT NULL OR due_at IS NOT NULL) GROUP BY queue ORDER BY queue"
+                f"FROM ({' UNION ALL '.join(each)}) AS legs GROUP BY queue ORDER BY queue"
             )
             return [
                 QueueDepth(queue=queue, ready=ready, delayed=delayed, working=working, oldest=max(0.0, oldest))
