@@ -15,6 +15,7 @@ from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
 from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
 from .task_client import Garbled
+from .tracing import trace_headers
 
 if TYPE_CHECKING:
     import httpx
@@ -260,7 +261,7 @@ class A2AClient:
     def _context(self, seconds: float | None) -> ClientCallContext:
         from a2a.client.client import ClientCallContext
 
-        return ClientCallContext(service_parameters=dict(self._headers), timeout=seconds)
+        return ClientCallContext(service_parameters={**trace_headers(), **self._headers}, timeout=seconds)
 
     def _link(self) -> _Link:
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from ..wire.task_protocol import (
     encode,
     task_path,
 )
+from .tracing import trace_headers
 
 if TYPE_CHECKING:
     import aiohttp
@@ -151,7 +152,9 @@ class HttpTaskClient:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
-        headers = {"content-type": "application/json", **self._headers} if body else self._headers
+        headers = {**trace_headers(), **self._headers}
+        if body:
+            headers.setdefault("content-type", "application/json")
         try:
             async with self._session().request(
                 method, self._url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False

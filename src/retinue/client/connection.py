@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from ..backends.tracing import trace_headers
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
@@ -146,7 +147,7 @@ class Connection:
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of an answer below 300. Raise what the server refuses."""
         patience = Patience(self.patience)
-        headers = dict(self._headers) if key is None else {**self._headers, "idempotency-key": key}
+        headers = {**trace_headers(), **self._headers, **({} if key is None else {"idempotency-key": key})}
         if body is not None:
             headers["content-type"] = "application/json"
         while True:

@@ -51,7 +51,7 @@ from .auth import User
 from .http import ApiError, Scope, as_api_error, authorize
 from .runs import ends_of
 from .service import Service
-from .tracing import remote_trace
+from .tracing import remote_trace, traced
 
 _PAGE = 50
 _MOST_PARTS = 1000
@@ -232,14 +232,13 @@ class Tasks(RequestHandler):
     async def _start(self, caller: Caller, message: Json) -> Sent:
         caller.need("run")
         runtime, thread_id = self.service.runtime, message.get("contextId") or None
-        traced = {"traceparent": caller.headers["traceparent"]} if "traceparent" in caller.headers else {}
         async with self.service.thread_for(caller.user, thread_id):
             run = runtime.stream(
                 caller.agent.name,
                 read_message(message),
                 thread_id=thread_id,
                 user_id=caller.user.id,
-                context=traced,
+                context=traced(caller.headers),
                 when_busy="enqueue",
             )
             await run.stored()

@@ -34,6 +34,7 @@ from .http import ApiError, Call, Endpoint, as_api_error, error_response, header
 from .limits import UserLimits
 from .openapi import describe
 from .service import MAX_BODY, Service
+from .tracing import remote_trace
 
 if TYPE_CHECKING:
     from .a2a import Tasks
@@ -168,7 +169,9 @@ def _route(endpoint: Endpoint, service: Service) -> Route:
         began = time.perf_counter()
         with service.request():
             try:
-                answer = await endpoint.handle(await prepare(endpoint, request, service))
+                call = await prepare(endpoint, request, service)
+                with remote_trace(request.headers):
+                    answer = await endpoint.handle(call)
                 response = answer if isinstance(answer, Response) else json_response(answer, endpoint.status)
             except Exception as exc:
                 response = error_response(exc, request.path_params.get("run_id"))

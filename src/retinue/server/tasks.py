@@ -26,6 +26,7 @@ from .auth import User
 from .http import ApiError, Call, Endpoint, is_text, json_response
 from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
+from .tracing import traced
 
 CANCEL_WAIT = 1.0
 """Seconds that a cancel waits for the end of the run; it goes on after that."""
@@ -88,7 +89,7 @@ async def submit(call: Call) -> Response:
                 body.input,
                 thread_id=thread_id,
                 user_id=call.user.id,
-                context=body.context,
+                context={**traced(call.request.headers), **body.context},
                 limits=_limits(call, body),
                 when_busy="enqueue",
                 run_id=run_id,

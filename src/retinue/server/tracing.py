@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 
+def traced(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of a request's headers that tools read in `ctx.context`."""
+    return {"traceparent": headers["traceparent"]} if "traceparent" in headers else {}
+
+
 @contextmanager
 def remote_trace(headers: Mapping[str, str]) -> Generator[None]:
     """Make the span that `traceparent` names the current one. Without OpenTelemetry this does nothing."""
