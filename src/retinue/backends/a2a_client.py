@@ -14,6 +14,7 @@ from ..core.content import to_json_value
 from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
 from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
+from .a2a_signature import CardVerifier, UntrustedCard
 from .task_client import Garbled
 from .tracing import trace_headers
 
@@ -51,15 +52,21 @@ class A2AClient:
 
     A final refusal raises ExecutionBackendError, a failure that may pass raises ConnectionError. Requests go to the
     origin of the url and to `origins`, with the headers, and nowhere else: no redirect is followed, and interfaces of the
-    card that are elsewhere are not used. Credentials in the headers are redacted in all that the server returns."""
+    card that are elsewhere are not used. With `card_key`, a card must be signed by that key. Credentials in the headers are redacted in all that the server returns."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, name: str = "", origins: Iterable[str] = ()
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        name: str = "",
+        origins: Iterable[str] = (),
+        card_key: str | bytes | None = None,
     ) -> None:
         self.url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
         self.card_url = self.url if self.url.endswith(".json") else self.url + CARD_PATH
         self._origins = frozenset([origin_of(one) for one in (url, *origins)])
         self._secrets = secrets_of(self._headers)
+        self._verifier = None if card_key is None else CardVerifier(card_key)
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
     async def open(self) -> None:
@@ -156,7 +163,12 @@ class A2AClient:
             response.raise_for_status()
             if len(response.content) > CARD_BYTES:
                 raise ExecutionBackendError(self._name, f"the card of {self.url} has more than {CARD_BYTES:,} bytes")
-            return parse_agent_card(json.loads(redact(response.text, self._secrets)))
+            card = parse_agent_card(json.loads(redact(response.text, self._secrets)))
+            if self._verifier is not None:
+                self._verifier.check(card)
+            return card
+        except UntrustedCard as exc:
+            raise ExecutionBackendError(self._name, f"the card of {self.url} is not trusted: {exc}") from None
         except (httpx.HTTPError, TimeoutError) as exc:
             raise self._problem(exc, "did not send its card") from None
         except (ValueError, RecursionError, ParseError) as exc:

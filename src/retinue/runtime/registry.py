@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 def _remote_backend(stub: RemoteSubagentStub) -> Backend:
     if stub.protocol == "a2a":
-        return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins))
+        return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins, stub.card_key))
     return TaskHttpBackend(HttpTaskClient(stub.url, stub.headers, stub.name), stub.name)
 
 
@@ -87,7 +87,8 @@ class AgentRegistry:
         assert self.backend is not None
         found = self.find(agent)
         if isinstance(found, RemoteSubagentStub):
-            key = (found.name, found.url, found.protocol, found.origins, tuple((found.headers or {}).items()))
+            headers = tuple((found.headers or {}).items())
+            key = (found.name, found.url, found.protocol, found.origins, found.card_key, headers)
             if key not in self._foreign:
                 self._foreign[key] = ForeignBackend(_remote_backend(found), self.backend)
             return ExecutionPlan(found, self._foreign[key], is_local=False)

@@ -176,6 +176,9 @@ class _Elsewhere:
         yield TurnEnd()
 
 
+_PUBLIC_KEY = "BEGIN PUBLIC KEY"
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteSubagentStub(Agent):
     """Holds the place of an agent on a server. A child run of it goes there; run here, it only says so."""
@@ -185,12 +188,17 @@ class RemoteSubagentStub(Agent):
     protocol: Protocol = "tasks"
     origins: tuple[str, ...] = ()
     """Further addresses that its card may name; the headers are sent there too."""
+    card_key: str | bytes | None = field(default=None, repr=False)
+    """The public key, as PEM, that must have signed its card."""
 
     def __post_init__(self) -> None:
         owner = f"agent {self.name!r}"
         check_server(self.url, self.headers, self.protocol, owner)
         for origin in self.origins:
             check_url(origin, owner)
+        key: Any = self.card_key
+        if key is not None and (not isinstance(key, str | bytes) or _PUBLIC_KEY not in str(key)):
+            raise ConfigurationError(f"{owner}: card_key is a public key as PEM, which begins with -----{_PUBLIC_KEY}")
         if self.model is None:
             object.__setattr__(self, "model", _Elsewhere())
         Agent.__post_init__(self)
@@ -206,6 +214,7 @@ class A2AAgent(RemoteSubagentStub):
     description: says to other agents what this one is for. Nothing of the card is shown to a model.
     headers: sent to the origin of `url` with every request, and nowhere else.
     origins: further addresses that its card may name, such as that of a gRPC port; the headers are sent there too.
+    card_key: a public key as PEM (EC, RSA or Ed25519). The card must be signed by it, or nothing is sent.
     """
 
     __slots__ = ()
@@ -218,8 +227,10 @@ class A2AAgent(RemoteSubagentStub):
         description: str = "",
         headers: Mapping[str, str] | None = None,
         origins: Iterable[str] = (),
+        card_key: str | bytes | None = None,
     ) -> None:
         given: dict[str, Any] = {"description": description, "url": url, "headers": headers, "protocol": "a2a"}
+        given["card_key"] = card_key
         RemoteSubagentStub.__init__(self, name, **given, origins=as_tuple(origins, f"agent {name!r}", "origins"))
 
 
