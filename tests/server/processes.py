@@ -46,7 +46,7 @@ async def served(target: str, *options: str, token: str | None = TOKEN, folder: 
     try:
         lines = await _until_ready(process)
         printed = next((line.removeprefix("token: ") for line in lines if line.startswith("token: ")), token)
-        async with asking(next(line for line in lines if "http://" in line).split()[-1], printed) as site:
+        async with asking(next(line for line in lines if "://" in line).split()[-1], printed) as site:
             yield Served(process, lines, site)
     except BaseException:
         process.kill()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,6 +34,7 @@ CARD_PATH = "/.well-known/agent-card.json"
 _ID = re.compile(r"[A-Za-z0-9_~@+=-][A-Za-z0-9._:~@+=-]{0,255}")
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"})
+_SCHEMES = {"grpc": "http", "grpcs": "https"}
 _SHOWN = 300
 
 
@@ -211,8 +214,9 @@ class A2AClient:
             return False
 
     def _full(self, url: str) -> str:
-        """Return an address with its scheme: gRPC servers are often named without."""
-        return url if "://" in url else f"{urlsplit(self.url).scheme}://{url}"
+        """Return an address with its scheme: gRPC servers are often named without, or with one of their own."""
+        scheme, found, rest = url.partition("://")
+        return f"{_SCHEMES.get(scheme, scheme)}://{rest}" if found else f"{urlsplit(self.url).scheme}://{url}"
 
     def _channel(self, url: str) -> Any:
         import grpc.aio
@@ -225,7 +229,9 @@ class A2AClient:
         parts = urlsplit(self._full(url))
         if parts.scheme == "https":
             place = parts.netloc if parts.port else f"{parts.netloc}:443"
-            return grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(), options)
+            trusted = os.environ.get("SSL_CERT_FILE")
+            roots = None if trusted is None else Path(trusted).read_bytes()
+            return grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(roots), options)
         return grpc.aio.insecure_channel(parts.netloc, options)
 
     # --- requests
@@ -297,6 +303,9 @@ class A2AClient:
         not_offered = (errors.UnsupportedOperationError, errors.MethodNotFoundError, errors.TaskNotCancelableError)
         if isinstance(exc, (*not_offered, NotImplementedError)):
             return NotOffered(words)
+        if "CERTIFICATE_VERIFY_FAILED" in words:
+            problem = f"{self.url} has a certificate that is not trusted ({words})"
+            return ExecutionBackendError(self._name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
         for one in causes:
             if isinstance(one, TooMuch):
                 return ExecutionBackendError(self._name, f"{self.url} {one}")
@@ -326,6 +335,8 @@ class A2AClient:
         return ExecutionBackendError(self._name, f"{self.url} {what}: {status} {words}{advice}")
 
     def _grpc_problem(self, code: str, words: str, what: str) -> Exception:
+        if code in _AWAY and "failed to connect" in words:
+            return NotSent(f"{self.url} cannot be reached ({words})")
         if code in _AWAY:
             return ConnectionError(f"{self.url} cannot be reached ({words})")
         if code == "UNIMPLEMENTED":

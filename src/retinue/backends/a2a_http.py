@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import ssl
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -29,6 +31,16 @@ def origin_of(url: str) -> tuple[str, str, int]:
     if scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise ValueError(f"{url!r} is no address of a server")
     return scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[scheme]
+
+
+def make_ssl_context() -> ssl.SSLContext:
+    """Return what checks the certificates of servers: the authorities of `$SSL_CERT_FILE`, or of the system."""
+    import certifi
+
+    context = ssl.create_default_context()
+    if "SSL_CERT_FILE" not in os.environ and not context.get_ca_certs():
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 def make_http_client(origins: frozenset[tuple[str, str, int]], seconds: float) -> httpx.AsyncClient:
@@ -63,7 +75,8 @@ def make_http_client(origins: frozenset[tuple[str, str, int]], seconds: float) -
         def __init__(self) -> None:
             # A connection for each request: an answer cannot be that to an earlier request.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
+            verify = make_ssl_context() if any(scheme == "https" for scheme, _, _ in origins) else False
+            self._inner = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=limits)
 
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             if origin_of(str(request.url)) not in origins:

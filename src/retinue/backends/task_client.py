@@ -118,6 +118,8 @@ class HttpTaskClient:
                         yield [decode_event(self._without_secrets(one)) for one in found]
         except aiohttp.InvalidURL:
             raise ExecutionBackendError(self._name, f"{self._url} is not an address that can be asked") from None
+        except aiohttp.ClientConnectorCertificateError as exc:
+            raise self._untrusted(exc) from None
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLong, ValueError) as exc:
             reason = self._words(str(exc)) or type(exc).__name__
             raise ConnectionError(f"the events of {self._url} cannot be read ({reason})") from None
@@ -165,6 +167,8 @@ class HttpTaskClient:
                 status = response.status
         except aiohttp.InvalidURL:
             raise ExecutionBackendError(self._name, f"{self._url} is not an address that can be asked") from None
+        except aiohttp.ClientConnectorCertificateError as exc:
+            raise self._untrusted(exc) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = self._words(str(exc)) or type(exc).__name__
             raise ConnectionError(f"{self._url} cannot be reached ({reason})") from None
@@ -183,6 +187,10 @@ class HttpTaskClient:
     def _refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
         advice = ": check the headers of the declaration" if status in (401, 403) else ""
         return ExecutionBackendError(self._name, f"{self._url} {what}: {status} {self._words(data)}{advice}")
+
+    def _untrusted(self, exc: Exception) -> ExecutionBackendError:
+        problem = f"{self._url} has a certificate that is not trusted ({self._words(str(exc))})"
+        return ExecutionBackendError(self._name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
 
     def _words(self, said: bytes | str) -> str:
         """Return the beginning of a text for a message, without credentials, also without half of one."""

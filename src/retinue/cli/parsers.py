@@ -231,6 +231,8 @@ def _add_serve(parser: CommandParser) -> None:
     parser.add_argument("--cors", metavar="ORIGIN", action="extend", nargs="+", default=[], help=cors)
     parser.add_argument("--workers", metavar="N", type=count_from_1, default=1, help="processes that share the port")
     _add_engine(parser)
+    parser.add_argument("--tls-cert", metavar="F", help="a chain of certificates (PEM): serve https, and gRPC with TLS")
+    parser.add_argument("--tls-key", metavar="F", help="the private key of the certificate (PEM)")
     parser.add_argument("--rate", metavar="R", type=above_0, help="requests a second for each user")
     parser.add_argument("--max-streams", metavar="N", type=count_from_1, help="open streams for each user")
     grpc = "the port of A2A over gRPC (default: the port after --port); 0 is any that is free"

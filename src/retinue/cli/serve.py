@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from ..server import Auth
+    from ..server.process import Tls
 
 _MEMORY = "memory:"
 _MAX_TOKEN_FILE = 10_000
@@ -72,6 +73,8 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
         raise ConfigurationError(f"--workers needs a database that they share: give --db URL, or set ${VARIABLE}")
     from ..server.process import bind
 
+    if (tls := _tls(args)) is not None:
+        tls.check()
     with socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port) as listener:
         if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
             token = f"rtn_{secrets.token_urlsafe(32)}"
@@ -94,6 +97,8 @@ def _check_options(args: argparse.Namespace) -> None:
     for origin in args.cors:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
             raise ConfigurationError(f"--cors {origin!r} is not an origin: write it as https://app.example.com")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise ConfigurationError("--tls-cert and --tls-key belong together: give both")
     if not 0 <= args.port <= 65_535:
         raise ConfigurationError(f"--port {args.port} is not a port: give one from 1 to 65535, or 0 for any")
 
@@ -176,7 +181,7 @@ def _announcement(
     args: argparse.Namespace, runtime: Runtime, listener: socket.socket, token: str | None
 ) -> Callable[[], None]:
     """Return what prints where the server listens. A token is shown only if it was made here."""
-    url = _address(listener)
+    url = _address(args, listener)
     shown = token if args.token is None and args.token_file is None else None
 
     def announce() -> None:
@@ -218,10 +223,10 @@ async def _serve_here(
             rate=args.rate,
             max_streams=args.max_streams,
             hosts=_known_hosts(args),
-            a2a=A2AOptions(base=_address(listener), key=_read_key(args), push_private=args.push_private),
+            a2a=A2AOptions(base=_address(args, listener), key=_read_key(args), push_private=args.push_private),
         )
         async with _grpc(args, app, listener):
-            await serve_app(app, listener, stop, announce)
+            await serve_app(app, listener, stop, announce, tls=_tls(args))
     finally:
         await runtime.close()
 
@@ -240,7 +245,9 @@ async def _grpc(args: argparse.Namespace, app: Starlette, listener: socket.socke
     if port is None:
         port = 0 if args.port == 0 and args.workers == 1 else listener.getsockname()[1] + 1
     try:
-        server = await start_grpc(app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None)
+        server = await start_grpc(
+            app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None, tls=_tls(args)
+        )
     except ConfigurationError as exc:
         if args.grpc_port is not None:
             raise
@@ -253,9 +260,15 @@ async def _grpc(args: argparse.Namespace, app: Starlette, listener: socket.socke
         await server.stop(_GRPC_GRACE)
 
 
-def _address(listener: socket.socket) -> str:
+def _tls(args: argparse.Namespace) -> Tls | None:
+    from ..server.process import Tls
+
+    return None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key)
+
+
+def _address(args: argparse.Namespace, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'http' if args.tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _read_key(args: argparse.Namespace) -> bytes | None:

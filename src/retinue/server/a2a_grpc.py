@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 from ..core.errors import ConfigurationError
 from .a2a import Refused, Tasks
+from .process import Tls
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -54,9 +55,9 @@ class _OldService(CompatGrpcHandler):
 
 
 async def start_grpc(
-    app: Starlette, host: str, port: int, *, shared: bool = False, listed: bool = True
+    app: Starlette, host: str, port: int, *, shared: bool = False, listed: bool = True, tls: Tls | None = None
 ) -> grpc.aio.Server:
-    """Serve the A2A agents of an application over gRPC, without TLS, and name the port in their cards.
+    """Serve the A2A agents of an application over gRPC, and name the port in their cards.
 
     The caller stops the server. `shared`: other processes of the same server listen on the port, too. `listed`: whether
     the cards of agents name it, beside that of the server; some clients refuse a card with an address of another origin.
@@ -73,7 +74,11 @@ async def start_grpc(
     new.add_A2AServiceServicer_to_server(_Service(tasks, _Contexts()), server)
     old.add_A2AServiceServicer_to_server(_OldService(tasks, _Contexts()), server)
     try:
-        tasks.cards.grpc_port = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if tls is None:
+            tasks.cards.grpc_port = server.add_insecure_port(place)
+        else:
+            tasks.cards.grpc_port = server.add_secure_port(place, grpc.ssl_server_credentials([tls.read()]))
         await server.start()
     except RuntimeError as exc:
         raise ConfigurationError(f"cannot listen on {host} port {port} for gRPC: give another --grpc-port") from exc

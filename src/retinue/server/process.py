@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from asyncio import Transport
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +28,28 @@ HEAD_SECONDS = 30.0
 _MAX_MESSAGE = 1_000_000
 """Bytes of a WebSocket message of a client."""
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class Tls(NamedTuple):
+    """The files with which a server speaks TLS: a chain of certificates and its private key, as PEM."""
+
+    cert: str
+    key: str
+
+    def check(self) -> None:
+        """Raise ConfigurationError if the files cannot be used."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, lambda: "")
+        except (OSError, ValueError) as exc:  # an SSLError is an OSError
+            reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+            raise ConfigurationError(
+                f"TLS cannot be used with {self.cert!r} and {self.key!r}: {reason}: give a certificate and its key as "
+                "PEM, without a password"
+            ) from exc
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Return the key and the certificates."""
+        return Path(self.key).read_bytes(), Path(self.cert).read_bytes()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -133,11 +157,13 @@ async def serve(
     stop: Coroutine[Any, Any, object],
     on_ready: Callable[[], object],
     grace: float = GRACE,
+    tls: Tls | None = None,
 ) -> None:
     """Serve an application until `stop` is done; then let requests finish, and streams connect elsewhere."""
     config = uvicorn.Config(
         app, http=HttpProtocol, ws="websockets-sansio", ws_max_size=_MAX_MESSAGE, log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=max(1, round(grace)),
+        ssl_certfile=None if tls is None else tls.cert, ssl_keyfile=None if tls is None else tls.key,
     )  # fmt: skip
     server, service = _Server(config, on_ready), app.state.service
     assert isinstance(service, Service)
