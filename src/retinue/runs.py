@@ -2,16 +2,14 @@
 
 # fmt: off
 from .core.decisions import Decision
-from .core.engine import Schedule
 from .core.lifecycle import RunStatus, ToolCallStatus
 from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
 from .loop.state import CallState, LogState, RunState
 from .runtime import Run, Runtime
 from .runtime.run import ChildRun, RunHandle, TextStream
 from .runtime.runtime import RunOptions
-from .runtime.worker import Worker
 
 __all__ = [
     "CallState", "ChildRun", "Decision", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Run", "RunHandle", "RunIdentity",
-    "RunOptions", "RunResult", "RunState", "RunStatus", "Runtime", "Schedule", "TextStream", "ToolCallStatus", "Usage", "Worker",
+    "RunOptions", "RunResult", "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
 ]

@@ -41,8 +41,8 @@ from retinue import (
     tool,
 )
 from retinue.models import ModelChunk
-from retinue.runtime.worker import Worker
 from retinue.testing import ScriptedModel, call, say
+from retinue.workers import Worker
 
 NOTES: StateKey[tuple[str, ...], str] = StateKey(
     "plug.notes",

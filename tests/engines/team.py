@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from retinue import Agent, Runtime
-from retinue.runtime.worker import Worker
+from retinue.workers import Worker
 
 from .crew import crew
 

@@ -37,7 +37,11 @@ SHOWS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+ELSEWHERE = {"workers.py"}
+"""Examples that need servers: tests/engines/test_example.py."""
+
+
+@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - ELSEWHERE))
 def test_example(name: str) -> None:
     arguments, lines = SHOWS[name]
     out = subprocess.run(

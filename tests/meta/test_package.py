@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 TOPICS = (
-    "backends client errors events messages models plugins runs state stores subagents tasks telemetry testing tools workspace"
+    "backends client errors events messages models plugins runs state stores subagents tasks telemetry testing tools workers workspace"
 ).split()
 MODULES = ["retinue", *[f"retinue.{topic}" for topic in TOPICS]]
 

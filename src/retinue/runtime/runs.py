@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -25,7 +25,6 @@ from ..loop.log import LiveLog
 from ..loop.state import LogState
 from ..storage.logs import Gathering, LogWriter, stored_events
 from ..tasks.task import TaskStatus
-from .dispatch import Dispatcher
 from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
@@ -33,6 +32,9 @@ from .owner import Owner, owner_notice
 from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
@@ -26,7 +26,6 @@ from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
-from .dispatch import Dispatcher, make_dispatcher
 from .fork import fork_run, state_at
 from .owner import LEASE
 from .reading import StoredEvents
@@ -34,6 +33,9 @@ from .registry import AgentRegistry
 from .run import Run, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
 
 RunInput = ChildInput
 OnClose = Literal["cancel", "leave"]
@@ -116,6 +118,8 @@ class Runtime:
                 "on_close='leave' needs a store that others can continue from: use Runtime.open(url)"
             )
         if engine is not None:
+            from .dispatch import make_dispatcher
+
             self._runs.dispatcher = make_dispatcher(self._runs, engine)
         self._closed = False
         self._thread: LoopThread | None = None
