@@ -9,7 +9,7 @@ from retinue.core.rows import LogRow, Private
 from retinue.storage import logs
 from retinue.storage.logs import Gathering, LogWriter
 
-from ..waiting import until
+from ..waiting import let_others_run, until
 
 
 class Store:
@@ -82,3 +82,23 @@ async def test_a_log_that_is_stopped_is_not_written() -> None:
     first.stop(RuntimeError("lost"))
     await until(lambda: store.written)
     assert [name for _, name, _ in store.written] == ["second"]
+
+
+async def test_a_log_that_changes_its_gathering_is_written_once_and_then_rests() -> None:
+    """The rows of a log that is taken over come before it has the gathering of its runtime."""
+    store: Any = Store()
+    writer = LogWriter("log", store)
+    writes = 0
+
+    def count(write: Any = writer.write) -> None:
+        nonlocal writes
+        writes += 1
+        write()
+
+    writer.write = count
+    writer.rows.append(row(1))
+    writer.notify()
+    writer.gathering = Gathering()
+    await until(lambda: store.written)
+    await let_others_run()
+    assert (writes, store.written) == (1, [(0, "log", 1)])

@@ -46,6 +46,7 @@ class Gathering:
         """Write what was gathered; not all in one turn of the event loop, if it is much."""
         self._timer, self._together = None, len(self._writers)
         for writer in list(self._writers)[:MOST_TOGETHER]:
+            self.discard(writer)  # here, as the writer may have another gathering by now
             writer.write()
         if self._writers:
             self._timer = asyncio.get_running_loop().call_later(0, self._write)
