@@ -114,6 +114,7 @@ class TemporalEngine:
     async def close(self) -> None:
         if self._workers:
             await asyncio.wait(set(self._workers), timeout=_CLOSE)
+            self._last_request = time.monotonic()
         await asyncio.sleep(max(0.0, self._last_request + _QUIET - time.monotonic()))
 
     # --- runs

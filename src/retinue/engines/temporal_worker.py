@@ -14,17 +14,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
-from temporalio.worker import Interceptor, Worker, WorkflowInterceptorClassInput
+from temporalio.worker import FixedSizeSlotSupplier, Interceptor, Worker, WorkerTuner, WorkflowInterceptorClassInput
 
 from ..core.engine import DoLeg, Leg, LegEnd, LegStatus, NewRun, WorkerInfo
-from ..core.errors import ConfigurationError, RetinueError, RunElsewhere, StoreError
+from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError
 from ..core.stores import RunRecord, Wish
+from ..loop.tickets import encode_decisions
 from ..storage.legs import Workers
 from ..storage.placed import PlacedLogs
 from ..storage.schedules import Schedules
-from .temporal_workflow import BEGIN, LEASE, LEG, WORKFLOW, RetinueRun
+from ..wire.resources import DecisionBody
+from .temporal_slots import SharedSlots
+from .temporal_steps import outcome
+from .temporal_workflow import BEGIN, DECIDE, LEASE, LEG, REPLY, WORKFLOW, RetinueRun
 
 if TYPE_CHECKING:
     from .temporal import TemporalEngine
@@ -42,8 +47,8 @@ _AGAIN = 30.0
 _BEAT, _THROTTLE = 1.0, 0.5
 _SOON, _LATER = 1.0, 30.0
 """Seconds until a leg that could not be worked on is tried again."""
-_LARGEST = 100_000
-"""Characters of a response that a workflow carries."""
+_EXPECTED = ApplicationErrorCategory.BENIGN
+"""Errors that need no traceback in a log."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 
 
@@ -68,6 +73,7 @@ class LegWorker:
         self._workers, self._schedules = Workers(store), Schedules(store)
         self._at_work: dict[str, asyncio.Task[LegEnd]] = {}
         self._stopping = False
+        self._slots = SharedSlots(info.slots) if len(info.queues) > 1 else None
         self._woken: dict[str, float] = {}
         """When workflows were started or woken from here."""
         self._missing: set[str] = set()
@@ -109,15 +115,19 @@ class LegWorker:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _make_worker(self, queue: str) -> Worker:
+        fixed = FixedSizeSlotSupplier(100)
+        slots = self._slots or FixedSizeSlotSupplier(self._info.slots)
         return Worker(
             self._engine.client,
             task_queue=self._engine.task_queue(queue),
-            activities=[self.leg, self.begin],
+            activities=[self.leg, self.begin, self.decide, self.reply],
             workflows=[RetinueRun],
             interceptors=[_Lease(self._info.lease)],
             identity=self._info.owner,
             max_cached_workflows=0,
-            max_concurrent_activities=self._info.slots,
+            tuner=WorkerTuner.create_composite(
+                workflow_supplier=fixed, activity_supplier=slots, local_activity_supplier=fixed, nexus_supplier=fixed
+            ),
             max_heartbeat_throttle_interval=timedelta(seconds=_THROTTLE),
         )
 
@@ -131,9 +141,32 @@ class LegWorker:
         try:
             await self._info.begin(msgspec.convert({**order, "queue": queue}, NewRun))
         except (ConfigurationError, LookupError, msgspec.ValidationError) as exc:
-            raise ApplicationError(str(exc), type=type(exc).__name__, non_retryable=True) from exc
+            raise _refused(exc) from exc
         except StoreError as exc:
             raise _retried(exc, None if exc.transient else _LATER) from exc
+
+    @activity.defn(name=DECIDE)
+    async def decide(self, order: dict[str, Any]) -> None:
+        """Put decisions into the inbox of a run."""
+        log_id, update = str(order["run_id"]), str(order["id"])
+        try:
+            given = msgspec.convert(order["decisions"], dict[str, DecisionBody])
+            made = {name: replace(one, id=one.id or f"{update}/{name}").as_decision() for name, one in given.items()}
+            body = encode_decisions(made)
+        except (DecisionRefused, msgspec.ValidationError) as exc:
+            raise _refused(exc) from exc
+        wish = Wish(log_id=log_id, wish_id=f"decide_{update}", run_id=log_id, kind="decide", body=body)
+        await self._store.put_wish(wish)
+
+    @activity.defn(name=REPLY)
+    async def reply(self, order: dict[str, Any]) -> str | None:
+        """Return why decisions were refused, nothing if they were accepted, or None if that is not known yet."""
+        log_id = str(order["run_id"])
+        has_ended = await self._logs.find(log_id) is None
+        body = await self._store.reply_to(log_id, f"decide_{order['id']}")
+        if body is not None:
+            return msgspec.json.decode(body).get("refused", "")
+        return f"run {log_id!r} has ended, it waits for nothing" if has_ended else None
 
     @activity.defn(name=LEG)
     async def leg(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +181,8 @@ class LegWorker:
         elif await self._is_queued(log_id):
             return await self._report(log_id, "waits", order)
         work = self._at_work.get(log_id)
+        if work is None and len(self._at_work) >= self._info.slots:
+            raise _retried(RunElsewhere(log_id, "nobody: this worker has no free slot"))
         if work is None:
             work = self._at_work[log_id] = asyncio.create_task(self._do_leg(Leg(log_id=log_id)), name=f"leg {log_id}")
             work.add_done_callback(lambda _: self._at_work.pop(log_id, None))
@@ -275,8 +310,12 @@ class LegWorker:
 def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
     """An error after which Temporal tries again, as its policy says or after some seconds."""
     delay = None if seconds is None else timedelta(seconds=seconds)
-    benign = ApplicationErrorCategory.BENIGN
-    return ApplicationError(str(exc), type=type(exc).__name__, next_retry_delay=delay, category=benign)
+    return ApplicationError(str(exc), type=type(exc).__name__, next_retry_delay=delay, category=_EXPECTED)
+
+
+def _refused(exc: Exception) -> ApplicationError:
+    """An error that another try would not change."""
+    return ApplicationError(str(exc), type=type(exc).__name__, non_retryable=True, category=_EXPECTED)
 
 
 def _shown(status: LegStatus | None) -> dict[str, Any]:
@@ -292,8 +331,4 @@ def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:
         "step": 0 if result is None else result.steps,
         "questions": [] if result is None else sorted(result.suspended),
     }
-    if carry and record is not None and result is not None:
-        text = result.response or ""
-        known.update(run_id=result.run_id, thread_id=result.thread_id, error=result.error)
-        known.update(response=text[:_LARGEST], is_cut=len(text) > _LARGEST)
-    return known
+    return {**known, **outcome(result)} if carry and result is not None else known

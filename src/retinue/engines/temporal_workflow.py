@@ -7,6 +7,7 @@ issues other commands than before needs `workflow.patched`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from temporalio.common import Priority, RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import ActivityError, ApplicationError
 
 WORKFLOW = "RetinueRun"
-LEG, BEGIN = "retinue_leg", "retinue_begin"
+LEG, BEGIN, DECIDE, REPLY = "retinue_leg", "retinue_begin", "retinue_decide", "retinue_reply"
 LEASE = "retinue_lease"
 """The function of the worker that returns its lease in seconds."""
 LONGEST = 2_000
@@ -24,7 +25,7 @@ AGENT = SearchAttributeKey.for_keyword("RetinueAgent")
 STEP = SearchAttributeKey.for_int("RetinueStep")
 QUESTIONS = SearchAttributeKey.for_keyword_list("RetinueQuestions")
 
-_FOREVER = timedelta(days=3650)
+_FOREVER, _SHORT = timedelta(days=3650), timedelta(seconds=10)
 _RETRY = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=1))
 _SOON = Priority(priority_key=1)
 """The priority of a leg that continues a run: it comes before runs that have not begun."""
@@ -44,6 +45,8 @@ class RetinueRun:
         """The number of times that something was put into the inbox of the run."""
         self._seen = 0
         """That number when the last leg began."""
+        self._legs = 0
+        """The number of legs that have ended."""
         self._shown: dict[str, Any] = {}
 
     @workflow.run
@@ -61,21 +64,35 @@ class RetinueRun:
                     await self._continue_as_new(waits and not self._is_woken())
                 self._seen = self._wakes
                 leg = await self._execute(LEG, {**self._order, "cancel": cancel})
-                cancel = False
+                cancel, self._legs = False, self._legs + 1
             except (asyncio.CancelledError, ActivityError) as exc:
                 if workflow.cancellation_reason() is None or _is_refused(exc):
                     raise
                 waits, cancel = False, True  # the next leg ends the run
                 continue
             if leg["end"] == "ended":
+                await workflow.wait_condition(workflow.all_handlers_finished)
                 return self._end(leg)
             waits = leg["end"] == "waits"
             self._show(leg)
 
     @workflow.update
-    def answer(self) -> None:
-        """An answer is in the inbox of the run: have a worker read it."""
+    async def answer(self, decisions: dict[str, Any] | None = None) -> None:
+        """Answer the run: `{"call id": {"action": "approve"}}`. Without decisions, they are in its inbox already.
+
+        The update fails if the decisions do not fit; then nothing was changed.
+        """
+        info = workflow.current_update_info()
+        wish = {"run_id": self._order["run_id"], "id": "" if info is None else info.id}
+        if decisions is not None:
+            await self._execute_here(DECIDE, {**wish, "decisions": decisions})
         self._wakes += 1
+        refused, pause = "" if decisions is None else None, 0.5
+        while refused is None:
+            await self._wait_for_leg(pause)
+            refused, pause = await self._execute_here(REPLY, wish), min(2 * pause, 8.0)
+        if refused:
+            raise ApplicationError(refused, type="DecisionRefused", non_retryable=True)
 
     @workflow.signal
     def wake(self) -> None:
@@ -94,6 +111,18 @@ class RetinueRun:
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             priority=_SOON if self._shown else Priority.default,
             summary=str(order.get("agent", "")),
+        )
+
+    async def _wait_for_leg(self, seconds: float) -> None:
+        """Wait for the end of the next leg, but not for long."""
+        legs = self._legs
+        with contextlib.suppress(asyncio.TimeoutError):
+            await workflow.wait_condition(lambda: self._legs != legs, timeout=seconds)
+
+    async def _execute_here(self, activity: str, order: dict[str, Any]) -> Any:
+        """Execute something short, which needs no slot, in the worker that has the workflow."""
+        return await workflow.execute_local_activity(
+            activity, order, schedule_to_close_timeout=_FOREVER, start_to_close_timeout=_SHORT, retry_policy=_RETRY
         )
 
     def _is_woken(self) -> bool:

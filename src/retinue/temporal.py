@@ -1,0 +1,8 @@
+"""Temporal: the engine, its workflow, and agents as steps of your own workflows. Needs `retinue[temporal]`."""
+
+# fmt: off
+from .engines.temporal import TemporalEngine
+from .engines.temporal_steps import AgentActivities, AgentStep, AnswerStep, agent_activities
+from .engines.temporal_workflow import RetinueRun
+
+__all__ = ["AgentActivities", "AgentStep", "AnswerStep", "RetinueRun", "TemporalEngine", "agent_activities"]
