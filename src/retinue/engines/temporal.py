@@ -114,7 +114,6 @@ class TemporalEngine:
     async def close(self) -> None:
         if self._workers:
             await asyncio.wait(set(self._workers), timeout=_CLOSE)
-            self._last_request = time.monotonic()
         await asyncio.sleep(max(0.0, self._last_request + _QUIET - time.monotonic()))
 
     # --- runs
@@ -193,7 +192,11 @@ class TemporalEngine:
     def _keep(self, closing: asyncio.Task[None]) -> None:
         """Wait for a worker that reports its last legs, before the runtime is closed."""
         self._workers.add(closing)
-        closing.add_done_callback(self._workers.discard)
+        closing.add_done_callback(self._forget)
+
+    def _forget(self, closed: asyncio.Task[None]) -> None:
+        self._workers.discard(closed)
+        self._last_request = time.monotonic()
 
 
 class NoWorkflow(EngineError):

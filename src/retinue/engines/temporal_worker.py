@@ -7,6 +7,7 @@ an activity that Temporal gives up for another reason leaves its leg alone, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import FixedSizeSlotSupplier, Interceptor, Worker, WorkerTuner, WorkflowInterceptorClassInput
 
 from ..core.engine import DoLeg, Leg, LegEnd, LegStatus, NewRun, WorkerInfo
-from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError
+from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
 from ..loop.tickets import encode_decisions
 from ..storage.legs import Workers
@@ -47,8 +48,12 @@ _AGAIN = 30.0
 _BEAT, _THROTTLE = 1.0, 0.5
 _SOON, _LATER = 1.0, 30.0
 """Seconds until a leg that could not be worked on is tried again."""
+_BUILD = "retinue-1"
+"""The version of the workflow. Without one, the SDK hashes every module."""
 _EXPECTED = ApplicationErrorCategory.BENIGN
 """Errors that need no traceback in a log."""
+_UNKNOWN = 60
+"""Attempts after which a run that is not in the database counts as deleted: other workers may have another database."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 
 
@@ -111,7 +116,8 @@ class LegWorker:
                 await asyncio.gather(working, return_exceptions=True)
                 return
             _log.error("queue %s cannot be worked on, and is tried again: %s", queue, working.exception())
-            await asyncio.wait({asyncio.create_task(closing.wait())}, timeout=pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _make_worker(self, queue: str) -> Worker:
@@ -124,6 +130,7 @@ class LegWorker:
             workflows=[RetinueRun],
             interceptors=[_Lease(self._info.lease)],
             identity=self._info.owner,
+            build_id=_BUILD,
             max_cached_workflows=0,
             tuner=WorkerTuner.create_composite(
                 workflow_supplier=fixed, activity_supplier=slots, local_activity_supplier=fixed, nexus_supplier=fixed
@@ -171,24 +178,11 @@ class LegWorker:
     @activity.defn(name=LEG)
     async def leg(self, order: dict[str, Any]) -> dict[str, Any]:
         """Work on a leg to its end, and return where the run stands."""
-        log_id, agent = str(order["run_id"]), str(order.get("agent", ""))
-        if self._stopping:
-            raise _retried(RunElsewhere(log_id, "nobody: this worker is stopping"))
-        if order.get("cancel"):
-            await self._cancel(log_id)
-        elif agent and agent not in self._info.agents:
-            raise _retried(ConfigurationError(f"this worker has no agent {agent!r}"), _SOON)
-        elif await self._is_queued(log_id):
-            return await self._report(log_id, "waits", order)
-        work = self._at_work.get(log_id)
-        if work is None and len(self._at_work) >= self._info.slots:
-            raise _retried(RunElsewhere(log_id, "nobody: this worker has no free slot"))
-        if work is None:
-            work = self._at_work[log_id] = asyncio.create_task(self._do_leg(Leg(log_id=log_id)), name=f"leg {log_id}")
-            work.add_done_callback(lambda _: self._at_work.pop(log_id, None))
-        await self._watch(log_id, work)
+        log_id = str(order["run_id"])
         try:
-            end = work.result()
+            return await self._leg(log_id, order)
+        except ApplicationError:
+            raise
         except RunElsewhere as exc:
             raise _retried(exc) from exc
         except StoreError as exc:
@@ -197,14 +191,38 @@ class LegWorker:
         except Exception as exc:
             _log.error("run %s cannot be worked on, and is tried again in %.0f s: %s", log_id, _LATER, exc)
             raise _retried(exc, _LATER) from exc
-        return await self._report(log_id, end, order)
 
-    async def _is_queued(self, log_id: str) -> bool:
-        """Return whether a run has nothing to do until its thread is free: it must not take a slot until then."""
+    async def _leg(self, log_id: str, order: dict[str, Any]) -> dict[str, Any]:
         record = await self._store.load_run(log_id)
-        if record is None or not record.queued or await self._store.wishes_for(log_id):
+        if record is None:
+            if activity.info().attempt <= _UNKNOWN:
+                raise _retried(UnknownRun(log_id), _SOON)
+            _log.warning("run %s is not in this database: its workflow is closed", log_id)
+            return {"end": "ended", **_outcome(None, carry=False)}
+        agent = record.identity.agent
+        if self._stopping:
+            raise RunElsewhere(log_id, "nobody: this worker is stopping")
+        if order.get("cancel"):
+            await self._cancel(log_id)
+        elif agent not in self._info.agents:
+            raise _retried(ConfigurationError(f"this worker has no agent {agent!r}"), _SOON)
+        elif await self._is_queued(record):
+            return await self._report(log_id, "waits", order)
+        work = self._at_work.get(log_id)
+        if work is None:
+            if len(self._at_work) >= self._info.slots:
+                raise RunElsewhere(log_id, "nobody: this worker has no free slot")
+            work = self._at_work[log_id] = asyncio.create_task(self._do_leg(Leg(log_id=log_id)), name=f"leg {log_id}")
+            work.add_done_callback(lambda _: self._at_work.pop(log_id, None))
+        await self._watch(log_id, work)
+        return await self._report(log_id, work.result(), order)
+
+    async def _is_queued(self, record: RunRecord) -> bool:
+        """Return whether a run has nothing to do until its thread is free: it must not take a slot until then."""
+        run_id = record.identity.run_id
+        if not record.queued or await self._store.wishes_for(run_id):
             return False
-        return log_id not in dict(await self._logs.freed(record.identity.thread_id))
+        return run_id not in dict(await self._logs.freed(record.identity.thread_id))
 
     async def _watch(self, log_id: str, work: asyncio.Task[LegEnd]) -> None:
         """Return when a leg has ended. Until then tell Temporal that it is at work."""
@@ -243,7 +261,10 @@ class LegWorker:
     async def _report(self, log_id: str, end: LegEnd, order: dict[str, Any]) -> dict[str, Any]:
         record = await self._store.load_run(log_id)
         if end == "ended" and record is not None:
-            await self._start(await self._logs.freed(record.identity.thread_id))
+            try:
+                await self._start(await self._logs.freed(record.identity.thread_id))
+            except RetinueError as exc:
+                _log.warning("what waits for thread %s is started later: %s", record.identity.thread_id, exc)
         return {"end": end, **_outcome(record, carry=bool(order.get("carry")))}
 
     # --- what Temporal does not know

@@ -135,7 +135,7 @@ class RetinueRun:
 
     async def _continue_as_new(self, waits: bool) -> None:
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new({**self._order, "waits": waits})
+        workflow.continue_as_new({**self._order, "waits": waits}, memo=workflow.memo())
 
     def _show(self, leg: dict[str, Any]) -> None:
         """Show where the run stands in the lists and pages of Temporal."""
