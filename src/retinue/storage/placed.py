@@ -47,12 +47,12 @@ class PlacedLogs:
     async def at_work(self) -> Found:
         """Return the logs that should be worked on now, whether somebody does or not."""
 
-        def where(link: Link) -> str:
-            running = "SELECT run_id FROM runs WHERE status = 'running'"
+        def running(link: Link) -> str:
             due = f"due_at IS NULL OR due_at <= {link.now} OR epoch > 0"
-            return f"(owner IS NOT NULL OR log_id IN ({running})) AND ({due})"
+            return f"log_id IN (SELECT run_id FROM runs WHERE status = 'running') AND ({due})"
 
-        return await self._find(where)
+        # Two questions, each with an index of its own: what has ended is not looked at.
+        return await self._find("owner IS NOT NULL") + await self._find(running)
 
     async def ended(self, log_ids: Sequence[str]) -> set[str]:
         """Return those of some logs that have ended."""
