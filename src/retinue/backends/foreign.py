@@ -36,8 +36,9 @@ from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
-from ..loop.budget import deadline, exceeded, left_for_child, limit_reached
+from ..loop.budget import deadline, exceeded, limit_reached
 from ..loop.execution import Execution, result_of, start_leg
+from ..loop.grants import Wanted, grant, left_for_child, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
@@ -48,10 +49,14 @@ _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Cus
 
 
 class ForeignBackend:
-    """Runs children through a backend that is not local, with their events in their parent's log."""
+    """Runs children through a backend that is not local, with their events in their parent's log.
 
-    def __init__(self, backend: Backend, local: LocalBackend) -> None:
-        self.backend, self._local = backend, local
+    One that is `own` gives them to another process of this runtime's store: it takes a state seed and every message, stores
+    the conversation itself, and is granted what it may use of the limits above.
+    """
+
+    def __init__(self, backend: Backend, local: LocalBackend, *, own: bool = False) -> None:
+        self.backend, self._local, self._is_own = backend, local, own
 
     def profile(self) -> BackendProfile:
         return self.backend.profile()
@@ -85,15 +90,18 @@ class ForeignBackend:
             if parent.log.writer is not None:
                 await parent.log.writer.flush()  # it fails where another process owns the log
         elif ref is None:
+            await widen_for_child(parent)
             check_child(parent, request)
         child = ForeignRun(request, parent, self._local, self.backend, ref, state)
         try:
-            thread = await self._local.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
+            loads = request.keeps_thread and not self._is_own
+            thread = await self._local.store.load_thread(request.identity.thread_id) if loads else None
             if state is None:
                 request.remote = {} if thread is None else thread.state.extensions.get(REMOTE_KEY, {})
                 await self._reserve(request, parent, thread)
-                left = left_for_child(parent.log.tree, parent.state, parent.now(), parent.log.dispatching)
-                request.limits = left.narrowed(child.limits)
+                if not self._is_own:  # else it is granted what it may use
+                    left = left_for_child(parent.log.tree, parent.state, parent.now(), parent.log.dispatching)
+                    request.limits = left.narrowed(child.limits)
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
             request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
             request.note_remote = child.note_remote
@@ -124,16 +132,23 @@ class ForeignBackend:
     async def _reserve(self, request: RunRequest, parent: Execution, thread: ThreadRecord | None) -> None:
         """Check a new run, and store its id before it is sent, so that it is never sent as another."""
         self._check(request, thread)
-        if parent.log.writer is not None:
+        log, run_id = parent.log, request.identity.run_id
+        if log.writer is not None:
             self._local.announce(parent, request, reserve=True)
-            await parent.log.writer.flush()
+            if request.above is not None:
+                granted = log.tree.grants.get(run_id)  # by an earlier process
+                if granted is None:
+                    granted = grant(log.tree, parent.state, run_id, Wanted(), log.dispatching)
+                    log.append_private(Private(kind="commit", run_id=parent.run_id, grants={run_id: granted}))
+                request.above = replace(request.above, limits=granted.limits)
+            await log.writer.flush()
 
     def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
         """Raise where the backend cannot do what is asked; the error names every reason."""
         problems = self.profile().check(needs_of(request, thread))
-        if request.seed.extensions:
+        if request.seed.extensions and not self._is_own:
             problems.append("it is not local and takes no state seed")
-        if not request.remote_messages():
+        if not request.remote_messages() and not self._is_own:
             problems.append("there is no user message that it may be sent")
         if problems:
             raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
@@ -197,7 +212,7 @@ class ForeignBackend:
         request, state, kept = child.request, child.state, None
         assert state is not None
         before = () if thread is None else thread.messages
-        if request.keeps_thread and result.status.is_terminal:
+        if request.keeps_thread and result.status.is_terminal and not self._is_own:
             kept = ThreadRecord(
                 thread_id=state.identity.thread_id,
                 user_id=state.identity.user_id,
@@ -261,7 +276,8 @@ class ForeignRun:
         append_event(log, run, event, self._seen)
         self._seen = event.seq
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
-        if isinstance(event, InferenceFinished) and (over := exceeded(log.tree, run)) is not None:
+        is_counted = isinstance(event, InferenceFinished) and self.request.queue is None
+        if is_counted and (over := exceeded(log.tree, run)) is not None:
             self.request.cancellation.set(over.text)
 
     def note_remote(self, ids: Mapping[str, Any]) -> None:
@@ -323,6 +339,9 @@ class ForeignRun:
         """Take nothing more from the backend."""
         self._is_closed = True
         self._count_no_more()
+        run_id, log = self.request.identity.run_id, self.parent.log
+        if self.state is None and run_id in log.tree.grants:  # it could not be dispatched
+            log.append_private(Private(kind="commit", run_id=self.parent.run_id, grants={run_id: None}))
 
     def _count_no_more(self) -> None:
         if self._is_counted:
@@ -342,6 +361,7 @@ class ForeignRun:
             timeout=request.timeout,
             keeps_thread=request.keeps_thread,
             detached=request.detached,
+            queue=request.queue,
         )
         self.state = run = RunState(identity, ref.ns, stored)
         if request.sink is not None:

@@ -24,6 +24,7 @@ from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
 from ..loop.budget import child_refusal, refuse_child, time_left
 from ..loop.calls import context_for
 from ..loop.execution import Execution, close_run, start_leg
+from ..loop.grants import widen_for_child
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState
@@ -102,10 +103,13 @@ class LocalBackend:
             if (x := self._executions.get(run_id)) is not None and x.is_over:
                 self.leave(x)
 
-    def refuse_child(self, run_id: str) -> tuple[str, int] | None:
+    async def refuse_child(self, run_id: str) -> tuple[str, int] | None:
         """Return the limit that stands in the way of a child of a run, and its value; or None."""
         x = self._executions.get(run_id)
-        return None if x is None else refuse_child(x.log.tree, x.state, x.log.dispatching)
+        if x is None:
+            return None
+        await widen_for_child(x)
+        return refuse_child(x.log.tree, x.state, x.log.dispatching)
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
@@ -142,8 +146,8 @@ class LocalBackend:
         state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
         if state is not None:
             return self._continue(request, parent, state)
-        if request.keeps_thread:
-            return self._start_on_thread(request, parent, ref)
+        if request.keeps_thread or parent.log.widen is not None:
+            return self._start_later(request, parent, ref)
         return self._start(request, parent, ref, None)
 
     # --- which child is meant
@@ -199,8 +203,11 @@ class LocalBackend:
         self.enter(x)
         return self._conduct(x, self._leg(x, None), given)
 
-    async def _start_on_thread(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
-        thread = await self.store.load_thread(request.identity.thread_id)
+    async def _start_later(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
+        """Start a child when its thread was read, and the runs above in another log allow one more."""
+        thread = await self.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
+        if ref is None:
+            await widen_for_child(parent)
         return await self._start(request, parent, ref, thread)
 
     def _start(

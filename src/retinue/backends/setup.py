@@ -69,10 +69,16 @@ class Blueprint:
         return x
 
     def _execution(self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None) -> Execution:
-        agent, limits = request.agent, state.request.limits
+        agent, limits, above = request.agent, state.request.limits, state.request.above
         inherits_hooks = parent is not None and parent.hooks.inherited
         hooks = self.hooks.below(parent.hooks) if parent and inherits_hooks else self.hooks
-        slots = Slots((limits or DEFAULT_LIMITS).parallel) if parent is None else parent.slots.below(limits)
+        if parent is not None:
+            slots = parent.slots.below(limits)
+        elif above is None:
+            slots = Slots((limits or DEFAULT_LIMITS).parallel)
+        else:
+            slots = Slots(above.limits.parallel).below(limits)
+            hooks = hooks.below(_hooks_of(above.hooks_of, self._resolver))
         equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
         equip = partial(_equip, agent, hooks)  # not a method of the run: a cycle would keep it in memory for a while
         return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
@@ -90,6 +96,15 @@ class Blueprint:
         if self.model is None:
             self.model = self._resolver.model_of(agent)
         return self.model
+
+
+def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
+    """Return the inherited hooks of agents that are above a placed run, in another log."""
+    table = HookTable()
+    for name in names:
+        store = StateStore()
+        table = HookTable([store.install(plugin) for plugin in resolver.agent(name).plugins]).below(table)
+    return table
 
 
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
@@ -150,7 +165,7 @@ def result_again(x: Execution) -> RunResult:
 def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
     """Return the part of a request that the log keeps. `problem` names what cannot be stored."""
     limits = request.limits
-    if is_root:
+    if is_root and request.above is None:
         limits = limits or DEFAULT_LIMITS
     elif limits is DEFAULT_LIMITS:
         limits = None
@@ -159,13 +174,21 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         timeout=request.timeout,
         keeps_thread=request.keeps_thread,
         detached=request.detached,
+        above=request.above,
         **(_as_json(request) if is_root and log.writer is not None else {}),
     )
 
 
 def storable(request: RunRequest) -> StoredRequest:
     """Return the part of a root run's request that is stored before any process begins it. `problem` as above."""
-    return StoredRequest(limits=request.limits, timeout=request.timeout, **_as_json(request))
+    limits = None if request.above is not None and request.limits is DEFAULT_LIMITS else request.limits
+    return StoredRequest(
+        limits=limits,
+        timeout=request.timeout,
+        keeps_thread=request.keeps_thread,
+        above=request.above,
+        **_as_json(request),
+    )
 
 
 def _as_json(request: RunRequest) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .errors import ConfigurationError
 from .events import Event, Sink
 from .messages import Message, Role, Visibility
 from .model import Model
-from .runs import Child, Limits, RunIdentity, RunResult, Usage
+from .runs import Above, Child, Limits, RunIdentity, RunResult, Usage
 from .state import PersistedState
 
 
@@ -90,6 +90,10 @@ class RunRequest(Struct, kw_only=True):
     """Of a root run: a digest of what its caller asked for, by which a repeated request is recognised."""
     detached: bool = False
     """True if a child outlives the call that started it: it has its own token, and a human may answer it."""
+    queue: str | None = None
+    """Of a placed child: the queue whose workers execute it."""
+    above: Above | None = None
+    """Of a placed run, where it is executed: the runs above it, which are in another log."""
 
     accepted: Callable[[], None] | None = None
     """For a backend elsewhere: called once the run was dispatched. `run` raises only before that."""
@@ -129,7 +133,8 @@ class Backend(Protocol):
     """Contract of a backend, which `retinue.testing.BackendSuite` checks.
 
     `run` returns every terminal or waiting status as a result. It raises ExecutionBackendError only if the run could not
-    be set up or dispatched; then no event of it exists. It sends `remote_messages` and nothing else of the conversation.
+    be set up or dispatched; then no event of it exists. It sends `remote_messages` and nothing else of the conversation,
+    unless its transcript is "full".
     When the request's token is set, it stops the run and returns after the end. When the coroutine itself is cancelled,
     the run continues: another process may wait for it with `is_dispatched`.
     """
@@ -164,6 +169,10 @@ class Resolver(Protocol):
 
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
 
+    def is_elsewhere(self, agent: Agent, parent_run_id: str, run_id: str) -> bool:
+        """Return whether another backend than the local one executes a child, or would."""
+        ...
+
     overrides: list[str | Model]
     """The models of `Runtime.override` that are in force, the innermost last."""
 
@@ -181,7 +190,7 @@ class Resolver(Protocol):
         """Return the cost of a model call; None if it is not known."""
         ...
 
-    def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
+    async def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         """Return the name and value of the limit that forbids a child of this call, or None."""
         ...
 

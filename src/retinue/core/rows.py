@@ -16,7 +16,7 @@ from .messages import Message
 from .plugins import Phase, RunAction, StepAction
 from .results import SuspendTicket
 from .rules import Rules
-from .runs import Limits, RunIdentity, Usage
+from .runs import Above, Grant, Limits, RunIdentity, Usage
 
 LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""
@@ -34,6 +34,10 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     timeout: float | None = None
     keeps_thread: bool = False
     detached: bool = False
+    queue: str | None = None
+    """Of a placed child, in the log of its parent: the queue whose workers execute it, in a log of its own."""
+    above: Above | None = None
+    """Of a placed child, in its own log: the runs above it."""
     problem: str | None = None
     """The reason why the run cannot be continued in another process: something could not be stored."""
 
@@ -136,6 +140,10 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The number of this event in the log of a run elsewhere, which `run_id` stands for. The fold notes only that."""
     tickets: tuple[SuspendTicket, ...] = ()
     """The questions of a run elsewhere, with its end: each has its path from that run."""
+    grants: dict[str, Grant | None] = {}
+    """What placed children may use from now on, by run id; None for one that was not placed after all."""
+    granted: Limits | None = None
+    """What a placed run may use from now on, in its own log."""
 
 
 class LogRow(Struct, frozen=True, gc=False):

@@ -148,6 +148,27 @@ DEFAULT_LIMITS = Limits()
 """The limits of an agent that sets none; compared by identity."""
 
 
+class Above(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The runs above a placed run, which is the root of its own log."""
+
+    log_id: str
+    """The log of its parent."""
+    run_id: str
+    """The id it has in that log."""
+    limits: Limits
+    """What the runs above let it and everything under it use. It may ask for more."""
+    hooks_of: tuple[str, ...] = ()
+    """The agents above whose inherited hooks hold for it, the highest first."""
+
+
+class Grant(Struct, frozen=True, gc=False):
+    """What a placed child may use of the limits above it. What it has not used yet is not there for others."""
+
+    run_id: str
+    """The run whose call started the child."""
+    limits: Limits
+
+
 class Child(Struct, frozen=True):
     """One of several children to start together."""
 

@@ -150,9 +150,11 @@ class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Runs of a higher one come first."""
     delay: float = 0.0
     """Seconds before its first leg."""
+    above: str | None = None
+    """The log of the parent of a placed child."""
 
 
-WishKind = Literal["decide", "cancel", "cancel_task"]
+WishKind = Literal["decide", "cancel", "cancel_task", "grant"]
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -187,7 +189,8 @@ class Store(Protocol):
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[RunRecord]:
-        """Return root runs, newest first; with `before`, those that started before that place in the list.
+        """Return root runs, newest first; with `before`, those that started before that place in the list. Runs that were
+        placed for another run are not among them.
 
         With `unowned`, runs without a user count as those of `user_id`.
         """

@@ -1,13 +1,14 @@
 """The budget of a run: limits that it shares with the runs above and below it.
 
-Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each.
+Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each. What a placed
+child may use, it was granted (`grants.py`): nobody else uses that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import Literal
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from ..core.model import CHARACTERS_PER_TOKEN
 from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, Usage
 from .state import RUNNING, LogState, RunState
 
+Amount = Literal["children", "steps", "tokens", "cost"]
 _NO_BUDGET = (None, None, None, None)
 _ROUNDING = 1e-9
 _NOTICE = 200
@@ -40,40 +42,53 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _limits(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
+def limits_above(tree: LogState, run: RunState) -> Iterator[tuple[RunState, Limits]]:
     """Yield this run and those above it that have limits."""
     above: RunState | None = run
     while above is not None:
-        if above.request.limits is not None:
-            yield above, above.request.limits
+        request = above.request
+        if request.limits is not None:
+            yield above, request.limits
+        if request.above is not None:
+            yield above, request.above.limits
         above = tree.parent_of(above)
 
 
 def is_limited(tree: LogState, run: RunState) -> bool:
     """Return whether this run or one above it has a budget."""
     above: RunState | None = run
-    while above is not None:  # not by `_limits`: every run asks
-        limits = above.request.limits
-        if limits is not None and limits is not DEFAULT_LIMITS:
-            if (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET:
-                return True
+    while above is not None:  # not by `limits_above`: every run asks
+        request = above.request
+        if request.limits is not None and request.limits is not DEFAULT_LIMITS and _is_budget(request.limits):
+            return True
+        if request.above is not None and _is_budget(request.above.limits):
+            return True
         above = tree.parent_of(above)
     return False
 
 
+def _is_budget(limits: Limits) -> bool:
+    return (limits.steps, limits.tokens, limits.cost, limits.seconds) != _NO_BUDGET
+
+
 def limits_cost(tree: LogState, run: RunState) -> bool:
-    return any(limits.cost is not None for _, limits in _limits(tree, run))
+    return any(limits.cost is not None for _, limits in limits_above(tree, run))
 
 
 def reached(tree: LogState, run: RunState, now: float) -> Reached | None:
     """Return the first limit of this run or one above it that forbids the next step, or allows it as the last one."""
     last: Reached | None = None
-    for above, limits in _limits(tree, run):
+    for above, limits in limits_above(tree, run):
         for found in _reached(tree, run, above, limits, now):
             if found.is_over:
                 return found
             last = last or found
     return last
+
+
+def is_reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now: float) -> bool:
+    """Return whether limits of `above` leave no turn or one."""
+    return any(True for _ in _reached(tree, run, above, limits, now))
 
 
 def _reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now: float) -> Iterator[Reached]:
@@ -83,20 +98,20 @@ def _reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now
         yield Reached("seconds", limits.seconds, round(elapsed, 2), True)
     if limits.steps is None and limits.tokens is None and limits.cost is None:
         return
-    ahead = [*_closing(tree, run, above), *_in_turn(tree, run, above)]
+    ahead = runs_ahead(tree, run, above)
     if limits.steps is not None:
-        left = limits.steps - above.total_steps - len(ahead)
+        left = limits.steps - above.total_steps - len(ahead) - held(tree, above, "steps")
         if left < 2:
             yield Reached("steps", limits.steps, above.total_steps, left < 1)
     if limits.tokens is None and limits.cost is None:
         return
-    tokens, cost = _next_call(tree, run, above)
-    reserved = [_next_call(tree, one, above) for one in ahead]
+    tokens, cost = next_call(tree, run, above)
+    reserved = [next_call(tree, one, above) for one in ahead]
     if limits.tokens is not None:
-        taken = total.tokens + sum([one[0] for one in reserved])
+        taken = total.tokens + sum([one[0] for one in reserved]) + held(tree, above, "tokens")
         yield from _amount("tokens", limits.tokens, total.tokens, taken, tokens, run)
     if limits.cost is not None:
-        taken = total.cost + sum([one[1] for one in reserved])
+        taken = total.cost + sum([one[1] for one in reserved]) + held(tree, above, "cost")
         yield from _amount("cost", limits.cost, total.cost, taken, cost, run)
 
 
@@ -108,7 +123,7 @@ def _amount(name: str, limit: float, spent: float, taken: float, needed: float, 
         yield Reached(name, limit, spent, is_over)
 
 
-def _next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, float]:
+def next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, float]:
     """Estimate the tokens and the cost of a run's next model call: its last one, and what has been said since then."""
     last = run.last_call
     if last is NO_USAGE:  # it has made none: judge by other runs of its agent, or by all
@@ -130,30 +145,36 @@ def _next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, f
 
 def refuse_first_call(tree: LogState, run: RunState, usage: Usage) -> tuple[str, str] | None:
     """Return the limit, and why: the first request of a run needs about `usage`, which is more than is left."""
-    for above, limits in _limits(tree, run):
-        ahead = [_next_call(tree, one, above) for one in (*_closing(tree, run, above), *_in_turn(tree, run, above))]
+    for above, limits in limits_above(tree, run):
+        ahead = [next_call(tree, one, above) for one in runs_ahead(tree, run, above)]
         for place, name in enumerate(("tokens", "cost")):
             limit, spent, needed = getattr(limits, name), getattr(above.total, name), getattr(usage, name)
-            if limit is not None and spent + sum([one[place] for one in ahead]) + needed > limit * (1 + _ROUNDING):
+            taken = spent + sum([one[place] for one in ahead]) + held(tree, above, name)
+            if limit is not None and taken + needed > limit * (1 + _ROUNDING):
                 amounts = f"it needs about {_number(needed)}, {_number(spent)} of {_number(limit)} are used"
                 return name, f"the limit on {name} is too small for the first request: {amounts}"
     return None
 
 
-def _closing(tree: LogState, run: RunState, above: RunState) -> Iterator[RunState]:
-    """Yield the runs between this one and `above`, which it is part of: each needs a closing turn."""
+def runs_ahead(tree: LogState, run: RunState, above: RunState) -> list[RunState]:
+    """Return the runs for whose next turn enough must be left, before this one has its own."""
     parent = None if run is above else tree.parent_of(run)
+    return [*closing_from(tree, parent, above), *in_turn(tree, run, above)]
+
+
+def closing_from(tree: LogState, parent: RunState | None, above: RunState) -> Iterator[RunState]:
+    """Yield the runs from a parent up to `above`: each needs a closing turn."""
     while parent is not None:
         if parent.status is RUNNING:
             yield parent
         parent = None if parent is above else tree.parent_of(parent)
 
 
-def _in_turn(tree: LogState, run: RunState, above: RunState) -> Iterator[RunState]:
+def in_turn(tree: LogState, run: RunState | None, above: RunState) -> Iterator[RunState]:
     """Yield the other runs under `above` whose model answers now: what they spend is not counted yet."""
     for one in tree.runs.values():
         if one is not run and one.step_open and not one.answered and one.status is RUNNING:
-            if _is_within(tree, one, above):
+            if is_within(tree, one, above):
                 yield one
 
 
@@ -163,7 +184,7 @@ def time_left(tree: LogState, run: RunState, now: float) -> float | None:
     Runs above stop what they wait for. A detached run has to watch their limits itself.
     """
     found = inf
-    for above, limits in _limits(tree, run):
+    for above, limits in limits_above(tree, run):
         if limits.seconds is not None and (above is run or run.request.detached):
             found = min(found, limits.seconds - above.elapsed(now))
     return None if found == inf else max(found, 0.0)
@@ -173,7 +194,7 @@ def limit_reached(tree: LogState, run: RunState, name: str, now: float) -> Reach
     """Return the limit of that name which is used up the most, of this run or one above it."""
     found = [
         Reached(name, limit, _spent(above, name, now), True)
-        for above, limits in _limits(tree, run)
+        for above, limits in limits_above(tree, run)
         if (limit := getattr(limits, name)) is not None
     ]
     return max(found, key=lambda one: one.spent / one.limit if one.limit else inf, default=Reached(name, 0, 0, True))
@@ -194,7 +215,9 @@ def _spent(run: RunState, name: str, now: float) -> float:
 def deadline(tree: LogState, run: RunState, now: float) -> float | None:
     """Return when the first limit on time is reached, if no run waits before that."""
     ends = [
-        now + limits.seconds - above.elapsed(now) for above, limits in _limits(tree, run) if limits.seconds is not None
+        now + limits.seconds - above.elapsed(now)
+        for above, limits in limits_above(tree, run)
+        if limits.seconds is not None
     ]
     return min(ends, default=None)
 
@@ -205,48 +228,17 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
     `dispatching` holds the runs that are starting a child now, once for each child.
     """
     depth = run.identity.depth + 1
-    for above, limits in _limits(tree, run):
+    for above, limits in limits_above(tree, run):
         if depth - above.identity.depth > limits.depth:
             return "depth", limits.depth
-        starting = sum([_is_within(tree, one, above) for one in dispatching]) if dispatching else 0
-        if above.total_children + starting >= limits.children:
+        if above.total_children + starting(tree, above, dispatching) + held(tree, above, "children") >= limits.children:
             return "children", limits.children
     return None
 
 
-def left_for_child(tree: LogState, run: RunState, now: float, starting: Sequence[RunState] = ()) -> Limits:
-    """Return the limits for a child of this run that works elsewhere: what this run and those above it have left.
-
-    `starting` holds the runs that are starting a child now, this one among them. Two children that work elsewhere at the
-    same time both have what is left as they start.
-    """
-    found: Limits | None = None
-    for above, limits in _limits(tree, run):
-        ahead = [*_closing(tree, run, above), *_in_turn(tree, run, above)]
-        if run.status is RUNNING and run not in ahead:
-            ahead.append(run)
-        reserved = [_next_call(tree, one, above) for one in ahead]
-        spent, places = above.total, sum([_is_within(tree, one, above) for one in starting])
-        left = Limits(
-            depth=max(limits.depth - (run.identity.depth + 1 - above.identity.depth), 0),
-            children=max(limits.children - above.total_children - places, 0),
-            parallel=limits.parallel,
-            steps=_left(limits.steps, above.total_steps + len(ahead)),
-            tokens=_left(limits.tokens, spent.tokens + sum([round(one[0]) for one in reserved])),
-            cost=_left(limits.cost, spent.cost + sum([one[1] for one in reserved])),
-            seconds=_left(limits.seconds, above.elapsed(now)),
-        )
-        found = left.narrowed(found)
-    return found or DEFAULT_LIMITS
-
-
-def _left(limit: Any, spent: float) -> Any:
-    return None if limit is None else max(limit - spent, 0)
-
-
 def exceeded(tree: LogState, run: RunState) -> Reached | None:
     """Return a limit on steps, tokens or cost that was passed: by a run elsewhere, which nothing here holds back."""
-    for above, limits in _limits(tree, run):
+    for above, limits in limits_above(tree, run):
         for name in ("steps", "tokens", "cost"):
             limit = getattr(limits, name)
             if limit is not None and (spent := _spent(above, name, 0.0)) > limit + limit * _ROUNDING:
@@ -254,7 +246,35 @@ def exceeded(tree: LogState, run: RunState) -> Reached | None:
     return None
 
 
-def _is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
+def starting(tree: LogState, above: RunState, dispatching: Sequence[RunState]) -> int:
+    """Return the number of children under a run that are about to start."""
+    return sum([is_within(tree, one, above) for one in dispatching]) if dispatching else 0
+
+
+def held(tree: LogState, above: RunState, name: Amount, but: str = "") -> float:
+    """Return what placed children under a run have been granted and not used; without the child `but`."""
+    total: float = 0
+    for run_id, grant in tree.grants.items():
+        granted = getattr(grant.limits, name)
+        if granted is not None and run_id != but and is_within(tree, tree.runs.get(grant.run_id), above):
+            total += max(granted - used(tree.runs.get(run_id), name), 0)
+    return total
+
+
+def used(run: RunState | None, name: Amount) -> float:
+    """Return what a run and everything under it have used, as far as this log knows."""
+    if run is None:
+        return 0
+    match name:
+        case "steps":
+            return run.total_steps
+        case "children":
+            return run.total_children
+        case _:
+            return getattr(run.total, name)
+
+
+def is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
     """Return whether `run` is `above` or a descendant of it."""
     while run is not None and run is not above:
         run = tree.parent_of(run)

@@ -106,6 +106,9 @@ def fold_private(tree: LogState, private: Private) -> None:
         return
     if private.child is not None:
         _child_started(tree, run, private.child, private)
+    if private.grants:
+        grants = {**tree.grants, **private.grants}
+        tree.grants = {name: grant for name, grant in grants.items() if grant is not None}
     _commit(run, private)
 
 
@@ -147,6 +150,8 @@ def _commit(run: RunState, p: Private) -> None:
             ref.abandoned = True
     if p.detached:
         run.request = replace(run.request, detached=True)
+    if p.granted is not None and run.request.above is not None:
+        run.request = replace(run.request, above=replace(run.request.above, limits=p.granted))
 
 
 def _act(run: RunState, action: Any) -> None:
@@ -413,6 +418,8 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
         run.refused = event.error
     if event.status in ENDED:
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
+        if run.run_id in tree.grants:
+            tree.grants = {name: grant for name, grant in tree.grants.items() if name != run.run_id}
     if p is not None:
         _commit(run, p)
         for message in p.messages:

@@ -22,12 +22,17 @@ from .state import EMPTY, RUNNING, LogState, RunState
 if TYPE_CHECKING:
     from ..storage.logs import LogWriter
     from .execution import Execution
+    from .grants import Wanted
 
 _log = logging.getLogger(__name__)
 
 Earlier = Callable[[int, int | None, bool], AsyncIterator[Event]]
 """Reads stored events after one number, up to another or, with None, until the log has ended; with False also until
 nobody works on it because its run waits."""
+
+
+Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
+"""Asks for what the function returns; returns whether more was granted."""
 
 
 class LiveLog:
@@ -58,6 +63,8 @@ class LiveLog:
         """The runs at work here, and ended ones that may still have children."""
         self.dispatching: list[RunState] = []
         """Runs that are starting a child elsewhere, once for each child that is not accepted yet."""
+        self.widen: Widen | None = None
+        """Of a placed run: asks the runs above, which are in another log, to let it use more."""
         self.results: dict[str, RunResult] = {}
         """The results of runs that worked here and ended or wait."""
         self.ended = self.lost = False

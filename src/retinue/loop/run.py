@@ -35,9 +35,10 @@ from ..core.together import run_together
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
 from .execution import Execution, close_calls
+from .grants import widen_budget
 from .hooked import run_hooked_call
 from .phases import carry_out, jobs_left, run_phase
-from .state import CALL_NEW, RUNNING, CallState, is_runnable, message_id, next_move
+from .state import CALL_NEW, CallState, is_runnable, message_id, next_move
 from .turn import ask_model, continue_turn
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,10 @@ async def run_loop(x: Execution) -> Ending:
         await continue_turn(x)
     # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
-        if log.lost or run.status is not RUNNING:  # nothing is appended then, so no move would lead to the next
-            raise asyncio.CancelledError
+        stop_if_given_up(x)  # nothing is appended then, so no move would lead to the next
         ending = None
+        if log.widen is not None and x.is_limited:
+            await widen_budget(x)
         match next_move(run):
             case "ask_model":
                 ending = await ask_model(x)

@@ -21,7 +21,7 @@ from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
 from ..core.results import SuspendTicket
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
-from ..core.runs import NO_USAGE, REMOTE_KEY, RunIdentity, Usage
+from ..core.runs import NO_USAGE, REMOTE_KEY, Grant, RunIdentity, Usage
 
 
 class _Empty(dict[Any, Any]):
@@ -249,6 +249,8 @@ class LogState:
 
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
     tasks: dict[str, TaskState] = EMPTY
+    grants: dict[str, Grant] = EMPTY
+    """What the placed children that have not ended may use, by run id."""
     seq: int = 0
     sub: int = 0
     last_at: float = 0.0

@@ -36,6 +36,7 @@ from ..core.rows import Ending, Private
 from ..core.runs import NO_USAGE, Usage
 from .budget import limits_cost, refuse_first_call
 from .execution import Execution, drop_drafts
+from .grants import widen_for_first_call
 from .phases import run_phase
 
 _decode = msgspec.json.decode
@@ -223,7 +224,7 @@ async def ask_model(x: Execution) -> Ending | None:
             request = _request(x)
     if run.step_actions:
         request = _with_actions(request, run.step_actions)
-    if x.is_limited and run.last_call is NO_USAGE and (ending := _check_first_request(x, request)) is not None:
+    if x.is_limited and run.last_call is NO_USAGE and (ending := await _check_first_request(x, request)) is not None:
         return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     draft = await _stream(x, request)
@@ -245,11 +246,13 @@ async def ask_model(x: Execution) -> Ending | None:
     return None
 
 
-def _check_first_request(x: Execution, request: ModelRequest) -> Ending | None:
+async def _check_first_request(x: Execution, request: ModelRequest) -> Ending | None:
     """End a run whose first request would pass a limit; of later ones, the last answer says what they need."""
     usage = Usage(requests=1, input_tokens=request.estimate_tokens())
     if limits_cost(x.log.tree, x.state):
         usage = replace(usage, cost=x.resolver.price(x.model.name, usage) or 0.0)
+    if x.log.widen is not None:
+        await widen_for_first_call(x, usage)
     if (refused := refuse_first_call(x.log.tree, x.state, usage)) is None:
         return None
     return Ending(RunStatus.FAILED, f"limit:{refused[0]}", refused[1])

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec.structs import replace
+
 from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
@@ -119,6 +121,17 @@ class Dispatcher:
         """Return where a run like this one is done."""
         return Placement(engine=self.engine.name, queue=await self._workers.queue_of(log_id) or DEFAULT_QUEUE)
 
+    async def place(self, request: RunRequest, run_id: str) -> None:
+        """Store a child as a run of its own, for the workers of its queue. May be called again for the same run."""
+        identity = replace(request.identity, run_id=run_id)
+        above = None if request.above is None else request.above.log_id
+        placement = Placement(engine=self.engine.name, queue=check_queue(request.queue), above=above)
+        placed = replace(request, identity=identity, timeout=None)
+        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=run_id)
+        # Its thread is free, unless an earlier message of the conversation is still being stored.
+        await self.store.begin_run(record, encode_start(placed, _checked(placed)), None, 0.0, "enqueue", placement)
+        await self.schedule(run_id, placement)
+
     async def schedule(self, run_id: str, placement: Placement) -> None:
         """Have the engine schedule a stored run. If it cannot be reached, a worker finds the run later."""
         try:
@@ -212,7 +225,7 @@ class Dispatcher:
                         return
                     yield event
                     reading = asyncio.create_task(_next(events))
-                elif (problem := await self._unserved(record)) is not None:
+                elif (problem := await self.unserved(record)) is not None:
                     told = True
                     yield ErrorRaised(
                         message=problem, code=QUEUE_UNSERVED, at=time.time(), run_id=identity.run_id,
@@ -224,7 +237,7 @@ class Dispatcher:
                 await reading
             await events.aclose()
 
-    async def _unserved(self, record: RunRecord) -> str | None:
+    async def unserved(self, record: RunRecord) -> str | None:
         """Return why nobody works on a run that should be worked on; None if somebody does, or may."""
         agent = record.identity.agent
         queue = await self._workers.waiting_in(record.identity.run_id)

@@ -29,9 +29,10 @@ from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..loop.tickets import encode_decisions
 from ..storage.logs import LogWriter
-from .inbox import decode_reply, decode_start, encode_cancel, make_wish, restored
+from .inbox import Refusal, decode_reply, decode_start, encode_cancel, make_wish, restored
 from .live import LiveRun
 from .owner import Owner, is_gone
+from .placed import Widening
 from .run import Opened
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ class Elsewhere:
         if isinstance(agent.model, _NoModel):
             request.cancellation.set("cancelled")
         log = self._runs.make_log(writer)
-        run = LiveRun(self._runs, request, log, record, writer, self._runs.backend.open(request, log))
-        run.is_adopted, run.is_new_thread = True, first is not None and first.is_new_thread
+        run = self._adopt(LiveRun(self._runs, request, log, record, writer, self._runs.backend.open(request, log)))
+        run.is_new_thread = first is not None and first.is_new_thread
         run.start(None, start.request.problem)
         self._runs.add(run)
         self._deliver(run, wishes)
@@ -183,8 +184,7 @@ class Elsewhere:
         await self._runs.registry.follow_rests(log)
         problem = state.request.problem
         request = restored(agent, state.identity, replace(state.request, problem=None))
-        run = LiveRun(self._runs, request, log, record, writer)
-        run.is_adopted = True
+        run = self._adopt(LiveRun(self._runs, request, log, record, writer))
         # No wish is delivered before it is known where the run stands, or it could be started a second time.
         if (state.is_over or state.waits) and problem is None:
             await run.resume_tasks()
@@ -195,6 +195,12 @@ class Elsewhere:
             run.proceed()
         self._deliver(run, wishes)
         await run.release_if_idle()
+        return run
+
+    def _adopt(self, run: LiveRun) -> LiveRun:
+        run.is_adopted = True
+        if (above := run.request.above) is not None:
+            run.log.widen = Widening(run, above, self)
         return run
 
     def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:
@@ -209,8 +215,9 @@ class Elsewhere:
         record = await self._runs.record(run_id)
         if record.has_ended:
             return await self._answered_before(record, decisions)
-        wish = make_wish(record.log_id, run_id, "decide", encode_decisions(decisions))
-        refused = await self._ask(record, wish, PATIENCE)
+        if record.log_id == run_id and record.identity.parent_run_id is not None:
+            raise DecisionRefused(f"run {run_id!r} was placed for another run: answer that one, or its root")
+        refused = await self._decide(record, decisions)
         record = await self._runs.record(run_id)
         if refused and record.has_ended:
             return await self._answered_before(record, decisions)
@@ -218,6 +225,19 @@ class Elsewhere:
             raise DecisionRefused(refused)
         accepted(record, None)
         return await self._wait_for_end(record)
+
+    async def decide(self, run_id: str, decisions: Mapping[str, Decision]) -> str:
+        """Pass decisions on to a placed run; return why they are refused. What comes of them is not waited for."""
+        refused = await self._decide(await self._runs.record(run_id), decisions)
+        return "" if refused and (await self._runs.record(run_id)).has_ended else refused
+
+    async def _decide(self, record: RunRecord, decisions: Mapping[str, Decision]) -> str:
+        wish = make_wish(record.log_id, record.identity.run_id, "decide", encode_decisions(decisions))
+        return (await self._ask(record, wish, PATIENCE)).refused
+
+    async def ask(self, wish: Wish) -> Refusal:
+        """Put a wish into the inbox of a log that another process owns, and wait for the reply."""
+        return await self._ask(await self._runs.record(wish.log_id), wish, float("inf"))
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
         """Have a run stopped by its owner, or stop it here if nobody owns it."""
@@ -233,17 +253,17 @@ class Elsewhere:
         """Have a background task stopped by the owner of its log; return why that is not possible."""
         record = await self._runs.record(run_id)
         wish = make_wish(record.log_id, task_id, "cancel_task")
-        return await self._ask(record, wish, GRACE + LATER)
+        return (await self._ask(record, wish, GRACE + LATER)).refused
 
-    async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> str:
-        """Put a wish into an inbox, see that an owner reads it, and return the reason of a refusal, or nothing."""
+    async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> Refusal:
+        """Put a wish into an inbox, see that an owner reads it, and return the reply."""
         store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
         root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
         owner, engine = await store.owner_of(wish.log_id), await self._engine_of(wish.log_id)
         if wish.kind == "decide" and engine is None and (owner is None or is_gone(owner)):
             self._require_agent(root)  # nobody would read it: raises before anything is stored
         await store.put_wish(wish)
-        if engine is not None:
+        if engine is not None and wish.kind != "grant":  # who asks for more is at work, and so is its parent
             await (engine.cancel if wish.kind == "cancel" else engine.answer)(wish.log_id)
         # A worker reads it when its turn comes.
         end = now() + patience if engine is None or wish.kind == "cancel" else float("inf")
@@ -252,9 +272,9 @@ class Elsewhere:
                 root = await runs.record(wish.log_id)
                 body = await store.reply_to(wish.log_id, wish.wish_id)
                 if body is not None:
-                    return decode_reply(body).refused
+                    return decode_reply(body)
                 if root.has_ended and wish.run_id == wish.log_id:
-                    return f"run {wish.run_id!r} is {root.status}, it waits for nothing"
+                    return Refusal(f"run {wish.run_id!r} is {root.status}, it waits for nothing")
                 if runs.get(wish.log_id) is not None:
                     self.owner.check_inboxes()
                 elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:

@@ -23,10 +23,11 @@ from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError
 from ..core.ids import unique
 from ..core.messages import Message
-from ..core.rows import StoredRequest
-from ..core.runs import RunIdentity
+from ..core.rows import Private, StoredRequest
+from ..core.runs import Limits, RunIdentity
 from ..core.state import PersistedState
 from ..core.stores import DurableStore, Reply, Wish, WishKind
+from ..loop.grants import Wanted, falls_short, grant, wanted_with_child
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -46,9 +47,11 @@ class StoredStart(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusal(Struct, frozen=True, omit_defaults=True):
-    """The reply to a wish: empty if it was granted."""
+    """The reply to a wish: `refused` is empty if it was carried out."""
 
     refused: str = ""
+    granted: Limits | None = None
+    """What a placed child may use, in all, which asked for more."""
 
 
 class CancelWish(Struct, frozen=True, omit_defaults=True):
@@ -59,7 +62,8 @@ class CancelWish(Struct, frozen=True, omit_defaults=True):
     grace: float = GRACE
 
 
-_encode = msgspec.json.Encoder().encode
+_encode = encode_wanted = msgspec.json.Encoder().encode
+_read_wanted = msgspec.json.Decoder(Wanted).decode
 _read_decisions = msgspec.json.Decoder(dict[str, Decision]).decode
 _read_cancel = msgspec.json.Decoder(CancelWish | str).decode
 decode_start = msgspec.json.Decoder(StoredStart).decode
@@ -91,16 +95,19 @@ def restored(
     """Return the request of a run that is begun or continued here. Raises if a part of it could not be stored."""
     if stored.problem is not None:
         raise ConfigurationError(stored.problem)
+    is_whole = start is None or stored.above is not None  # else an agent that was not known may have limits
     return RunRequest(
         agent=agent,
         identity=identity,
         messages=() if start is None else start.messages,
         seed=PersistedState() if start is None else start.seed,
-        limits=stored.limits if start is None else stored.limits or agent.limits,
+        limits=stored.limits if is_whole else stored.limits or agent.limits,
         cancellation=CancellationToken(),
         context=stored.context,
         model=stored.model,
         timeout=stored.timeout,
+        keeps_thread=stored.keeps_thread,
+        above=stored.above,
     )
 
 
@@ -127,6 +134,8 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
         refused = await cancel_task(run, wish.run_id)
         if run.writer is not None:
             await run.writer.settle(replies=(_reply(wish, refused),))
+    elif wish.kind == "grant":
+        await _grant(run, wish)
     else:
         await _decide(run, wish)
     await run.release_if_idle()
@@ -163,6 +172,25 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
         if not isinstance(exc, DecisionRefused | msgspec.MsgspecError):
             _log.error("run %s: a decision on it was refused: %s", run.run_id, exc, exc_info=exc)
         reply = _reply(wish, str(exc) or type(exc).__name__)
+    if run.writer is not None:
+        await run.writer.settle(replies=(reply,))
+
+
+async def _grant(run: LiveRun, wish: Wish) -> None:
+    """Let a placed child use more of the limits above it, as far as there is more."""
+    log, child_id = run.log, wish.run_id
+    tree, dispatching, wanted = log.tree, log.dispatching, _read_wanted(wish.body)
+    known = tree.grants.get(child_id)
+    parent = None if known is None else tree.runs.get(known.run_id)
+    reply = _reply(wish, "" if known else f"run {child_id!r} is not at work for this run")
+    if known is not None and parent is not None:
+        more = grant(tree, parent, child_id, wanted, dispatching)
+        if log.widen is not None and falls_short(more.limits, wanted):
+            await log.widen(lambda: wanted_with_child(tree, child_id, wanted, dispatching))
+            more = grant(tree, parent, child_id, wanted, dispatching)
+        if more != known and child_id in tree.grants:
+            log.append_private(Private(kind="commit", run_id=parent.run_id, grants={child_id: more}))
+        reply = Reply(wish.wish_id, _encode(Refusal(granted=more.limits)))
     if run.writer is not None:
         await run.writer.settle(replies=(reply,))
 

@@ -258,9 +258,12 @@ class LiveRun:
         self._is_settling = True
         ended, x = result.status.is_terminal, self.x
         threads: tuple[ThreadUpdate, ...] = ()
-        if ended and self._keeps_thread and x is not None and x.state.leg:
+        keeps_thread = self._keeps_thread and (self.request.above is None or self.request.keeps_thread)
+        if ended and keeps_thread and x is not None and x.state.leg:
             threads = (ThreadUpdate(thread_after(x), x.state.own_from),)
         self.record.result, self.record.queued = result, False
+        if (placement := self.home.registry.placement) is not None:
+            await placement.backend.stop_abandoned(self.log.tree)
         if self.writer is not None:
             idle, replies = not (self.log.holders or keep), self.pop_replies()
             await self.writer.settle(

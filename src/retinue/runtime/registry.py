@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..backends.a2a import A2ABackend
@@ -30,6 +30,9 @@ from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children
 from ..subagents.declarations import RemoteSubagentStub, SubagentDeclaration, remote_stub
 
+if TYPE_CHECKING:
+    from .placed import Placement
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +54,10 @@ class AgentRegistry:
         self._unpriced: set[str] = set()
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
+        self.placement: Placement | None = None
+        """With an engine: executes the agents that have a queue."""
+        self.served: frozenset[str] = frozenset()
+        """The queues that this process serves as a worker."""
         self._foreign: dict[Any, ForeignBackend] = {}
         self._models = OpenModels()
         self._checked: WeakSet[Agent] = WeakSet()
@@ -94,7 +101,16 @@ class AgentRegistry:
             return ExecutionPlan(found, self._foreign[key], is_local=False)
         if found.backend is not None:
             return ExecutionPlan(found, self._named(found.backend, found), is_local=False)
+        if found.queue is not None and self.placement is not None:
+            return ExecutionPlan(found, self.placement)
         return ExecutionPlan(found, self.backend)
+
+    def is_elsewhere(self, agent: Agent, parent_run_id: str, run_id: str) -> bool:
+        plan, backend = self.resolve(agent), self.backend
+        parent = None if backend is None else backend.execution_of(parent_run_id)
+        if parent is not None and plan.backend is self.placement and self.placement is not None:
+            return self.placement.is_placed(agent, parent.log.tree, run_id)
+        return not plan.is_local
 
     async def stop_waiting(self, tree: LogState, reason: str) -> None:
         """Have other backends stop the runs of a log that wait there, as far as they can be reached."""
@@ -106,6 +122,9 @@ class AgentRegistry:
 
     async def _stop(self, above: RunState, run: RunState, reason: str) -> None:
         parent, identity = above.identity.agent, run.identity
+        if run.request.queue is not None and self.placement is not None:
+            await self.placement.backend.stop(run.run_id, reason)
+            return
         agent = self._remote_child(parent, identity.agent)
         plan = None if agent is None else self.resolve(agent)
         if plan is None or not isinstance(plan.backend, ForeignBackend):
@@ -172,9 +191,9 @@ class AgentRegistry:
             _log.warning("the price of model %r is not known%s: %s", model, problem, advice)
         return cost
 
-    def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
+    async def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None
-        return self.backend.refuse_child(ctx.run.run_id)
+        return await self.backend.refuse_child(ctx.run.run_id)
 
     def run_children(
         self, ctx: ToolContext, children: Sequence[Child], **options: Any

@@ -29,6 +29,7 @@ from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
 from .owner import Owner, owner_notice
+from .placed import Placement
 from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
@@ -70,6 +71,11 @@ class LocalRuns:
         self._lines: dict[str, list[LiveRun]] = {}
         """The runs of each thread, where no store decides who has it: the first has it, the others wait."""
         self._is_shared = False
+
+    def use_engine(self, dispatcher: Dispatcher) -> None:
+        """Have workers execute root runs, and children whose agents have a queue."""
+        self.dispatcher = dispatcher
+        self.registry.placement = Placement(self, dispatcher)
 
     def share_memory(self, other: LocalRuns) -> None:
         """Without a store, share the runs of this process with another event loop."""

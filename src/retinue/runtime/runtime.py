@@ -120,7 +120,7 @@ class Runtime:
         if engine is not None:
             from .dispatch import make_dispatcher
 
-            self._runs.dispatcher = make_dispatcher(self._runs, engine)
+            self._runs.use_engine(make_dispatcher(self._runs, engine))
         self._closed = False
         self._thread: LoopThread | None = None
         self._make_twin = lambda: Runtime(

@@ -58,6 +58,7 @@ class Worker:
             look=self._look,
             begin=runs.dispatcher.begin,
         )
+        runs.registry.served = frozenset(self.info.queues)
         self._workers = Workers(runs.dispatcher.store)
         self.at_work: dict[str, LiveRun] = {}
         """The runs of the legs at work, by log."""

@@ -88,10 +88,15 @@ def _count_runs(link: Link, before: float, deltas: bool) -> Pruned:
 
 
 async def _prune_runs(database: Database, before: float, *, deltas: bool) -> Pruned:
+    # A placed child stays until its parent has ended, which reads its log.
+    awaited = (
+        "SELECT 1 FROM logs AS mine JOIN logs AS parents ON parents.log_id = mine.above "
+        "WHERE mine.log_id = run_id AND parents.ended = 0"
+    )
     thinned = f" AND NOT EXISTS (SELECT 1 FROM logs WHERE log_id = run_id AND pruned = {THINNED})" if deltas else ""
     query = (
         f"SELECT ended_at, run_id FROM runs WHERE ended_at IS NOT NULL AND ended_at < ? AND log_id = run_id{thinned} "
-        f"AND (ended_at, run_id) > (?, ?) ORDER BY ended_at, run_id LIMIT {_PAGE}"
+        f"AND NOT EXISTS ({awaited}) AND (ended_at, run_id) > (?, ?) ORDER BY ended_at, run_id LIMIT {_PAGE}"
     )
     gone = Pruned()
     async for page in database.pages(query, (0.0, ""), before):

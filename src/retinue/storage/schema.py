@@ -78,6 +78,11 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         body BLOB NOT NULL)""",
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
     ),
+    (
+        # The log of a placed child has the log of its parent above it.
+        "ALTER TABLE logs ADD COLUMN above TEXT",
+        "CREATE INDEX logs_below ON logs (above) WHERE above IS NOT NULL",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

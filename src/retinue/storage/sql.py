@@ -47,6 +47,7 @@ decode_identity = msgspec.json.Decoder(RunIdentity).decode
 
 _MOST_VALUES = 1_000
 """Values in one statement."""
+_IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
 _RUN = "identity, started_at, result, status, run_id, log_id"
 _WISH = "inbox.log_id, wish_id, run_id, kind, body"
 
@@ -121,7 +122,7 @@ class SqlStore:
         wanted: dict[str, list[Any]] = {condition: [value] for condition, value in given.items() if value is not None}
         if before is not None:
             wanted["(started_at, run_id) < (?, ?)"] = [*before]
-        where = " AND ".join(["log_id = run_id", *wanted])
+        where = " AND ".join([_IS_ROOT, *wanted])
         query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
         runs: list[RunRecord] = []
         for row in await self._rows(query, *chain(*wanted.values()), 2**62 if limit is None else limit):
@@ -139,7 +140,7 @@ class SqlStore:
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
-        newest = "SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND log_id = run_id"
+        newest = f"SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND {_IS_ROOT}"
         mine, values = ("", []) if user_id is None else (f" WHERE {_of_user(unowned)}", [user_id])
         query = (
             f"SELECT thread_id, user_id, used_at FROM (SELECT thread_id, user_id, COALESCE(({newest}), made_at) AS used_at "

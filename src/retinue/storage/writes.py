@@ -27,7 +27,7 @@ _BEFORE = (
 """The queued run right before another one."""
 _PACK = "log_id, seq, sub, kind, held, body, private"
 _OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
-_PLACED = "engine, queue, flow, level"
+_PLACED = "engine, queue, flow, level, above"
 _NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 
 
@@ -255,9 +255,9 @@ class RunBeginning:
         columns, values = _LOG, f"?, ?, {self._epoch}, {link.lease_now} + ?, ?"
         given: tuple[Any, ...] = (self._identity.run_id, self._owner, self._lease, link.boot)
         if (placement := self._placement) is not None:
-            columns, values = f"{_LOG}, {_PLACED}", f"{values}, ?, ?, ?, ?"
+            columns, values = f"{_LOG}, {_PLACED}", f"{values}, ?, ?, ?, ?, ?"
             flow = self._identity.user_id or self._identity.thread_id
-            given = (*given, placement.engine, placement.queue, flow, -placement.priority)
+            given = (*given, placement.engine, placement.queue, flow, -placement.priority, placement.above)
         return columns, values, given
 
     def _make_due(self, link: Link, placement: Placement) -> None:

@@ -62,7 +62,7 @@ class AgentTools:
             timeout_seconds: How long to wait for the report: 30 if not given, 600 at most. 0 lets it work in the
                 background; what takes longer than you wait goes on there too.
         """
-        if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
+        if (refusal := await ctx.resolver.refuse_child(ctx)) is not None:
             return error_answer(_limit_text(*refusal))
         entries = await self._catalog.load_entries()
         entry = entries.get(agent_id.strip())
@@ -101,7 +101,7 @@ class AgentTools:
         found = self._find(agent_key, label, ctx, message)
         if isinstance(found, str):
             return error_answer(found)
-        if (refusal := ctx.resolver.refuse_child(ctx)) is not None:
+        if (refusal := await ctx.resolver.refuse_child(ctx)) is not None:
             return error_answer(_limit_text(*refusal))
         with self._workers.turns.expected(found.session_id):
             entry = (await self._catalog.load_entries()).get(found.agent_id)

@@ -64,7 +64,7 @@ class ChildJob(Struct):
     @property
     def is_elsewhere(self) -> bool:
         """True if another backend executes it. It has started once that backend has accepted it."""
-        return self.is_remote or self.agent.backend is not None
+        return self.ctx.resolver.is_elsewhere(self.agent, self.ctx.run.run_id, self.run_id)
 
     @classmethod
     def of(cls, entry: Entry, agent: Agent, spawned: Spawned, text: str, ctx: ToolContext) -> ChildJob:

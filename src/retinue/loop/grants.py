@@ -1,0 +1,196 @@
+"""Grants: how the limits of a tree hold for children that have logs of their own, on other workers.
+
+The owner of a log grants a placed child a part of what is left of the limits above it, and counts that as used until the
+child has ended. A child that needs more asks for more. So each limit is decided on in one place, and all runs of a tree
+together stay within it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import floor, inf
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ..core.runs import Grant, Limits, Usage
+from .budget import (
+    Amount,
+    closing_from,
+    deadline,
+    held,
+    in_turn,
+    is_reached,
+    limits_above,
+    next_call,
+    refuse_first_call,
+    runs_ahead,
+    starting,
+    used,
+)
+from .state import LogState, RunState
+
+if TYPE_CHECKING:
+    from .execution import Execution
+
+_PART = 4
+"""A child gets what it asks for and, of the rest, one part in so many."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a placed run wants to use in all, with everything under it."""
+
+    children: int = 0
+    steps: int = 2
+    """The next step, and the closing turn."""
+    tokens: float = 0
+    cost: float = 0
+
+
+def grant(
+    tree: LogState, parent: RunState, child_id: str, wanted: Wanted, dispatching: Sequence[RunState] = ()
+) -> Grant:
+    """Return what a placed child of a run may use from now on, never less than before."""
+    before = tree.grants.get(child_id)
+    amounts: dict[str, float | None] = {}
+    for name, cap in _caps(tree, parent, child_id, dispatching).items():
+        if cap == inf:
+            amounts[name] = None
+            continue
+        known = getattr(before.limits, name) if before is not None else 0
+        wants = min(getattr(wanted, name), cap)
+        amounts[name] = max(known, _amount(name, wants + (cap - wants) / _PART))
+    return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
+
+
+def left_for_child(tree: LogState, parent: RunState, now: float, dispatching: Sequence[RunState] = ()) -> Limits:
+    """Return the limits for a child of a run on another server: what this run and those above it have left.
+
+    Two such children that work at the same time both have what is left as they start.
+    """
+    caps = _caps(tree, parent, "", dispatching)
+    amounts = {name: None if cap == inf else _amount(name, cap) for name, cap in caps.items()}
+    end = deadline(tree, parent, now)
+    seconds = None if end is None else max(end - now, 0.0)
+    return Limits(**_shape(tree, parent), **amounts, seconds=seconds)  # pyright: ignore[reportArgumentType]
+
+
+def _caps(tree: LogState, parent: RunState, child_id: str, dispatching: Sequence[RunState]) -> dict[Amount, float]:
+    """Return how much a child elsewhere may use in all, so that all limits above it hold."""
+    caps: dict[Amount, float] = {"children": inf, "steps": inf, "tokens": inf, "cost": inf}
+    child = tree.runs.get(child_id)
+    for above, limits in limits_above(tree, parent):
+        for name in caps:
+            if (limit := getattr(limits, name)) is not None:
+                others = used(above, name) - used(child, name) + held(tree, above, name, but=child_id)
+                caps[name] = min(caps[name], limit - others - _reserved(tree, parent, above, name, dispatching))
+    return caps
+
+
+def _amount(name: str, cap: float) -> float:
+    return max(cap if name == "cost" else floor(cap), 0)
+
+
+def _shape(tree: LogState, parent: RunState) -> dict[str, int]:
+    """Return how deep, and how wide, a child of a run may be."""
+    depth, parallel = sys.maxsize, sys.maxsize
+    for above, limits in limits_above(tree, parent):
+        depth = min(depth, limits.depth - (parent.identity.depth + 1 - above.identity.depth))
+        parallel = min(parallel, limits.parallel)
+    return {"depth": max(depth, 0), "parallel": parallel}
+
+
+def _reserved(
+    tree: LogState, parent: RunState, above: RunState, name: Amount, dispatching: Sequence[RunState]
+) -> float:
+    """Return what is to be left for others: children that start, closing turns above, and runs in a turn."""
+    if name == "children":
+        return starting(tree, above, dispatching)
+    ahead = [*closing_from(tree, parent, above), *in_turn(tree, None, above)]
+    if name == "steps":
+        return len(ahead)
+    return sum([next_call(tree, one, above)[name == "cost"] for one in ahead])
+
+
+def falls_short(limits: Limits, wanted: Wanted) -> bool:
+    """Return whether something is granted less than it is wanted."""
+    names: tuple[Amount, ...] = ("children", "steps", "tokens", "cost")
+    return any((limit := getattr(limits, name)) is not None and limit < getattr(wanted, name) for name in names)
+
+
+# --- where a placed run works
+
+
+def _root(tree: LogState) -> RunState:
+    return next(iter(tree.runs.values()))
+
+
+def is_short(tree: LogState, run: RunState, now: float) -> bool:
+    """Return whether what was granted leaves less than two turns."""
+    root = _root(tree)
+    above = root.request.above
+    return above is not None and is_reached(tree, run, root, above.limits, now)
+
+
+def lacks_children(tree: LogState, run: RunState, dispatching: Sequence[RunState]) -> bool:
+    """Return whether what was granted does not allow another child."""
+    root = _root(tree)
+    above = root.request.above
+    return above is not None and _children(tree, root, dispatching) >= above.limits.children
+
+
+def _children(tree: LogState, root: RunState, dispatching: Sequence[RunState]) -> int:
+    return root.total_children + starting(tree, root, dispatching) + int(held(tree, root, "children"))
+
+
+def wanted_for(tree: LogState, run: RunState, dispatching: Sequence[RunState], first: Usage | None = None) -> Wanted:
+    """Return what must be granted in all so that a run can have two more turns and a child. `first` is its first call."""
+    root = _root(tree)
+    ahead = runs_ahead(tree, run, root)
+    calls = [next_call(tree, one, root) for one in ahead]
+    tokens, cost = next_call(tree, run, root) if first is None else (first.tokens, first.cost)
+    return Wanted(
+        children=_children(tree, root, dispatching) + 1,
+        steps=root.total_steps + len(ahead) + int(held(tree, root, "steps")) + 2,
+        tokens=root.total.tokens + sum([one[0] for one in calls]) + held(tree, root, "tokens") + 2 * tokens + 1,
+        cost=root.total.cost + sum([one[1] for one in calls]) + held(tree, root, "cost") + 2 * cost,
+    )
+
+
+def wanted_with_child(tree: LogState, child_id: str, wanted: Wanted, dispatching: Sequence[RunState]) -> Wanted:
+    """Return what this log must be granted in all so that a placed child of it can be granted what it wants."""
+    root, child = _root(tree), tree.runs.get(child_id)
+    parent = tree.runs.get(tree.grants[child_id].run_id) if child_id in tree.grants else None
+
+    def total(name: Amount) -> float:
+        others = used(root, name) - used(child, name) + held(tree, root, name, but=child_id)
+        return others + getattr(wanted, name) + _reserved(tree, parent or root, root, name, dispatching)
+
+    return Wanted(
+        children=int(total("children")), steps=int(total("steps")), tokens=total("tokens"), cost=total("cost")
+    )
+
+
+async def widen_budget(x: Execution) -> None:
+    """Ask for more for as long as what was granted is used up and more is given."""
+    log = x.log
+    while log.widen is not None and is_short(log.tree, x.state, x.now()):
+        if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching)):
+            return
+
+
+async def widen_for_first_call(x: Execution, usage: Usage) -> None:
+    """Ask for what the first model call of a run needs."""
+    log = x.log
+    while log.widen is not None and refuse_first_call(log.tree, x.state, usage) is not None:
+        if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching, usage)):
+            return
+
+
+async def widen_for_child(x: Execution) -> None:
+    """Ask for another child of a run, where it may have none."""
+    log = x.log
+    while log.widen is not None and lacks_children(log.tree, x.state, log.dispatching):
+        if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching)):
+            return

@@ -1,0 +1,355 @@
+"""Placed children: agents with a queue, which workers of that queue execute in logs of their own.
+
+Invariant: where a child runs is decided once, when it is started, and follows from the log of its parent from then on. The
+id of the stored run follows from the child's, so it is stored once, whoever asks. The owner of the parent's log mirrors its
+events and answers its questions; wishes (decisions, cancels) go through the inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from ..backends.foreign import ForeignBackend
+from ..backends.local import LocalBackend
+from ..core.agents import Agent
+from ..core.backend import BackendProfile, RunRequest
+from ..core.context import GRACE, CancellationToken
+from ..core.engine import QUEUE_UNSERVED
+from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
+from ..core.events import ErrorRaised
+from ..core.lifecycle import RunStatus
+from ..core.rows import Private
+from ..core.runs import DEFAULT_LIMITS, Above, RunResult
+from ..core.state import PersistedState
+from ..core.stores import RunRecord, Watch
+from ..loop.execution import Execution
+from ..loop.grants import Wanted
+from ..loop.state import LogState
+from .inbox import encode_cancel, encode_wanted, make_wish
+from .owner import owner_notice
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+    from .elsewhere import Elsewhere
+    from .live import LiveRun
+    from .registry import AgentRegistry
+    from .runs import LocalRuns
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+BATCH = 1000
+LOOK_EVERY = 2.5
+"""Seconds after which a log is read again without a notification, and its owner is looked at."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+def placed_id(run_id: str) -> str:
+    """Return the id of the stored run of a placed child, which is also that of its log."""
+    return f"{run_id}.placed"
+
+
+class Placement:
+    """The backend of agents with a queue: it runs them here, or gives them to workers of their queue."""
+
+    def __init__(self, runs: LocalRuns, dispatcher: Dispatcher) -> None:
+        self._local, self._registry = runs.backend, runs.registry
+        self.backend = PlacedBackend(runs, dispatcher)
+        self._foreign = ForeignBackend(self.backend, runs.backend, own=True)
+
+    def profile(self) -> BackendProfile:
+        return self._local.profile()
+
+    async def abort(self, run_id: str) -> None:
+        await self._foreign.abort(run_id)
+
+    def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+        parent = self._local.execution_of(request.identity.parent_run_id or "")
+        if parent is None:
+            return self._local.run(request)
+        ref = self._local.find(parent, request)
+        if not self.is_placed(request.agent, parent.log.tree, None if ref is None else ref.run_id):
+            return self._local.run(request)
+        return self._run_placed(request, parent)
+
+    def is_placed(self, agent: Agent, tree: LogState, run_id: str | None) -> bool:
+        """Return whether a child has, or would have, a log of its own.
+
+        A new one has, unless this worker serves its queue: then it runs here, and no worker waits for itself.
+        """
+        if run_id is not None and (state := tree.runs.get(run_id)) is not None:
+            return state.request.queue is not None
+        return run_id in tree.grants or agent.queue not in self._registry.served
+
+    async def _run_placed(self, request: RunRequest, parent: Execution) -> RunResult:
+        agent, state = request.agent, parent.log.tree.runs.get(request.identity.run_id)
+        request.queue = agent.queue if state is None else state.request.queue
+        if state is None:
+            lineage = list(_lineage(self._local, parent))
+            request.model = _model(request, lineage)
+            writer = parent.log.writer
+            assert writer is not None, "a runtime with an engine has a store"
+            request.above = Above(
+                log_id=writer.log_id,
+                run_id=request.identity.run_id,
+                limits=DEFAULT_LIMITS,
+                hooks_of=_hooks_of(agent, lineage, self._registry),
+            )
+        result, form = await self._foreign.run(request), agent.output_format
+        if form is None or result.output is None:
+            return result
+        return replace(result, output=form.decode(result.output))
+
+
+def _lineage(local: LocalBackend, x: Execution | None) -> Iterator[Execution]:
+    """Yield a run and those above it in its log."""
+    while x is not None:
+        yield x
+        x = local.execution_of(x.identity.parent_run_id or "")
+
+
+def _model(request: RunRequest, lineage: list[Execution]) -> Any:
+    """Return the model that a placed run is given: an agent without one has that of its parent, by name."""
+    if request.model is not None or request.agent.model is not None:
+        return request.model
+    for x in lineage:
+        given = x.request.model if x.request.model is not None else x.agent.model
+        if isinstance(given, str):
+            return given
+        if given is not None:
+            break
+    raise ExecutionBackendError(
+        request.agent.name, "it has no model, and that of its parent has no name: give it one, as it works elsewhere"
+    )
+
+
+def _hooks_of(agent: Agent, lineage: list[Execution], registry: AgentRegistry) -> tuple[str, ...]:
+    """Return the agents whose inherited hooks hold for a placed run; its worker finds them by name."""
+    names: list[str] = []
+    for x in reversed(lineage):
+        if x.state.request.above is not None:
+            names.extend(x.state.request.above.hooks_of)
+        for one in x.agents:
+            if any(plugin.inherited for plugin in one.plugins):
+                if registry.agents.get(one.name) is not one:
+                    problem = f"plugins of {one.name!r} hold for it, and its worker cannot find that agent by name"
+                    raise ExecutionBackendError(agent.name, f"{problem}: give the runtime both agents")
+                names.append(one.name)
+    return tuple(dict.fromkeys(names))
+
+
+class PlacedBackend:
+    """Stores runs for workers of a queue, and follows their logs."""
+
+    def __init__(self, runs: LocalRuns, dispatcher: Dispatcher) -> None:
+        assert runs.elsewhere is not None
+        self._runs, self._dispatcher, self._elsewhere = runs, dispatcher, runs.elsewhere
+        self._store = dispatcher.store
+        self._tokens: dict[str, list[CancellationToken]] = {}
+        """The tokens of the callers that wait for each run."""
+
+    def profile(self) -> BackendProfile:
+        return BackendProfile(
+            cancellation="remote_abort",
+            continuation="remote",
+            decisions="durable",
+            persistence="stored",
+            waits="input_and_auth",
+            transcript="full",
+            output="text_and_artifacts",
+        )
+
+    async def abort(self, run_id: str) -> None:
+        for token in self._tokens.get(run_id, ()):
+            token.set("aborted")
+
+    async def run(self, request: RunRequest) -> RunResult:
+        identity, token = request.identity, request.cancellation
+        if not request.is_dispatched:
+            await self._submit(request)
+        waiting = self._tokens.setdefault(identity.run_id, [])
+        waiting.append(token)
+        if request.accepted is not None:
+            request.accepted()
+        try:
+            result = await self._attend(request)
+        finally:
+            waiting.remove(token)
+            if not waiting:
+                self._tokens.pop(identity.run_id, None)
+        return replace(result, run_id=identity.run_id, thread_id=identity.thread_id)
+
+    async def _submit(self, request: RunRequest) -> None:
+        """Store the run; until that is done nothing has happened."""
+        run_id, agent = placed_id(request.identity.run_id), request.identity.agent
+        if not request.messages:
+            raise ExecutionBackendError(agent, "there is no message for it")
+        try:
+            # An earlier owner of the parent may have stored it, and ended before that was in its log.
+            if await retry(lambda: self._store.load_run(run_id), request.cancellation) is None:
+                await retry(lambda: self._dispatcher.place(request, run_id), request.cancellation)
+        except RetinueError as exc:
+            raise ExecutionBackendError(agent, str(exc)) from exc
+
+    async def _attend(self, request: RunRequest) -> RunResult:
+        """Follow a run until it ends or waits; stop it where that is wanted."""
+        token = request.cancellation
+        stopped = asyncio.create_task(token.wait())
+        following = asyncio.create_task(_Follower(self._runs, self._dispatcher, request).follow())
+        try:
+            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                await self.stop(request.identity.run_id, token.reason or "cancelled")
+            return await following
+        except RetinueError as exc:
+            return _failed(request, str(exc))
+        finally:
+            stopped.cancel()
+            following.cancel()
+
+    async def stop(self, run_id: str, reason: str) -> None:
+        """Have a placed child stopped. Whoever works on it, or nobody, its end is stored soon."""
+        try:
+            await self._elsewhere.cancel(placed_id(run_id), reason, GRACE, tasks=False)
+        except RunElsewhere as exc:  # the wish is stored
+            _log.warning("%s", exc)
+
+    async def stop_abandoned(self, tree: LogState) -> None:
+        """Have the placed children stopped that were given up in the log of their parent and do not know it."""
+        for run_id in abandoned(tree):
+            record = await self._store.load_run(placed_id(run_id))
+            if record is not None and not record.has_ended:
+                wish = make_wish(
+                    placed_id(run_id), placed_id(run_id), "cancel", encode_cancel("the run that started it went on")
+                )
+                await self._store.put_wish(replace(wish, wish_id="abandoned"))
+                await self._dispatcher.engine.cancel(placed_id(run_id))
+
+
+def abandoned(tree: LogState) -> list[str]:
+    """Return the placed children whose end in this log may not be their own, or that never began in it."""
+    ended = [
+        run.run_id
+        for run in tree.runs.values()
+        if run.request.queue is not None and run.is_over and run.status is not RunStatus.COMPLETED
+    ]
+    return ended + [run_id for run_id in tree.grants if run_id not in tree.runs]
+
+
+class _Follower:
+    """Follows one placed run: passes decisions on, mirrors its events in order, and knows when it has ended or waits."""
+
+    def __init__(self, runs: LocalRuns, dispatcher: Dispatcher, request: RunRequest) -> None:
+        assert runs.elsewhere is not None
+        self._runs, self._dispatcher, self._request, self._elsewhere = runs, dispatcher, request, runs.elsewhere
+        self._store, self._run_id = dispatcher.store, placed_id(request.identity.run_id)
+        self._seen = request.seen
+        self._is_lost = self._is_unserved = False
+        self._now = asyncio.get_running_loop().time
+        self._began = self._news = self._now()
+
+    async def follow(self) -> RunResult:
+        request, refused = self._request, ""
+        if request.decisions and not request.cancellation.is_set():
+            refused = await self._retry(lambda: self._elsewhere.decide(self._run_id, request.decisions))
+            if refused and request.emit is not None:
+                request.emit(ErrorRaised(message=refused, code="decision_refused"))
+        with self._store.watch(self._run_id) as watch:
+            result = await self._mirror(watch)
+        return replace(result, error=refused) if refused and result.status.is_waiting else result
+
+    async def _mirror(self, watch: Watch) -> RunResult:
+        """Mirror the events of the run until it has ended or waits; return its result."""
+        while True:
+            # First: the events of the leg that this result ends are stored before it.
+            record = await self._retry(lambda: self._store.load_run(self._run_id))
+            if record is None:
+                return _failed(self._request, "its run is not stored any more")
+            found = await self._retry(lambda: self._store.read_events(self._run_id, self._seen, BATCH))
+            events = () if found is None else found[0]
+            for event in events:
+                if self._request.emit_remote is not None:
+                    self._request.emit_remote(event)
+                self._seen = event.seq
+            if len(events) == BATCH:
+                continue
+            if record.result is not None:
+                return record.result
+            if events:
+                self._news, self._is_lost = self._now(), False
+            await watch.wait(LOOK_EVERY)
+            if self._now() - self._news >= LOOK_EVERY:
+                await self._report_silence(record)
+                self._news = self._now()
+
+    async def _report_silence(self, record: RunRecord) -> None:
+        """Report, for those who watch, that nobody works on the run, or can."""
+        emit = self._request.emit
+        if emit is None:
+            return
+        if self._seen:
+            notice = await self._retry(lambda: owner_notice(self._store, self._runs.clock, self._run_id, self._is_lost))
+            if notice is not None:
+                self._is_lost = not self._is_lost
+                emit(ErrorRaised(message=notice.message, code=notice.code))
+        elif not self._is_unserved and self._now() - self._began >= self._dispatcher.unserved_after:
+            problem = await self._retry(lambda: self._dispatcher.unserved(record))
+            if problem is not None:
+                self._is_unserved = True
+                emit(ErrorRaised(message=problem, code=QUEUE_UNSERVED))
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await retry(ask)
+
+
+async def retry(ask: Callable[[], Awaitable[T]], token: CancellationToken | None = None) -> T:
+    """Repeat while the database cannot be reached, until the token is set."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await ask()
+        except StoreError as exc:
+            if not exc.transient or (token is not None and token.is_set()):
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _failed(request: RunRequest, reason: str) -> RunResult:
+    identity = request.identity
+    return RunResult(
+        status=RunStatus.FAILED,
+        run_id=identity.run_id,
+        thread_id=identity.thread_id,
+        state=PersistedState(),
+        error=reason,
+        termination="error",
+        messages=request.messages,
+    )
+
+
+class Widening:
+    """Asks the owner of the parent's log to let a placed run use more of the limits above it."""
+
+    def __init__(self, run: LiveRun, above: Above, elsewhere: Elsewhere) -> None:
+        self._run, self._above, self._elsewhere = run, above, elsewhere
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, wanted: Callable[[], Wanted]) -> bool:
+        async with self._lock:
+            state = self._run.state
+            before = None if state is None else state.request.above
+            if state is None or before is None:
+                return False
+            wish = make_wish(self._above.log_id, self._above.run_id, "grant", encode_wanted(wanted()))
+            granted = (await retry(lambda: self._elsewhere.ask(wish))).granted
+            if granted is None or granted == before.limits:
+                return False
+            self._run.log.append_private(Private(kind="commit", run_id=self._run.run_id, granted=granted))
+            return True
