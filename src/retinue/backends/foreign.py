@@ -18,7 +18,6 @@ from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
-    DELTAS,
     ActivityDelta,
     ActivitySnapshot,
     Custom,
@@ -42,7 +41,8 @@ from ..loop.grants import Wanted, grant, left_for_child, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
-from .rest import Rest, append_event, close, give_up, has_rest
+from .mirror import append_event, last_seen, streamed_text
+from .rest import Rest, close, give_up, has_rest
 
 _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
@@ -84,9 +84,9 @@ class ForeignBackend:
             if state.status is not RunStatus.RUNNING:
                 start_leg(parent.log, state)
             request.decisions = {path: decision for path, decision in state.pending.items() if decision is not None}
-            request.seen = await _last_seen(parent.log, state)
+            request.seen = await last_seen(parent.log, state)
             request.remote = state.values.get(REMOTE_KEY, {})
-            request.streamed = await _streamed_text(parent.log, state)
+            request.streamed = await streamed_text(parent.log, state)
             if parent.log.writer is not None:
                 await parent.log.writer.flush()  # it fails where another process owns the log
         elif ref is None:
@@ -206,7 +206,7 @@ class ForeignBackend:
             cancellation=CancellationToken(),
             remote=run.values.get(REMOTE_KEY, {}),
         )
-        Rest(self.backend, self._local, log, run, await _last_seen(log, run)).start(request)
+        Rest(self.backend, self._local, log, run, await last_seen(log, run)).start(request)
 
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
         request, state, kept = child.request, child.state, None
@@ -389,26 +389,6 @@ def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]
     if request.agent.output_format is not None:
         needs["output"] = "text_and_artifacts"
     return needs
-
-
-async def _last_seen(log: LiveLog, run: RunState) -> int:
-    """Return the number of the last event of a run's log elsewhere: the last one noted, and the deltas after it."""
-    if not run.remote_seq:
-        return 0
-    events = [event for event in log.events if event.seq > run.remote_at]
-    if log.earlier is not None and run.remote_at < log.first:
-        events += [event async for event in log.earlier(run.remote_at, log.first, True)]
-    return run.remote_seq + sum([event.__class__ in DELTAS and event.ns[: len(run.ns)] == run.ns for event in events])
-
-
-async def _streamed_text(log: LiveLog, run: RunState) -> str:
-    """Return the text that a run elsewhere has streamed into its log; not needed where its events have numbers."""
-    if run.remote_seq:
-        return ""
-    events = list(log.events)
-    if log.earlier is not None and log.first > 0:
-        events = [event async for event in log.earlier(0, log.first, True)] + events
-    return "".join([event.delta for event in events if isinstance(event, TextDelta) and event.run_id == run.run_id])
 
 
 def _thread_state(thread: ThreadRecord | None, result: RunResult) -> PersistedState:

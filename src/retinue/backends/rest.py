@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from ..core.backend import Backend, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.errors import ExecutionBackendError
-from ..core.events import DELTAS, Event, RunFinished, RunStarted, TaskUpdated
+from ..core.events import Event, TaskUpdated
 from ..core.rows import Private
 from ..core.runs import REMOTE_KEY, RunResult
 from ..loop.log import LiveLog
 from ..loop.state import RunState
 from .local import LocalBackend
+from .mirror import append_event
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +41,6 @@ def has_rest(backend: Backend, result: RunResult) -> bool:
     remote: Any = result.state.extensions.get(REMOTE_KEY)
     is_open = result.status.is_terminal and isinstance(remote, dict) and cast("Any", remote).get("open") is True
     return is_open and hasattr(backend, "follow_rest")
-
-
-def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
-    """Append an event of the log that a run has elsewhere, after the one of number `seen`. The beginnings and ends of the
-    run itself are only noted."""
-    if event.__class__ in DELTAS and event.seq != seen + 1:
-        log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq - 1))
-    if not event.ns and isinstance(event, RunStarted | RunFinished):
-        log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq))
-    else:
-        log.append_remote(run, event)
 
 
 class Rest:

@@ -37,7 +37,7 @@ from ..core.lifecycle import ENDED, WAITING, ToolCallStatus
 from ..core.messages import Message, Visibility
 from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.rows import Ending, LogRow, Private
-from ..core.runs import Usage
+from ..core.runs import REMOTE_KEY, Usage
 from .state import (
     CALL_NEW,
     CALL_RUNNING,
@@ -110,6 +110,8 @@ def fold_private(tree: LogState, private: Private) -> None:
         grants = {**tree.grants, **private.grants}
         tree.grants = {name: grant for name, grant in grants.items() if grant is not None}
     _commit(run, private)
+    if run.run_id in tree.grants:
+        _end_grant(tree, run)
 
 
 def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
@@ -418,8 +420,6 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
         run.refused = event.error
     if event.status in ENDED:
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
-        if run.run_id in tree.grants:
-            tree.grants = {name: grant for name, grant in tree.grants.items() if name != run.run_id}
     if p is not None:
         _commit(run, p)
         for message in p.messages:
@@ -427,6 +427,14 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
         if p.usage is not None:
             run.step, run.tickets, run.pending = event.steps, p.tickets, EMPTY
             _count(tree, run, p.usage, max(0, event.steps - run.total_steps))
+    if run.run_id in tree.grants:
+        _end_grant(tree, run)
+
+
+def _end_grant(tree: LogState, run: RunState) -> None:
+    """Let others use what a placed child has left, if it has ended with its background tasks."""
+    if run.is_over and not run.values.get(REMOTE_KEY, EMPTY).get("open"):
+        tree.grants = {name: grant for name, grant in tree.grants.items() if name != run.run_id}
 
 
 def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:

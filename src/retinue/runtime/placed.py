@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -21,10 +21,10 @@ from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.engine import QUEUE_UNSERVED
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
-from ..core.events import ErrorRaised
+from ..core.events import ErrorRaised, Event
 from ..core.lifecycle import RunStatus
 from ..core.rows import Private
-from ..core.runs import DEFAULT_LIMITS, Above, RunResult
+from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult
 from ..core.state import PersistedState
 from ..core.stores import RunRecord, Watch
 from ..loop.execution import Execution
@@ -61,13 +61,13 @@ class Placement:
     def __init__(self, runs: LocalRuns, dispatcher: Dispatcher) -> None:
         self._local, self._registry = runs.backend, runs.registry
         self.backend = PlacedBackend(runs, dispatcher)
-        self._foreign = ForeignBackend(self.backend, runs.backend, own=True)
+        self.foreign = ForeignBackend(self.backend, runs.backend, own=True)
 
     def profile(self) -> BackendProfile:
         return self._local.profile()
 
     async def abort(self, run_id: str) -> None:
-        await self._foreign.abort(run_id)
+        await self.foreign.abort(run_id)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         parent = self._local.execution_of(request.identity.parent_run_id or "")
@@ -101,7 +101,7 @@ class Placement:
                 limits=DEFAULT_LIMITS,
                 hooks_of=_hooks_of(agent, lineage, self._registry),
             )
-        result, form = await self._foreign.run(request), agent.output_format
+        result, form = await self.foreign.run(request), agent.output_format
         if form is None or result.output is None:
             return result
         return replace(result, output=form.decode(result.output))
@@ -213,6 +213,22 @@ class PlacedBackend:
             stopped.cancel()
             following.cancel()
 
+    async def follow_rest(self, request: RunRequest) -> None:
+        """Mirror what background tasks add to the log of a run after its end, until they have ended."""
+        token, run_id = request.cancellation, placed_id(request.identity.run_id)
+        stopped = asyncio.create_task(token.wait())
+        following = asyncio.create_task(_Follower(self._runs, self._dispatcher, request).follow_rest())
+        try:
+            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
+            await following
+        except RetinueError as exc:
+            raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
+        finally:
+            stopped.cancel()
+            following.cancel()
+
     async def stop(self, run_id: str, reason: str) -> None:
         """Have a placed child stopped. Whoever works on it, or nobody, its end is stored soon."""
         try:
@@ -271,22 +287,34 @@ class _Follower:
             record = await self._retry(lambda: self._store.load_run(self._run_id))
             if record is None:
                 return _failed(self._request, "its run is not stored any more")
-            found = await self._retry(lambda: self._store.read_events(self._run_id, self._seen, BATCH))
+            found = await self._read()
             events = () if found is None else found[0]
-            for event in events:
-                if self._request.emit_remote is not None:
-                    self._request.emit_remote(event)
-                self._seen = event.seq
             if len(events) == BATCH:
                 continue
             if record.result is not None:
-                return record.result
+                return _noted(record.result, is_open=found is not None and not found[1])
             if events:
                 self._news, self._is_lost = self._now(), False
             await watch.wait(LOOK_EVERY)
             if self._now() - self._news >= LOOK_EVERY:
                 await self._report_silence(record)
                 self._news = self._now()
+
+    async def _read(self) -> tuple[Sequence[Event], bool] | None:
+        """Mirror the next events; return them, and whether the log has ended with them."""
+        found = await self._retry(lambda: self._store.read_events(self._run_id, self._seen, BATCH))
+        for event in () if found is None else found[0]:
+            if self._request.emit_remote is not None:
+                self._request.emit_remote(event)
+            self._seen = event.seq
+        return found
+
+    async def follow_rest(self) -> None:
+        """Mirror events until the log has ended."""
+        with self._store.watch(self._run_id) as watch:
+            while (found := await self._read()) is not None and not found[1]:
+                if not found[0]:
+                    await watch.wait(LOOK_EVERY)
 
     async def _report_silence(self, record: RunRecord) -> None:
         """Report, for those who watch, that nobody works on the run, or can."""
@@ -332,6 +360,14 @@ def _failed(request: RunRequest, reason: str) -> RunResult:
         termination="error",
         messages=request.messages,
     )
+
+
+def _noted(result: RunResult, *, is_open: bool) -> RunResult:
+    """Return a result that says whether its log goes on, because of background tasks."""
+    if not is_open or not result.status.is_terminal:
+        return result
+    state = result.state
+    return replace(result, state=replace(state, extensions={**state.extensions, REMOTE_KEY: {"open": True}}))
 
 
 class Widening:

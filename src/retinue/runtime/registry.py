@@ -145,6 +145,9 @@ class AgentRegistry:
     async def follow_rests(self, log: LiveLog) -> None:
         """Follow what runs of a log have left at work elsewhere, as its new owner."""
         for run in log.tree.open_rests():
+            if run.request.queue is not None and self.placement is not None:
+                await self.placement.foreign.follow_rest(self.named(run.identity.agent), log, run)
+                continue
             above = log.tree.parent_of(run)
             agent = self._remote_child("" if above is None else above.identity.agent, run.identity.agent)
             plan = None if agent is None else self.resolve(agent)

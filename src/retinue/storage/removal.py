@@ -21,9 +21,10 @@ async def delete_thread(database: Database, thread_id: str) -> bool:
         known = bool(link.run("SELECT 1 FROM threads WHERE thread_id = ?", thread_id))
         # With the logs of children that were placed for them.
         query = (
-            "WITH RECURSIVE found (log_id, ended) AS (SELECT logs.log_id, ended FROM runs JOIN logs ON logs.log_id = run_id "
-            "WHERE thread_id = ? UNION SELECT logs.log_id, logs.ended FROM logs JOIN found ON logs.above = found.log_id) "
-            "SELECT log_id, ended FROM found ORDER BY log_id"
+            "SELECT log_id, ended FROM (WITH RECURSIVE found (log_id, ended) AS ("
+            "SELECT logs.log_id, ended FROM runs JOIN logs ON logs.log_id = run_id WHERE thread_id = ? "
+            "UNION SELECT logs.log_id, logs.ended FROM logs JOIN found ON logs.above = found.log_id) "
+            "SELECT log_id, ended FROM found) AS found ORDER BY log_id"
         )
         return known, link.run(query, thread_id)
 

@@ -138,6 +138,8 @@ class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
 
     async def check_a_request_that_says_nothing_to_all_is_refused(self) -> None:
         async with self._make() as harness:
+            if harness.backend.profile().transcript == "full":
+                return
             asked = _Asked(Message.system("rules"), Message.user("echo hidden", visibility=Visibility.INTERNAL))
             await _refused(harness.backend, asked)
             assert harness.starts(asked.run_id) == 0
@@ -152,6 +154,9 @@ class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
                 "echo hello",
             )
             asked.check(await _run(harness.backend, asked), RunStatus.COMPLETED)
+            if harness.backend.profile().transcript == "full":
+                assert harness.sent(asked.run_id) == [message.text for message in asked.request.messages]
+                return
             assert harness.sent(asked.run_id) == ["echo hello"]
             if harness.backend.profile().transcript != "single_prompt":
                 several = _Asked("echo one", "and two")
