@@ -138,6 +138,7 @@ async def test_a_queue_that_nobody_serves_is_reported_under_the_child(site: Site
     async with site.worker(crew()) as near, site.client() as client:
         near._runs.dispatcher.unserved_after = 0.0  # type: ignore[union-attr]
         run = client.stream("boss", "hello")
+        await run.stored()
         async for event in client.events(run.run_id):
             if event.kind == "error":
                 assert (event.code, event.ns, event.agent) == ("queue_unserved", ("tools:task_1",), "far_echo")
