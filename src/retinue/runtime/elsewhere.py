@@ -32,7 +32,6 @@ from ..storage.logs import LogWriter
 from .inbox import Refusal, decode_reply, decode_start, encode_cancel, make_wish, restored
 from .live import LiveRun
 from .owner import Owner, is_gone
-from .placed import Widening
 from .run import Opened
 
 if TYPE_CHECKING:
@@ -200,6 +199,8 @@ class Elsewhere:
     def _adopt(self, run: LiveRun) -> LiveRun:
         run.is_adopted = True
         if (above := run.request.above) is not None:
+            from .placed import Widening
+
             run.log.widen = Widening(run, above, self)
         return run
 

@@ -29,7 +29,6 @@ from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
 from .owner import Owner, owner_notice
-from .placed import Placement
 from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
@@ -74,6 +73,8 @@ class LocalRuns:
 
     def use_engine(self, dispatcher: Dispatcher) -> None:
         """Have workers execute root runs, and children whose agents have a queue."""
+        from .placed import Placement
+
         self.dispatcher = dispatcher
         self.registry.placement = Placement(self, dispatcher)
 
