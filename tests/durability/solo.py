@@ -26,6 +26,7 @@ SEEN: StateKey[tuple[str, ...], str] = StateKey(
 CROWD = 60
 """How many runs are interrupted at once."""
 LAST = StateKey("solo.last", str, persistent=True)
+GONE = StateKey("solo.gone", str, persistent=True)
 
 
 class Keys(Plugin):
@@ -243,9 +244,20 @@ def unwanted(spot: Spot) -> Scene:
     return Scene([agent], cancel_after="linger")
 
 
-def unstorable(spot: Spot) -> Scene:
-    """A run with a context that no process but its own can know."""
-    return Scene(plain(spot).agents, options={"context": {"socket": object()}})
+def older(spot: Spot) -> Scene:
+    """As `plain`, by agents of an earlier version, with a state key that is gone since."""
+
+    class OlderKeys(Keys):
+        def register(self, r: Registrar) -> None:
+            super().register(r)
+            r.key(GONE)
+
+    @tool(idempotent=True)
+    async def look(text: str) -> ToolOutput:
+        """Work that may be done twice."""
+        return ToolOutput(f"looked {text}", {GONE: text})
+
+    return Scene([Agent("solo", plain(spot).agents[0].model, "You work.", [tools(spot)[0], look], [OlderKeys()])])
 
 
 def forgetful(spot: Spot) -> Scene:

@@ -14,18 +14,6 @@ from . import solo
 from .scene import Spot, check, died, kill, name_of, recover, recovering, seen
 
 
-async def test_a_request_that_cannot_be_stored_fails_with_the_reason(spot: Spot) -> None:
-    kill(spot, name_of(solo.unstorable), "work:b")
-    async with recovering(spot, solo.unstorable) as runtime:
-        played = await seen(spot, runtime)
-        assert played.result.status is RunStatus.FAILED
-        assert played.result.error is not None
-        assert "socket" in played.result.error
-        assert played.calls() == {"c1": "succeeded", "c2": "cancelled"}
-        assert played.kinds()[-1] == "run_finished"
-        assert (await runtime.run("solo", "more", thread_id="thread-1")).status is RunStatus.COMPLETED
-
-
 async def test_a_state_key_that_is_gone_fails_with_the_reason(spot: Spot) -> None:
     kill(spot, name_of(solo.plain), "m:2")
     played = await recover(spot, solo.forgetful)
@@ -65,12 +53,13 @@ async def test_a_run_that_breaks_down_leaves_its_thread(spot: Spot) -> None:
 
 
 async def test_one_that_cannot_go_on_does_not_stand_in_the_way(spot: Spot) -> None:
-    kill(spot, name_of(solo.unstorable), "work:b")
+    kill(spot, name_of(solo.older), "work:b")
     first = (spot.folder / "run_id").read_text()
     (spot.folder / "run_id").unlink()
     kill(spot, name_of(solo.elsewhere), "work:b")
     async with Runtime.open(spot.url, solo.plain(spot).agents) as runtime:
-        assert (await runtime.result(first)).status is RunStatus.FAILED
+        failed = await runtime.result(first)
+        assert (failed.status, "solo.gone" in str(failed.error)) == (RunStatus.FAILED, True)
         assert (await seen(spot, runtime)).result.status is RunStatus.COMPLETED
 
 
