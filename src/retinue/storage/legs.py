@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..core.engine import FirstLeg, Leg, WorkerInfo
 from ..core.stores import LEGS, RunRecord
-from .database import Link
+from .database import Later, Link
 from .sql import SqlStore, decode_identity
 from .writes import POSTGRES, TAKEN_OVER, make_due
 
@@ -130,21 +130,25 @@ class Legs:
         what was claimed is found as a stray, and released.
         """
 
-        def claim(link: Link) -> list[Any]:
+        def claim(link: Link) -> Later:
             if left:
                 _free_queued(link, left)
-            return link.run(
-                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? FROM runs "
-                "WHERE run_id = logs.log_id AND logs.log_id IN (SELECT log_id FROM logs WHERE queue = ? "
-                f"AND owner IS NULL AND turn IS NOT NULL AND {_OURS} "
+            # MATERIALIZED: else the choice might be made again for each row, and more than `most` be claimed.
+            return link.ask(
+                "WITH chosen AS MATERIALIZED (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL "
+                f"AND turn IS NOT NULL AND {_OURS} "
                 "AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
-                "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING logs.log_id, epoch, identity, "
-                "started_at, status, request, EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id), "
+                "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) "
+                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
+                "FROM chosen, runs WHERE logs.log_id = chosen.log_id AND run_id = chosen.log_id "
+                "RETURNING logs.log_id, epoch, identity, started_at, status, request, "
+                "EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id), "
                 "EXISTS (SELECT 1 FROM threads WHERE threads.thread_id = runs.thread_id AND state IS NOT NULL)",
-                *(owner, lease, link.boot, queue, list(agents), most),
+                *(queue, list(agents), most, owner, lease, link.boot),
             )
 
-        return [_leg(*row) for row in await self._database.write(claim)]
+        claimed: Any = await self._database.write(claim)
+        return [_leg(*row) for row in claimed]
 
     async def release_lost(self, gone: Sequence[str], strays: Sequence[str]) -> int:
         """Release the logs whose leases have run out, those of owners known to be gone, and some by id."""
