@@ -61,7 +61,7 @@ def quote_beginnings(messages: Sequence[Message]) -> str:
     """Return a summary made without a model: each message by its first words."""
     lines: list[str] = []
     for message in messages:
-        words = " ".join(message.text.split())
+        words = " ".join(message.text[:1000].split())
         calls = ", ".join(f"{call.name}({call.args})" for call in message.tool_calls)
         text = " ".join(part for part in (words[:200], f"[called {calls[:200]}]" if calls else "") if part)
         lines.append(f"- {message.role}: {text}")

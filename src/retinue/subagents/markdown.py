@@ -56,7 +56,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
         return Loaded(None, (Problem(where, exc.message, exc.line),))
     file_name, name = name, name if AGENT_NAME.fullmatch(name) else _id_for(name, front)
     if not AGENT_NAME.fullmatch(name):
-        problem = "the file name is the agent_id: a letter, then up to 63 letters, digits, '_' or '-', then .md"
+        problem = "its file name makes no agent_id (a letter, then up to 63 letters, digits, '_' or '-'): write name: in the file"
         return Loaded(None, (Problem(where, problem),))
     for field in front.fields:
         if field in _REMOTE:
