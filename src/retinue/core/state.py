@@ -111,11 +111,12 @@ class StateKey(Generic[V, U]):
             raise ConfigurationError(f"StateKey {name!r}: merge is 'exclusive' or 'commutative', not {merge!r}")
         if scope not in ("run", "thread"):
             raise ConfigurationError(f"StateKey {name!r}: scope is 'run' or 'thread', not {scope!r}")
-        self.name, self.type, self.update_type = name, type, update if update is not None else type
+        self.name, self.type = name, type
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
         self._default, self.sure = default, sure
         self._codec = codec_for(type)
-        self.update_codec = self._codec if update is None else codec_for(update)
+        if update is not None:
+            codec_for(update)  # raises where the type cannot be used
         self._class = class_of(type)
         self.plain: Any = type if reduce is None and type in _PLAIN else None
         """The type of updates that are the value as they are: nothing to copy, check or encode."""

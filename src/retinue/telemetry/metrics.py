@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Histogram, Meter
 
 from ..wire.tree import CallNode, Node, RunNode, StepNode
 from .conventions import (
@@ -27,47 +27,25 @@ from .conventions import (
 SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 AGENT_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2]
 TOKENS = [4.0**power for power in range(14)]
-COUNTS = [0, 1, 2, 4, 8, 16, 32, 64, 128]
+COUNTS: list[float] = [0, 1, 2, 4, 8, 16, 32, 64, 128]
 
 
 class Metrics:
     """Counts and times nodes. Attributes are agents, models, tools and error types, never ids."""
 
     def __init__(self, meter: Meter) -> None:
-        histogram = meter.create_histogram
-        self._chat_seconds = histogram(
-            "gen_ai.client.operation.duration", "s", "Model call.", explicit_bucket_boundaries_advisory=SECONDS
-        )
-        self._first_chunk = histogram(
-            "gen_ai.client.operation.time_to_first_chunk",
-            "s",
-            "From the request to the first piece of the answer.",
-            explicit_bucket_boundaries_advisory=SECONDS,
-        )
-        self._tokens = histogram(
-            "gen_ai.client.token.usage", "{token}", "Tokens a call.", explicit_bucket_boundaries_advisory=TOKENS
-        )
-        self._run_seconds = histogram(
-            "gen_ai.invoke_agent.duration",
-            "s",
-            "Run, or leg of a run.",
-            explicit_bucket_boundaries_advisory=AGENT_SECONDS,
-        )
-        self._inferences = histogram(
-            "gen_ai.invoke_agent.inference_calls",
-            "{inference_call}",
-            "Model calls a run.",
-            explicit_bucket_boundaries_advisory=COUNTS,
-        )
-        self._tool_calls = histogram(
-            "gen_ai.invoke_agent.tool_calls",
-            "{tool_call}",
-            "Tool calls a run.",
-            explicit_bucket_boundaries_advisory=COUNTS,
-        )
-        self._tool_seconds = histogram(
-            "gen_ai.execute_tool.duration", "s", "Tool call.", explicit_bucket_boundaries_advisory=SECONDS
-        )
+        def histogram(name: str, unit: str, about: str, buckets: list[float]) -> Histogram:
+            return meter.create_histogram(name, unit, about, explicit_bucket_boundaries_advisory=buckets)
+
+        chat, agent = "gen_ai.client", "gen_ai.invoke_agent"
+        first_chunk = "From the request to the first piece of the answer."
+        self._chat_seconds = histogram(f"{chat}.operation.duration", "s", "Model call.", SECONDS)
+        self._first_chunk = histogram(f"{chat}.operation.time_to_first_chunk", "s", first_chunk, SECONDS)
+        self._tokens = histogram(f"{chat}.token.usage", "{token}", "Tokens a call.", TOKENS)
+        self._run_seconds = histogram(f"{agent}.duration", "s", "Run, or leg of a run.", AGENT_SECONDS)
+        self._inferences = histogram(f"{agent}.inference_calls", "{inference_call}", "Model calls a run.", COUNTS)
+        self._tool_calls = histogram(f"{agent}.tool_calls", "{tool_call}", "Tool calls a run.", COUNTS)
+        self._tool_seconds = histogram("gen_ai.execute_tool.duration", "s", "Tool call.", SECONDS)
         self._runs = meter.create_counter("retinue.runs", "{run}", "Runs that ended or wait, by status.")
         self._active = meter.create_up_down_counter("retinue.runs.active", "{run}", "Runs in progress.")
         self._steps = meter.create_counter("retinue.steps", "{step}", "Steps with an answer of the model.")
@@ -78,15 +56,12 @@ class Metrics:
             self._active.add(1, {AGENT_NAME: node.agent})
 
     def ended(self, node: Node) -> None:
-        match node:
-            case RunNode():
-                self._run_ended(node)
-            case StepNode():
-                self._chat_ended(node)
-            case CallNode():
-                self._tool_ended(node)
-            case _:
-                pass
+        if isinstance(node, RunNode):
+            self._run_ended(node)
+        elif isinstance(node, StepNode):
+            self._chat_ended(node)
+        elif isinstance(node, CallNode):
+            self._tool_ended(node)
 
     def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..core.events import Event
@@ -45,18 +45,10 @@ class TreeReader(RunTree):
     def node_began(self, node: Node) -> None:
         if isinstance(node, RunNode):
             self._kept.pop(node.run_id, None)
-        for observer in self._observers:
-            try:
-                observer.began(node)
-            except Exception:
-                self._log_failure()
+        self._report(lambda observer: observer.began(node))
 
     def node_ended(self, node: Node) -> None:
-        for observer in self._observers:
-            try:
-                observer.ended(node)
-            except Exception:
-                self._log_failure()
+        self._report(lambda observer: observer.ended(node))
         match node:
             case RunNode():
                 self._forget(node)
@@ -71,11 +63,7 @@ class TreeReader(RunTree):
                 pass
 
     def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
-        for observer in self._observers:
-            try:
-                observer.noted(node, name, at, facts)
-            except Exception:
-                self._log_failure()
+        self._report(lambda observer: observer.noted(node, name, at, facts))
 
     def _forget(self, run: RunNode) -> None:
         """Keep a run that waits, or that may still get children; of those, only so many."""
@@ -93,11 +81,15 @@ class TreeReader(RunTree):
                 del self._kept[oldest]
                 self.runs.pop(oldest, None)
 
-    def _log_failure(self) -> None:
-        """Log the first failure in full: an exporter that is down would fill the log."""
-        level = logging.DEBUG if self._has_failed else logging.ERROR
-        self._has_failed = True
-        _log.log(level, "telemetry failed and continues; further failures are logged at DEBUG", exc_info=True)
+    def _report(self, say: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                say(observer)
+            except Exception:
+                # Only the first failure in full: an exporter that is down would fill the log.
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                self._has_failed = True
+                _log.log(level, "telemetry failed and continues; further failures are logged at DEBUG", exc_info=True)
 
 
 def _is_needed(call: CallNode) -> bool:
