@@ -12,7 +12,7 @@ from aiohttp import web
 from retinue import DecisionRefused, RunStatus, Runtime
 from retinue.core.events import event_to_json
 from retinue.runtime import Run
-from retinue.wire.task_protocol import RemoteTask, TaskDecisions, decode_submission, encode
+from retinue.wire.task_protocol import RemoteTask, TaskDecisions, TaskSubmission, encode
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -83,7 +83,7 @@ class TaskServer:
         return await handler(request)
 
     async def _submit(self, request: web.Request) -> web.Response:
-        submission = decode_submission(await request.read())
+        submission = msgspec.json.decode(await request.read(), type=TaskSubmission)
         self.submissions.append(submission)
         if (known := self.runs.get(submission.task_id)) is not None and known.ended:
             return web.json_response({"error": f"task_id already finished: {submission.task_id}"}, status=409)

@@ -373,7 +373,9 @@ def test_line_endings_and_byte_order_marks_do_not_matter(mark: bytes, end: bytes
 @pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "a.b", "1x", "研", "x" * 65, "a b", "-x"])
 def test_a_file_name_that_is_no_id_is_refused(name: str) -> None:
     loaded = read("---\ndescription: a\n---\nb", name)
-    problem = "its file name makes no agent_id (a letter, then up to 63 letters, digits, '_' or '-'): write name: in the file"
+    problem = (
+        "its file name makes no agent_id (a letter, then up to 63 letters, digits, '_' or '-'): write name: in the file"
+    )
     assert (loaded.declaration, told(loaded)) == (None, [f"subagents/{name}.md: {problem}"])
 
 

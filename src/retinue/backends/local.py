@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..core.agents import Agent
+from ..core.agents import Agent, resume_tasks
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.content import to_json_bytes
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
@@ -239,7 +239,7 @@ class LocalBackend:
             await self.append_history(x)
         if log.is_resumed:
             for agent in dict.fromkeys(x.agents):
-                await agent.resume_tasks(x.identity, partial(context_for, x))
+                await resume_tasks(agent, x.identity, partial(context_for, x))
         result = await execute_run(x)
         if request.keeps_thread or request.detached:
             await self._save(x, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import singledispatch
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
@@ -171,26 +172,35 @@ class Agent(Generic[Out]):
         """Return a tool `agent_run_<name>` with which another agent delegates to this one."""
         return AgentTool(self)
 
-    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
-        """Return the tools with which the model delegates to this agent's sub-agents."""
-        if not self.subagents:
-            return ()
-        children = [resolver.resolve(child).agent for child in self.subagents]
-        return (TaskTool({child.name: child for child in children}),)
 
-    def check(self) -> None:
-        """Raise ConfigurationError if arguments do not fit together. A runtime calls it when the agent is added."""
+@singledispatch
+def delegation_tools(agent: Agent, resolver: Resolver) -> Iterable[Tool]:
+    """Return the tools with which the model delegates to an agent's sub-agents."""
+    if not agent.subagents:
+        return ()
+    children = [resolver.resolve(child).agent for child in agent.subagents]
+    return (TaskTool({child.name: child for child in children}),)
 
-    def check_thread(self, thread_id: str) -> None:
-        """Raise ConfigurationError if the agent cannot run on that thread."""
 
-    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-        """Continue the background tasks that a run of this agent had when its process ended."""
+@singledispatch
+def check_agent(agent: Agent) -> None:
+    """Raise ConfigurationError if the arguments of an agent do not fit together. A runtime calls it when one is added."""
 
-    def linked(self) -> Iterable[Agent]:
-        """Return the agents that this one refers to as objects."""
-        tools = [bound.tool.agent for bound in self.toolbox.values() if isinstance(bound.tool, AgentTool)]
-        return [agent for agent in (*self.subagents, *self.handoffs, *tools) if isinstance(agent, Agent)]
+
+@singledispatch
+def check_thread(agent: Agent, thread_id: str) -> None:
+    """Raise ConfigurationError if an agent cannot run on that thread."""
+
+
+@singledispatch
+async def resume_tasks(agent: Agent, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+    """Continue the background tasks that a run of an agent had when its process ended."""
+
+
+def linked_agents(agent: Agent) -> Iterable[Agent]:
+    """Return the agents that another one refers to as objects."""
+    tools = [bound.tool.agent for bound in agent.toolbox.values() if isinstance(bound.tool, AgentTool)]
+    return [other for other in (*agent.subagents, *agent.handoffs, *tools) if isinstance(other, Agent)]
 
 
 def check_model(model: Any, owner: str) -> None:

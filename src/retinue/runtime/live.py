@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..backends.setup import begin, result_again, thread_after
+from ..core.agents import resume_tasks
 from ..core.backend import RunRequest
 from ..core.context import GRACE, OUT_OF_TIME
 from ..core.decisions import Decision
@@ -229,7 +230,7 @@ class LiveRun:
 
     async def _continue_tasks(self, x: Execution) -> None:
         for agent in dict.fromkeys(x.agents):
-            await agent.resume_tasks(x.identity, partial(context_for, x))
+            await resume_tasks(agent, x.identity, partial(context_for, x))
 
     async def resume_tasks(self) -> None:
         """Continue only the background tasks under a run that has ended or waits."""

@@ -17,7 +17,7 @@ from ..backends.local import LocalBackend
 from ..backends.rest import close, give_up
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
-from ..core.agents import Agent, check_model
+from ..core.agents import Agent, check_agent, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
@@ -73,11 +73,11 @@ class AgentRegistry:
             return
         if agent.name in self.agents:
             raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
-        agent.check()
+        check_agent(agent)
         if agent.backend is not None:
             self._check_backend(agent, agent.backend)
         self.agents[agent.name] = agent
-        for target in agent.linked():
+        for target in linked_agents(agent):
             self.add(target)
 
     def find(self, agent: str | Agent) -> Agent:
@@ -225,7 +225,7 @@ class AgentRegistry:
         self._checked.add(agent)
         try:
             named = [self.agents[name] for name in agent.subagents if isinstance(name, str) and name in self.agents]
-            for target in (*agent.linked(), *named):
+            for target in (*linked_agents(agent), *named):
                 if target.model is not None and target.backend is None:
                     self._models.resolve(target.model, f"agent {target.name!r}")
                 self.check_subagents(target)

@@ -210,7 +210,7 @@ class ChildFactory:
     def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
         """Yield the problems of a declaration. One that is no warning makes it unusable."""
         if declaration.is_remote:
-            for name in ("model", "tools", "builtin_tools", "limits"):
+            for name in ("model", "tools", "builtin_tools"):
                 if getattr(declaration, name) is not None:
                     yield _problem(declaration, name, "has no effect on a remote sub-agent: its server decides")
             return

@@ -9,7 +9,15 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.agents import RESULT_LIMIT, Agent
+from ..core.agents import (
+    RESULT_LIMIT,
+    Agent,
+    check_agent,
+    check_thread,
+    delegation_tools,
+    linked_agents,
+    resume_tasks,
+)
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
 from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
@@ -153,28 +161,6 @@ class HarnessAgent(Agent[Out]):
         """True if any file of the workspace is read."""
         return not self.disable_filesystem or not self.disable_workspace_context
 
-    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
-        """Resolve the sub-agents given by name and start the task watch. The plugin brings the tools: return none."""
-        self.check_confined(self, resolver)
-        if self.catalog is not None:
-            names = [given for given in self.subagents if isinstance(given, str)]
-            self.catalog.set_named_agents({name: resolver.agent(name) for name in names})
-            background: Background = resolver.background
-            background.service(self._tasks()).watch()
-        return ()
-
-    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-        for plugin in self.plugins:
-            if isinstance(plugin, Subagents):
-                await plugin.resume_tasks(run, context_for)
-
-    def check(self) -> None:
-        if self.catalog is not None:
-            self.catalog.check()
-        if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
-            self.files.check_commands()
-        self.check_confined(self)
-
     def check_confined(self, agent: Agent, resolver: Resolver | None = None) -> None:
         """Refuse an agent that works, itself or through those it names, outside the sandbox of this one."""
         if not isinstance(self.files, ConfiningFilesystem):
@@ -185,13 +171,6 @@ class HarnessAgent(Agent[Out]):
                     f"agent {one.name!r} works in {one.files!r}, outside of the sandbox of {self.name!r}: give it "
                     "filesystem= that of this agent (in a factory ctx.agent.files.for_run(ctx.run)), or a folder below it"
                 )
-
-    def check_thread(self, thread_id: str) -> None:
-        if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
-            raise ConfigurationError(
-                f"agent {self.name!r}: the thread id {thread_id!r} also names files: use up to 128 letters, digits "
-                "and any of _ . @ : = + -"
-            )
 
     def child(
         self, declaration: SubagentDeclaration, instructions: str, files: Filesystem, *, tells_agents_file: bool
@@ -234,6 +213,44 @@ class HarnessAgent(Agent[Out]):
 
     def _inherited(self) -> dict[str, Any]:
         return {"leaf": True} | {name: getattr(self, name) for name in _INHERITED}
+
+
+@delegation_tools.register(HarnessAgent)
+def _(agent: HarnessAgent, resolver: Resolver) -> Iterable[Tool]:
+    """Resolve the sub-agents given by name and start the task watch. The plugin brings the tools: return none."""
+    agent.check_confined(agent, resolver)
+    if agent.catalog is not None:
+        names = [given for given in agent.subagents if isinstance(given, str)]
+        agent.catalog.set_named_agents({name: resolver.agent(name) for name in names})
+        assert agent.task_repository is not None
+        background: Background = resolver.background
+        background.service(agent.task_repository).watch()
+    return ()
+
+
+@check_agent.register(HarnessAgent)
+def _(agent: HarnessAgent) -> None:
+    if agent.catalog is not None:
+        agent.catalog.check()
+    if "shell" in agent.builtin_names and isinstance(agent.files, RunsCommands):
+        agent.files.check_commands()
+    agent.check_confined(agent)
+
+
+@check_thread.register(HarnessAgent)
+def _(agent: HarnessAgent, thread_id: str) -> None:
+    if agent.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
+        raise ConfigurationError(
+            f"agent {agent.name!r}: the thread id {thread_id!r} also names files: use up to 128 letters, digits "
+            "and any of _ . @ : = + -"
+        )
+
+
+@resume_tasks.register(HarnessAgent)
+async def _(agent: HarnessAgent, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+    for plugin in agent.plugins:
+        if isinstance(plugin, Subagents):
+            await plugin.resume_tasks(run, context_for)
 
 
 class Subagents(Plugin):
@@ -337,7 +354,7 @@ def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
     waiting = [agent]
     while waiting:
         one = waiting.pop()
-        for other in (*one.linked(), *_named_by(one, resolver)):
+        for other in (*linked_agents(one), *_named_by(one, resolver)):
             if id(other) not in found:
                 found[id(other)] = other
                 waiting.append(other)

@@ -96,14 +96,6 @@ def encode(message: TaskSubmission | RemoteTask | TaskDecisions | TaskCancel) ->
     return to_json_bytes(message)
 
 
-def decode_submission(data: bytes) -> TaskSubmission:
-    """Raise ValueError, which says what is wrong."""
-    submission = msgspec.json.decode(data, type=TaskSubmission)
-    if not submission.task_id.strip():
-        raise ValueError("task_id is required")
-    return submission
-
-
 def decode_task(data: bytes) -> RemoteTask:
     """Raise ValueError if it is not a task. A result that is not text becomes JSON."""
     try:
