@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..core.agents import Agent, resume_tasks
+from ..core.agents import Agent
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.content import to_json_bytes
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
@@ -22,13 +21,12 @@ from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
 from ..loop.budget import child_refusal, refuse_child, time_left
-from ..loop.calls import context_for
 from ..loop.execution import Execution, close_run, start_leg
 from ..loop.grants import widen_for_child
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState
-from .setup import Blueprint, begin, result_again, thread_after
+from .setup import Blueprint, begin, continue_tasks, result_again, thread_after
 
 LAST_MOMENT = 1.0
 """Seconds that a run has at least which continues after its time is up."""
@@ -238,8 +236,7 @@ class LocalBackend:
         elif x.state.awaits_history:
             await self.append_history(x)
         if log.is_resumed:
-            for agent in dict.fromkeys(x.agents):
-                await resume_tasks(agent, x.identity, partial(context_for, x))
+            await continue_tasks(x)
         result = await execute_run(x)
         if request.keeps_thread or request.detached:
             await self._save(x, result)

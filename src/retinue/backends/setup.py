@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..core.agents import Agent, Toolbox, check_thread, delegation_tools, linked_agents
+from ..core.agents import Agent, Toolbox, check_thread, delegation_tools, linked_agents, resume_tasks
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_value
 from ..core.errors import ConfigurationError, RecordUnreadable, UnknownKey
@@ -20,6 +20,7 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool
+from ..loop.calls import context_for
 from ..loop.execution import Equipment, Execution, Slots, result_of
 from ..loop.log import LiveLog
 from ..loop.phases import HookTable, shown
@@ -143,6 +144,12 @@ def begin(x: Execution, thread: ThreadRecord | None) -> None:
     store.apply_seed(x.request.seed)
     foreign = {name: value for name, value in thread.state.extensions.items() if store.key(name) is None}
     begin_run(x, x.request.messages, thread.messages, foreign)
+
+
+async def continue_tasks(x: Execution) -> None:
+    """Continue the background tasks that a run had when its process ended."""
+    for agent in dict.fromkeys(x.agents):
+        await resume_tasks(agent, x.identity, partial(context_for, x))
 
 
 def thread_after(x: Execution) -> ThreadRecord:

@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..backends.setup import begin, result_again, thread_after
-from ..core.agents import resume_tasks
+from ..backends.setup import begin, continue_tasks, result_again, thread_after
 from ..core.backend import RunRequest
 from ..core.context import GRACE, OUT_OF_TIME
 from ..core.decisions import Decision
@@ -24,7 +22,6 @@ from ..core.rows import Ending
 from ..core.runs import RunResult
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..core.together import wait_unless_cancelled
-from ..loop.calls import context_for
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stop_run, stopped
@@ -215,7 +212,7 @@ class LiveRun:
             return await self._fail(f"it cannot be continued: {exc}")
         self._is_begun = True
         if self.log.is_resumed:
-            await self._continue_tasks(x)
+            await continue_tasks(x)
         return await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
 
     async def _open(self) -> Execution:
@@ -228,10 +225,6 @@ class LiveRun:
             await backend.append_history(x)
         return x
 
-    async def _continue_tasks(self, x: Execution) -> None:
-        for agent in dict.fromkeys(x.agents):
-            await resume_tasks(agent, x.identity, partial(context_for, x))
-
     async def resume_tasks(self) -> None:
         """Continue only the background tasks under a run that has ended or waits."""
         state, known = self.state, self.record.result
@@ -239,7 +232,7 @@ class LiveRun:
         is_stored = known is not None and known.status is state.status  # else its process ended before it was
         if self.log.tree.has_open_tasks() or not is_stored:
             x = await self._open()
-            await self._continue_tasks(x)
+            await continue_tasks(x)
             self.home.backend.leave(x)
             if not is_stored:
                 self._keeps_thread = True
