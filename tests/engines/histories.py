@@ -24,14 +24,10 @@ from .crew import crew
 from .team import Site
 from .temporal import temporal_server
 from .test_conformance import Gate
+from .workflows import workflow_of
 
 FOLDER = Path(__file__).parent / "histories"
 Scene = Callable[[Runtime, Site], Awaitable[WorkflowHandle[Any, Any]]]
-
-
-def workflow_of(client: Runtime, run_id: str) -> WorkflowHandle[Any, Any]:
-    engine: Any = client._runs.dispatcher.engine  # type: ignore[union-attr]
-    return engine.client.get_workflow_handle(run_id)
 
 
 async def plain(client: Runtime, site: Site) -> WorkflowHandle[Any, Any]:

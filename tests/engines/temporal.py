@@ -31,6 +31,12 @@ shutil.rmtree(sys.argv[1], ignore_errors=True)
 PROGRAM = str(Path(sys.executable).parent / "temporal")
 FAST = ("transfer", "timer", "visibility")
 """Queues of the server that are read 20 times a second unless told otherwise."""
+FAIR = (
+    "matching.enableFairness=true",
+    "matching.numTaskqueueReadPartitions=1",
+    "matching.numTaskqueueWritePartitions=1",
+)
+"""Orders are kept exactly, by priority and fair between users."""
 ATTRIBUTES = ("RetinueAgent=Keyword", "RetinueStep=Int", "RetinueQuestions=KeywordList")
 
 
@@ -58,8 +64,9 @@ class TemporalServer:
         command = [PROGRAM, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", str(self.port)]
         command += ["--db-filename", str(self.folder / "temporal.db"), "--log-level", "error"]
         command += ["--sqlite-pragma", "synchronous=off"]
-        for name in FAST:
-            command += ["--dynamic-config-value", f"history.{name}ProcessorMaxPollRPS=2000"]
+        settings = [f"history.{name}ProcessorMaxPollRPS=2000" for name in FAST]
+        for setting in (*settings, *FAIR):
+            command += ["--dynamic-config-value", setting]
         for attribute in ATTRIBUTES if self._indexed else ():
             command += ["--search-attribute", attribute]
         with (self.folder / "log").open("ab") as log:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.client import WorkflowUpdateFailedError as UpdateFailed
 from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError
 
 from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, StateKey, ToolContext, ToolOutput, tool
-from retinue.core.errors import ConfigurationError, EngineError
+from retinue.core.errors import EngineError
 from retinue.core.model import ModelRequest
 from retinue.core.stores import Placement, Wish
 from retinue.engines import temporal_worker
-from retinue.engines.temporal import TemporalEngine, parse, priority_of
 from retinue.storage.placed import PlacedLogs
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
@@ -27,13 +24,17 @@ from retinue.testing.model import ScriptedTurn
 from ..waiting import until
 from .crew import crew, results
 from .team import Site
-from .temporal import TemporalServer, free_port, temporal_server
+from .temporal import TemporalServer, temporal_server
 from .test_conformance import Gate
-
-RUNNING, CANCELED, COMPLETED = (
-    WorkflowExecutionStatus.RUNNING,
-    WorkflowExecutionStatus.CANCELED,
-    WorkflowExecutionStatus.COMPLETED,
+from .workflows import (
+    CANCELED,
+    COMPLETED,
+    RUNNING,
+    closed,
+    engine_of,
+    has_no_activity,
+    order,
+    workflow_of,
 )
 
 
@@ -49,27 +50,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SWEEP_EVERY", "RECONCILE_EVERY"):
         monkeypatch.setattr(temporal_worker, name, 0.02)
     monkeypatch.setattr(temporal_worker, "_UNREAD", 0.0)
-
-
-def engine_of(runtime: Runtime) -> TemporalEngine:
-    dispatcher = runtime._runs.dispatcher
-    assert dispatcher is not None
-    assert isinstance(dispatcher.engine, TemporalEngine)
-    return dispatcher.engine
-
-
-def workflow_of(runtime: Runtime, run_id: str) -> WorkflowHandle[Any, Any]:
-    return engine_of(runtime).client.get_workflow_handle(run_id)
-
-
-async def closed(runtime: Runtime, run_id: str) -> WorkflowExecutionStatus | None:
-    """How the workflow of a run was closed, once it is."""
-
-    async def status() -> WorkflowExecutionStatus | None:
-        described = await workflow_of(runtime, run_id).describe()
-        return None if described.status is RUNNING else described.status
-
-    return await until(status)
 
 
 # --- questions and answers
@@ -299,17 +279,13 @@ async def test_a_workflow_whose_run_has_ended_is_closed(site: Site, hasty: None)
         async with site.worker():
             run = client.stream("clerk", "go")
             await run.result()
-            await until(lambda: no_activity(client, run.run_id))
+            await until(lambda: has_no_activity(client, run.run_id))
         engine = engine_of(client)
         engine.cancel = lambda log_id: asyncio.sleep(0)  # type: ignore[method-assign]  # it cannot be reached
         assert (await run.cancel()).status is RunStatus.CANCELLED
         assert (await workflow_of(client, run.run_id).describe()).status is RUNNING
         async with site.worker():
             assert await closed(client, run.run_id) is COMPLETED
-
-
-async def no_activity(client: Runtime, run_id: str) -> bool:
-    return not (await workflow_of(client, run_id).describe()).raw_description.pending_activities
 
 
 async def test_a_wish_that_nobody_was_told_of_is_read(site: Site, hasty: None) -> None:
@@ -366,146 +342,6 @@ async def test_an_unknown_run_is_tried_elsewhere_before_its_workflow_is_closed(
         events = (await started.fetch_history()).events
         attempts = [event.activity_task_started_event_attributes.attempt for event in events]
         assert max(attempts) == 4
-
-
-# --- slots, priorities, addresses
-
-
-async def test_queues_of_a_worker_share_its_slots(site: Site) -> None:
-    gate = Gate()
-    async with site.worker([*crew(), gate.agent()], queues=["a", "b", "c"], slots=2) as worker, site.client() as client:
-        assert [(await client.run("echo", name, queue=name)).response for name in "abc"] == [
-            "echo: a",
-            "echo: b",
-            "echo: c",
-        ]
-        held = [client.stream("held", "go", queue=name) for name in "abcabc"]
-        await until(lambda: len(worker.at_work) == 2)
-        most = 0
-        for _ in range(50):
-            await asyncio.sleep(0.002)
-            most = max(most, len(worker.at_work))
-        gate.go.set()
-        assert {(await run.result()).response for run in held} == {"let go"}
-        assert (most, gate.entries) == (2, 6)
-
-
-def test_priorities() -> None:
-    assert [priority_of(number, "ann").priority_key for number in (-9, -1, 0, 1, 2, 9)] == [5, 4, 3, 2, 1, 1]
-    assert priority_of(0, "ann").fairness_key == "ann"
-    long = priority_of(0, "é" * 200).fairness_key
-    assert long is not None
-    assert len(long.encode()) == 64
-
-
-async def test_priority_reaches_temporal(site: Site) -> None:
-    async with site.client() as client:
-        run = client.stream("echo", "go", priority=2, user_id="ann")
-        await run.stored()
-        (first, *_) = (await workflow_of(client, run.run_id).fetch_history()).events
-        priority = first.workflow_execution_started_event_attributes.priority
-        assert (priority.priority_key, priority.fairness_key) == (1, "ann")
-        await run.cancel()
-
-
-@pytest.mark.parametrize(
-    ("url", "found"),
-    [
-        ("temporal://host", ("host:7233", "default", "retinue")),
-        ("temporal://host:17/prod?queue=x", ("host:17", "prod", "x")),
-        ("temporal://[::1]:17/prod", ("[::1]:17", "prod", "retinue")),
-    ],
-)
-def test_addresses(url: str, found: tuple[str, str, str]) -> None:
-    assert parse(url) == found
-
-
-@pytest.mark.parametrize(
-    "url", ["temporal://", "temporal:host", "temporal://me:secret@host", "temporal://host:x", "temporal://host?tls=1"]
-)
-def test_addresses_that_are_none(url: str, postgres_url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is named temporal://host:port/namespace") as refused:
-        Runtime.open(postgres_url, engine=url)
-    assert "secret" not in str(refused.value)
-
-
-async def test_a_server_that_cannot_be_reached(postgres_url: str, temporal: TemporalServer) -> None:
-    port = free_port()
-    for url, said in (
-        (
-            f"temporal://127.0.0.1:{port}/default",
-            f"temporal://127.0.0.1:{port}/default: no Temporal server can be reached",
-        ),
-        (f"temporal://{temporal.address}/nowhere", "/nowhere: Namespace nowhere is not found"),
-    ):
-        with pytest.raises(EngineError) as failed:
-            async with Runtime.open(postgres_url, engine=url):
-                pass
-        assert said in str(failed.value)
-        assert "\n" not in str(failed.value)
-
-
-async def test_a_client_of_your_own(site: Site, temporal: TemporalServer) -> None:
-    mine = await Client.connect(temporal.address)
-    engine = TemporalEngine(f"temporal://x/y?queue={parse(site.engine)[2]}", client=mine)
-    assert (engine.place, engine.client) == (f"temporal://{temporal.address}/default", mine)
-    async with site.worker(), Runtime.open(site.url, engine=engine) as client:
-        assert (await client.run("echo", "go")).response == "echo: go"
-
-
-@asynccontextmanager
-async def order(client: Runtime, arguments: Any, name: str) -> AsyncGenerator[WorkflowHandle[Any, Any]]:
-    """Start a run by the name of its workflow, as somebody who has only Temporal."""
-    engine = engine_of(client)
-    yield await engine.client.start_workflow("RetinueRun", arguments, id=name, task_queue=engine.task_queue("default"))
-
-
-async def test_a_run_can_be_started_by_name(site: Site) -> None:
-    async with site.worker(), site.client() as client:
-        given = {"agent": "echo", "input": "hello", "user_id": "ann", "thread_id": "talk"}
-        async with order(client, given, "mine") as workflow:
-            found = await workflow.result()
-        assert (found["run_id"], found["thread_id"], found["response"]) == ("mine", "talk", "echo: hello")
-        assert (found["status"], found["is_cut"], found["questions"]) == ("completed", False, [])
-        record = await client.store.load_run("mine")
-        assert record is not None
-        assert record.identity.user_id == "ann"
-        async with order(client, {"agent": "echo", "input": "again", "thread_id": "talk"}, "next") as workflow:
-            assert (await workflow.result())["response"] == "echo: again"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"agent": "nobody", "input": "x"}, "unknown agent 'nobody'"),
-        ({"agent": "echo", "input": 7}, "Expected `str`, got `int` - at `$.input`"),
-        ({"input": "x"}, "missing required field `agent`"),
-    ],
-)
-async def test_a_wrong_order_fails_at_once(site: Site, arguments: Any, reason: str) -> None:
-    async with site.worker(), site.client() as client, order(client, arguments, "wrong") as workflow:
-        with pytest.raises(WorkflowFailureError) as failed:
-            await workflow.result()
-        assert reason in str(failed.value.cause.cause)  # type: ignore[union-attr]
-        assert await client.store.load_run("wrong") is None
-
-
-async def test_a_queued_run_by_name_holds_no_slot(site: Site) -> None:
-    gate = Gate()
-    async with site.worker([*crew(), gate.agent()], slots=2), site.client() as client:
-        first = client.stream("held", "go", thread_id="talk")
-        await gate.entered.wait()
-        for number in range(3):
-            async with order(client, {"agent": "echo", "input": f"{number}", "thread_id": "talk"}, f"n{number}"):
-                await until(lambda number=number: client.store.load_run(f"n{number}"))
-        assert (await client.run("echo", "another")).response == "echo: another"
-        gate.go.set()
-        assert (await first.result()).response == "let go"
-        assert [(await workflow_of(client, f"n{number}").result())["response"] for number in range(3)] == [
-            "echo: 0",
-            "echo: 1",
-            "echo: 2",
-        ]
 
 
 async def test_a_long_history_is_continued_by_a_new_workflow(site: Site) -> None:

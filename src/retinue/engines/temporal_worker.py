@@ -91,17 +91,21 @@ class LegWorker:
         """Work until `stop` is set; `keep` gets what still reports the legs at work then."""
         closing = asyncio.Event()
         queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
-        sweeping = asyncio.create_task(self._keep_sweeping())
+        stopping = asyncio.create_task(stop.wait())
+        helpers: list[asyncio.Task[Any]] = [asyncio.create_task(self._keep_sweeping()), stopping]
         try:
             ready()
-            await stop.wait()
+            done, _ = await asyncio.wait({stopping, *queues}, return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()  # a queue ends early only if it cannot be worked on
         finally:
             self._stopping = True
             closing.set()
-            sweeping.cancel()
+            for helper in helpers:
+                helper.cancel()
             for queue in queues:
                 keep(queue)
-            await asyncio.gather(sweeping, return_exceptions=True)
+            await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _serve(self, queue: str, closing: asyncio.Event) -> None:
         """Take legs of a queue until `closing` is set. A worker that breaks down is replaced."""
@@ -205,7 +209,7 @@ class LegWorker:
         if order.get("cancel"):
             await self._cancel(log_id)
         elif agent not in self._info.agents:
-            raise _retried(ConfigurationError(f"this worker has no agent {agent!r}"), _SOON)
+            raise _retried(ConfigurationError(f"this worker has no agent {agent!r}"))
         elif await self._is_queued(record):
             return await self._report(log_id, "waits", order)
         work = self._at_work.get(log_id)
@@ -229,8 +233,9 @@ class LegWorker:
         every, wanted = min(_BEAT, self._info.lease / 4), False
         while not work.done():
             status = self._info.look(log_id)
-            if status is None or status.is_ours:
-                activity.heartbeat(_shown(status))
+            if status is not None and not status.is_ours:
+                raise RunElsewhere(log_id, f"{self._info.owner}, whose lease has run out")
+            activity.heartbeat(_shown(status))
             try:
                 if wanted:
                     await self._cancel(log_id)
@@ -270,20 +275,25 @@ class LegWorker:
     # --- what Temporal does not know
 
     async def _keep_sweeping(self) -> None:
-        due = 0.0
+        due, failed = 0.0, ""
         while True:
             try:
                 await self._sweep()
-                if time.monotonic() >= due:
-                    began = time.monotonic()
+                if (began := time.monotonic()) >= due:
+                    due = began + RECONCILE_EVERY
                     others = await self._reconcile()
                     due = began + max(RECONCILE_EVERY * others, 20 * (time.monotonic() - began))
+                failed = ""
             except RetinueError as exc:
-                _log.error("looking for lost runs failed, and is tried again: %s", exc)
+                if failed != str(exc):
+                    _log.error("looking for lost runs failed, and is tried again: %s", exc)
+                failed = str(exc)
             await asyncio.sleep(SWEEP_EVERY)
 
     async def _sweep(self) -> None:
         """Start the runs that are due and those whose thread is free."""
+        now = time.monotonic()
+        self._woken = {name: at for name, at in self._woken.items() if at + _AGAIN > now}
         await self._start(await self._schedules.fire(self._engine.name))
         await self._start(await self._logs.freed())
 
@@ -295,9 +305,9 @@ class LegWorker:
 
     def _is_new(self, run_id: str) -> bool:
         """Return whether nothing was done about a run from here for a while, and note it."""
-        now = time.monotonic()
-        self._woken = {name: at for name, at in self._woken.items() if at + _AGAIN > now}
-        return self._woken.setdefault(run_id, now) == now
+        is_new = run_id not in self._woken
+        self._woken.setdefault(run_id, time.monotonic())
+        return is_new
 
     async def _reconcile(self) -> int:
         """Compare the store with Temporal; return how many workers there are to do it."""
@@ -308,10 +318,10 @@ class LegWorker:
         at_work = dict(await self._logs.at_work())
         missing, stale = set(at_work) - running, await self._logs.ended(sorted(running - set(at_work)))
         # Twice in a row: what begins or ends at this moment is left alone.
-        for log_id in missing & self._missing:
+        for log_id in filter(self._is_new, missing & self._missing):
             _log.warning("run %s has no workflow, and gets one", log_id)
             await self._engine.wake(log_id)
-        for log_id in stale & self._stale:
+        for log_id in filter(self._is_new, stale & self._stale):
             handle = self._engine.client.get_workflow_handle(log_id)
             await self._engine.call(lambda handle=handle: handle.signal("wake"))
         self._missing, self._stale = missing, stale

@@ -209,11 +209,18 @@ class Legs:
         def read(link: Link) -> list[QueueDepth]:
             # Each part has an index of its own, so what has ended or waits for an answer is not read.
             parts = (
-                "owner IS NOT NULL AND engine IS NOT NULL",
-                "owner IS NULL AND turn IS NOT NULL",
-                "owner IS NULL AND due_at IS NOT NULL AND turn IS NULL",
+                "owner IS NOT NULL AND engine IS NOT NULL AND ended = 0",
+                f"owner IS NULL AND turn IS NOT NULL AND {_OURS}",
+                f"owner IS NULL AND due_at IS NOT NULL AND turn IS NULL AND {_OURS}",
             )
-            each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part} AND {_OURS}" for part in parts]
+            each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in parts]
+            # Other engines have legs that are no rows: here they are runs at work that nobody owns.
+            delayed = f"COALESCE(due_at, 0) > {link.now}"
+            each.append(
+                f"SELECT queue, NULL, CASE WHEN {delayed} THEN NULL ELSE 0 END, GREATEST(due_at, started_at) "
+                "FROM runs JOIN logs ON logs.log_id = run_id WHERE status = 'running' AND owner IS NULL AND ended = 0 "
+                f"AND engine <> '{POSTGRES}'"
+            )
             found = link.run(
                 "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
                 "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
