@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigurationError
+from ..core.together import wait_for_first
 from ..runtime import Runtime
 from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
@@ -309,9 +310,4 @@ async def _stopped_or_left(interrupt: Interrupt) -> None:
                 left.set()
 
     loop.add_reader(sys.stdin.fileno(), read)
-    tasks = [asyncio.create_task(interrupt.wait()), asyncio.create_task(left.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+    await wait_for_first(interrupt.wait(), left.wait())

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
-from .context import CancellationToken
-
 T = TypeVar("T")
 
 
@@ -56,9 +54,9 @@ async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-async def wait_unless_cancelled(token: CancellationToken, work: Coroutine[Any, Any, object]) -> None:
-    """Return when some work is done, or a token is set."""
-    jobs = [asyncio.create_task(work), asyncio.create_task(token.wait())]
+async def wait_for_first(*works: Coroutine[Any, Any, object]) -> None:
+    """Return when some work is done, and stop the rest."""
+    jobs = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
     finally:

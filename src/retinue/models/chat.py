@@ -14,7 +14,7 @@ from ..core.messages import FilePart, ImagePart, Message, Role, TextPart
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings
+from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings, sent_settings
 from .refusals import error_in_stream
 
 _STOPS = {
@@ -54,10 +54,7 @@ class ChatWire:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if (name := chosen_tool(settings.get("tool_choice"))) is not None:
             settings["tool_choice"] = {"type": "function", "function": {"name": name}}
-        if not request.tools:
-            settings.pop("tool_choice", None)
-            settings.pop("parallel_tool_calls", None)
-        return {**body, **{name: value for name, value in settings.items() if name not in _NOT_SENT}}
+        return {**body, **sent_settings(settings, _NOT_SENT, has_tools=bool(request.tools))}
 
     def decoder(self) -> ChatDecoder:
         return ChatDecoder()

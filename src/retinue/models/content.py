@@ -69,3 +69,10 @@ def chosen_tool(choice: Any) -> str | None:
 def rename_settings(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings under the provider's names, without those that are None; unknown ones pass unchanged."""
     return {names.get(name, name): value for name, value in settings.items() if value is not None}
+
+
+def sent_settings(settings: Mapping[str, Any], left_out: tuple[str, ...], *, has_tools: bool) -> dict[str, Any]:
+    """Return the settings that go into a request: those on tools only if there are some."""
+    if not has_tools:
+        left_out = (*left_out, "tool_choice", "parallel_tool_calls")
+    return {name: value for name, value in settings.items() if name not in left_out}

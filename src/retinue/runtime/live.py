@@ -21,7 +21,7 @@ from ..core.lifecycle import RunStatus
 from ..core.rows import Ending
 from ..core.runs import RunResult
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
-from ..core.together import wait_unless_cancelled
+from ..core.together import wait_for_first
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stop_run, stopped
@@ -145,7 +145,7 @@ class LiveRun:
         if home.owner is not None and problem is None:
             await self._take_thread(x, home.owner, when_busy)
         for run in self.before:
-            await wait_unless_cancelled(token, run.left.wait())
+            await wait_for_first(run.left.wait(), token.wait())
         never_had_thread = token.is_set() and bool(self.before or self.record.queued)
         thread, self.record.queued = None, False
         if not never_had_thread:
@@ -187,7 +187,7 @@ class LiveRun:
                 if await store.take_thread(self.run_id) is None:
                     self.record.queued = False
                     return
-                await wait_unless_cancelled(self.request.cancellation, watch.wait(1.0))
+                await wait_for_first(watch.wait(1.0), self.request.cancellation.wait())
 
     async def _store_start(self, begun: asyncio.Future[str | None], owner: Owner) -> None:
         try:
