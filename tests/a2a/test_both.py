@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from retinue import A2AAgent, Agent, Decision, DecisionRefused, Permissions, RunStatus, Runtime
+from retinue import A2AAgent, Agent, Decision, DecisionRefused, Limits, Permissions, RunStatus, Runtime, tool
+from retinue.core.runs import Usage
 from retinue.server import create_app
-from retinue.testing import ScriptedModel, say
+from retinue.testing import ScriptedModel, call, say
+from retinue.wire.a2a_budget import BUDGET, read_usage
 from tests.remote.test_remote_events import helper, researcher
 from tests.server.serving import TOKEN, listening
 
@@ -65,3 +67,62 @@ async def test_a_structured_answer_is_the_output() -> None:
             await run.result()
             ends: list[Any] = [event async for event in run.follow() if event.kind == "run_finished" and event.ns]
     assert ends[0].output == {"n": 3}
+
+
+async def test_usage_and_steps_there_count_here(tmp_path: Path) -> None:
+    spent = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    def turn(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say("Looked.", usage=spent)
+        return [say("", usage=spent), call("look", {}, id="look_1")]
+
+    agent = Agent("looker", ScriptedModel(turn), tools=[look], plugins=[Permissions(ask=["look"])])
+    async with served(agent) as far:
+        parent = boss(far, "Find it.")
+        async with Runtime.open(f"sqlite:///{tmp_path}/a.db", [parent]) as runtime:
+            run = runtime.stream(parent, "go")
+            waiting = await run.result()
+            assert waiting.usage.tokens == 100, "what was used so far counts while it waits"
+            (name,) = waiting.suspended
+            result = await runtime.resume(run.run_id, {name: Decision.approve()})
+            events: list[Any] = [event async for event in runtime.events(run.run_id)]
+    assert (result.usage.input_tokens, result.usage.output_tokens, result.usage.cost) == (180, 20, 1.0)
+    assert result.usage.requests == 4
+    ended = [event for event in of_child(events) if event.kind == "run_finished"][-1]
+    assert (ended.usage.tokens, ended.steps) == (200, 2)
+
+
+async def test_limits_are_sent_to_a_server_that_takes_them() -> None:
+    @tool
+    def work() -> str:
+        """Work."""
+        return "worked"
+
+    agent = Agent("worker", ScriptedModel(lambda request: call("work")), tools=[work], max_steps=50)
+    async with served(agent) as far:
+        parent = boss(far, "Work.")
+        async with Runtime([parent]) as runtime:
+            run = runtime.stream(parent, "go", limits=Limits(steps=7))
+            events: list[Any] = [event async for event in run]
+            result = await run.result()
+    ended = next(event for event in of_child(events) if event.kind == "run_finished")
+    assert ended.steps == 5, "of 7 the parent has used one, and keeps one"
+    assert result.steps + ended.steps <= 7
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None, 3, {}, {"usage": 3}, {"usage": {"input_tokens": -5}}, {"usage": {"cost": 1e300}},
+        {"usage": {"input_tokens": 1.5}}, {"usage": {"input_tokens": 5}, "steps": "x"},
+    ],
+)  # fmt: skip
+def test_usage_that_makes_no_sense_does_not_count(given: Any) -> None:
+    assert read_usage({BUDGET: given}) is None
+    assert read_usage({BUDGET: {"usage": {"input_tokens": 5.0}, "steps": 2.0}}) == (Usage(input_tokens=5), 2)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from retinue import A2AAgent, Agent, Decision, DecisionRefused, Permissions, RunStatus, Runtime, tool
+from retinue import A2AAgent, Agent, CancellationToken, Decision, DecisionRefused, Permissions, RunStatus, Runtime, tool
+from retinue.backends.a2a_follower import A2AFollower
+from retinue.core.backend import RunRequest
+from retinue.core.runs import RunIdentity
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from tests.effort import share
@@ -223,6 +227,72 @@ async def test_the_next_process_follows_the_same_task(tmp_path: Path, has_ended:
             "run_finished",
         ]
         assert len(server.asked()) == 1
+
+
+class HoldingProxy(Proxy):
+    """Passes everything on but, while `holds`, the answers to messages."""
+
+    holds = True
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, out = await asyncio.open_connection("127.0.0.1", self.target)
+        first = await reader.read(65_536)
+        out.write(first)
+        ways = [asyncio.create_task(self._pass(reader, out))]
+        if not (self.holds and first.startswith(b"POST")):
+            ways.append(asyncio.create_task(self._pass(there, writer)))
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for one in (writer, out):
+                one.close()
+
+
+async def test_a_process_that_is_killed_as_it_sends_does_not_send_twice(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/app.db"
+    server = Sample(tmp_path / "s")
+    proxy = HoldingProxy(server.port)
+    async with proxy:
+        server.settings["url"] = proxy.url
+        await server.start()
+        try:
+            run_id = await killed_parent(database, proxy.url, "pieces one two", lambda events: server.asked())
+            proxy.holds = False
+            (server.folder / "go").touch()
+            async with Runtime.open(database, [boss(A2AAgent("far", proxy.url), "pieces one two")]) as runtime:
+                result = await runtime.result(run_id)
+                events: list[Any] = [event async for event in runtime.events(run_id)]
+        finally:
+            server.kill()
+    assert result.response == "Done: onetwo"
+    assert text_of(events) == "onetwo"
+    assert len(server.asked()) == 1
+
+
+async def test_a_task_is_found_where_the_server_has_chosen_its_context() -> None:
+    class Client:
+        url = "http://127.0.0.1:9"
+        asked: ClassVar[list[str]] = []
+
+        async def tasks(self, context_id: str) -> bytes:
+            self.asked.append(context_id)
+            other = {"id": "t8", "contextId": "c8", "history": [{"messageId": "another"}]}
+            ours = {"id": "t9", "contextId": "c9", "history": [{"messageId": "run_1"}]}
+            return json.dumps({"tasks": [] if context_id else [other, ours]}).encode()
+
+    client: Any = Client()
+    request = RunRequest(
+        agent=Agent("far", ScriptedModel([])),
+        identity=RunIdentity("run_1", "thread_1", "far"),
+        messages=(),
+        cancellation=CancellationToken(),
+    )
+    follower = A2AFollower(client, request, 1.0, {})
+    assert await follower._find("run_1")
+    assert (follower.view.task_id, follower.view.context_id, client.asked) == ("t9", "c9", ["thread_1", ""])
+    assert not await follower._find("run_2")
 
 
 async def test_the_next_process_answers_a_question(tmp_path: Path) -> None:

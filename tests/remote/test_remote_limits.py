@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from retinue import Agent, Limits, Runtime
+from retinue import A2AAgent, Agent, Limits, Runtime
 from retinue.core.runs import Usage
 from retinue.events import InferenceFinished, RunFinished
 from retinue.server import create_app
@@ -62,12 +62,19 @@ class Hub:
         return serve
 
 
+def stub_of(name: str, url: str, protocol: str) -> Agent:
+    if protocol == "a2a":
+        return A2AAgent(name, f"{url}/a2a/{name}", headers=HEADERS)
+    return RemoteSubagentStub(name, url=url, headers=HEADERS)
+
+
+@pytest.mark.parametrize("protocol", ["tasks", "a2a"])
 @pytest.mark.parametrize("depth", [0, 1, 3, 5])
-async def test_a_cycle_of_servers_ends_at_the_depth_of_its_root(depth: int) -> None:
+async def test_a_cycle_of_servers_ends_at_the_depth_of_its_root(depth: int, protocol: str) -> None:
     hub, limits = Hub(), Limits(depth=8)
     async with AsyncExitStack() as stack:
         urls = {name: await stack.enter_async_context(listening(hub.app(name))) for name in ("ping", "pong")}
-        stubs = {name: RemoteSubagentStub(name, url=url, headers=HEADERS) for name, url in urls.items()}
+        stubs = {name: stub_of(name, url, protocol) for name, url in urls.items()}
         runtimes = {
             name: await stack.enter_async_context(Runtime([delegating(name, stubs[other], limits=limits)]))
             for name, other in (("ping", "pong"), ("pong", "ping"))

@@ -143,6 +143,8 @@ def _result(request: RunRequest, follower: A2AFollower, status: RunStatus, error
         thread_id=identity.thread_id,
         response=response,
         output=data_of(more),
+        steps=view.steps,
+        usage=view.usage,
         state=PersistedState(extensions={REMOTE_KEY: follower.ids()}),
         error=error,
         termination=_TERMINATION.get(status, "error"),

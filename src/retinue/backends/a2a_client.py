@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from ..core.content import to_json_value
 from ..core.errors import ExecutionBackendError
+from ..core.runs import Limits
 from ..core.secrets import redact, secrets_of
+from ..wire.a2a_budget import BUDGET, limits_json
 from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
 from .task_client import Garbled
@@ -89,6 +91,10 @@ class A2AClient:
         card = self._link().card
         return card is not None and card.capabilities.streaming
 
+    def _has_extension(self, uri: str) -> bool:
+        card = self._link().card
+        return card is not None and any(one.uri == uri for one in card.capabilities.extensions)
+
     def stop_streaming(self) -> None:
         """Use no streams from now on: the card promised them, and the server has none."""
         card = self._link().card
@@ -96,9 +102,14 @@ class A2AClient:
             card.capabilities.streaming = False
 
     async def send(
-        self, message_id: str, context_id: str, parts: Iterable[Any], task_id: str = ""
+        self,
+        message_id: str,
+        context_id: str,
+        parts: Iterable[Any],
+        task_id: str = "",
+        limits: Limits | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Send text and data; yield the answers, each a `StreamResponse` as JSON. Without streams there is one."""
+        """Send text and data, with limits if the server takes them; yield the answers, each a `StreamResponse` as JSON. Without streams there is one."""
         from a2a.types.a2a_pb2 import Message, Part, Role, SendMessageConfiguration, SendMessageRequest
         from google.protobuf import json_format, struct_pb2
 
@@ -111,6 +122,8 @@ class A2AClient:
         message = Message(
             message_id=message_id, context_id=context_id, task_id=task_id, role=Role.ROLE_USER, parts=made
         )
+        if limits is not None and self._has_extension(BUDGET):
+            json_format.ParseDict(limits_json(limits), message.metadata)
         asked = SendMessageRequest(message=message, configuration=SendMessageConfiguration(return_immediately=True))
         async with aclosing(self._stream(lambda client, context: client.send_message(asked, context=context))) as found:
             async for one in found:
@@ -279,7 +292,8 @@ class A2AClient:
     def _context(self, seconds: float | None) -> ClientCallContext:
         from a2a.client.client import ClientCallContext
 
-        return ClientCallContext(service_parameters={**trace_headers(), **self._headers}, timeout=seconds)
+        activated = {"A2A-Extensions": BUDGET} if self._has_extension(BUDGET) else {}
+        return ClientCallContext(service_parameters={**trace_headers(), **activated, **self._headers}, timeout=seconds)
 
     def _link(self) -> _Link:
         loop = asyncio.get_running_loop()

@@ -143,6 +143,9 @@ class A2AFollower:
         patience = self._patience if self._request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
             await retry(self._client.open, patience, self._token)
+            if self._request.may_be_sent and await retry(lambda: self._find(self.run_id), patience, self._token):
+                self._has_gap = True
+                return
             await self._send(self.run_id, texts, patience)
         except ConnectionError as exc:
             self._client.forget_card()
@@ -158,7 +161,8 @@ class A2AFollower:
         deadline = time.monotonic() + patience
         while True:
             taken, task_id = False, self.view.task_id
-            stream = self._client.send(message_id, self.view.context_id, parts, task_id)
+            limits = None if task_id else self._request.limits
+            stream = self._client.send(message_id, self.view.context_id, parts, task_id, limits)
             try:
                 async for _ in self._events(stream, is_first=not task_id):
                     taken = True
@@ -189,16 +193,18 @@ class A2AFollower:
             return False
 
     async def _find(self, message_id: str) -> bool:
-        """Look for the task of a message among those of the conversation."""
-        try:
-            found = read_tasks(await self._client.tasks(self.view.context_id)).tasks
-        except (NotOffered, ExecutionBackendError):
-            return False
-        ours = [task for task in found if any(one.message_id == message_id for one in task.history)]
-        if not ours:
-            return False
-        self._begin(ours[0].id, ours[0].context_id)
-        return True
+        """Look for the task of a message among those of the conversation, then among all: a server may choose the id of
+        the conversation."""
+        for context_id in (self.view.context_id, ""):
+            try:
+                found = read_tasks(await self._client.tasks(context_id)).tasks
+            except (NotOffered, ExecutionBackendError):
+                return False
+            ours = [task for task in found if any(one.message_id == message_id for one in task.history)]
+            if ours:
+                self._begin(ours[0].id, ours[0].context_id)
+                return True
+        return False
 
     async def _find_again(self) -> None:
         """Find the task of a run that was sent before, perhaps by another process."""

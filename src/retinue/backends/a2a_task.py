@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -11,6 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from ..core.content import clean_text, to_json_bytes
 from ..core.lifecycle import RunStatus
 from ..core.messages import DataPart, FilePart, ImagePart, Part, TextPart
+from ..core.runs import Usage
+from ..wire.a2a_budget import read_usage, with_integers
 
 PART_BYTES = 100
 """Counted for every part beside its content, so that no number of empty ones is too large."""
@@ -47,7 +49,7 @@ class WirePart(Struct, rename="camel"):
         if isinstance(self.text, str):
             return TextPart(clean_text(self.text))
         if self.data is not UNSET:
-            return DataPart(_with_integers(self.data))
+            return DataPart(with_integers(self.data))
         url = self.url if isinstance(self.url, str) else None
         data = base64.b64encode(base64.b64decode(self.raw)).decode() if isinstance(self.raw, str) else None
         if self.media_type.startswith("image/"):
@@ -86,6 +88,7 @@ class WireTask(Struct, rename="camel"):
     status: WireStatus = msgspec.field(default_factory=WireStatus)
     artifacts: list[WireArtifact] = []
     history: list[WireMessage] = []
+    metadata: dict[str, Any] = {}
 
 
 class WireTasks(Struct, rename="camel"):
@@ -96,6 +99,7 @@ class StatusUpdate(Struct, rename="camel"):
     task_id: str = ""
     context_id: str = ""
     status: WireStatus = msgspec.field(default_factory=WireStatus)
+    metadata: dict[str, Any] = {}
 
 
 class ArtifactUpdate(Struct, rename="camel"):
@@ -142,6 +146,8 @@ class TaskView:
         """The artifacts of sub-agents."""
         self._last_answer = ""
         self.size = 0
+        self.usage, self.steps = Usage(), 0
+        """What the server says that it has used so far."""
 
     @property
     def is_settled(self) -> bool:
@@ -161,7 +167,7 @@ class TaskView:
         self.message_ids = {message.message_id for message in task.history}
         answers = [message.text for message in task.history if message.role == "ROLE_AGENT" and message.text]
         self._last_answer = answers[-1] if answers else ""
-        self._set_status(task.status)
+        self._set_status(task.status, task.metadata)
 
     def apply(self, update: Update) -> str | None:
         """Change as an update says. Return the text that is new at the end; None if the text must be compared."""
@@ -171,7 +177,7 @@ class TaskView:
         if update.message is not None:
             self.said, self.state = update.message, "completed"
         if update.status_update is not None:
-            self._set_status(update.status_update.status)
+            self._set_status(update.status_update.status, update.status_update.metadata)
         if update.artifact_update is None:
             return ""
         artifact, append = update.artifact_update.artifact, update.artifact_update.append
@@ -210,7 +216,8 @@ class TaskView:
         """The data beside a question."""
         return data_of([] if self.said is None else [part.to_part() for part in self.said.parts])
 
-    def _set_status(self, status: WireStatus) -> None:
+    def _set_status(self, status: WireStatus, metadata: dict[str, Any]) -> None:
+        self.usage, self.steps = read_usage(metadata) or (self.usage, self.steps)
         self.state = status.state.removeprefix("TASK_STATE_").lower()
         self.said = status.message
 
@@ -229,17 +236,6 @@ class TaskView:
 
 def text_of(parts: list[WirePart]) -> str:
     return clean_text("".join([part.text for part in parts if isinstance(part.text, str)]))
-
-
-def _with_integers(value: Any) -> Any:
-    """Return a JSON value whose whole numbers are integers: protobuf has only floats."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, list):
-        return [_with_integers(one) for one in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {name: _with_integers(one) for name, one in cast("dict[str, Any]", value).items()}
-    return value
 
 
 def data_of(parts: list[Part]) -> Any:

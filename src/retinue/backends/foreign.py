@@ -92,6 +92,7 @@ class ForeignBackend:
         elif ref is None:
             await widen_for_child(parent)
             check_child(parent, request)
+        request.may_be_sent = ref is not None and state is None
         child = ForeignRun(request, parent, self._local, self.backend, ref, state)
         try:
             loads = request.keeps_thread and not self._is_own

@@ -102,6 +102,9 @@ class RunRequest(Struct, kw_only=True):
     deltas, activities and `custom` are allowed. After the end it does nothing."""
     is_dispatched: bool = False
     """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result only."""
+    may_be_sent: bool = False
+    """For a backend elsewhere: the id of the run was stored before, by a process that may have sent it. Look whether the
+    server has it; if that cannot be found out, send it under the same id."""
     emit_remote: Callable[[Event], None] | None = None
     """For a backend elsewhere that can read the log of the run there: appends an event of that log, of the run itself
     or of one below it. It has its own number, run ids and namespace; they are translated. Call it in their order."""

@@ -42,6 +42,7 @@ from ..wire.a2a import (
     time_text,
     waiting_state,
 )
+from ..wire.a2a_budget import read_limits
 from ..wire.a2a_card import INPUT_MODES
 from ..wire.resources import decode_cursor, encode_cursor
 from .a2a_cards import Cards
@@ -239,6 +240,7 @@ class Tasks(RequestHandler):
                 thread_id=thread_id,
                 user_id=caller.user.id,
                 context=traced(caller.headers),
+                limits=caller.agent.limits.narrowed(read_limits(message.get("metadata", {}))),
                 when_busy="enqueue",
             )
             await run.stored()

@@ -36,6 +36,7 @@ from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
 from ..core.results import SuspendTicket
+from .a2a_budget import usage_json
 from .resources import Decisions
 from .snapshot import SnapshotTree
 
@@ -186,6 +187,8 @@ class TaskProjection:
         self._texts: dict[str, tuple[str, list[str]]] = {}
         """For each artifact of text: the message it holds, and the pieces."""
         self._tree = SnapshotTree()
+        self._used: Json = {}
+        """Metadata with the usage so far."""
         self._began = False
         self._last_reply: tuple[str, Json] = "", {}
 
@@ -203,7 +206,8 @@ class TaskProjection:
 
     def task(self) -> Json:
         artifacts = [self._whole(one) for one in self._artifacts.values()]
-        return {**self._ids, "status": self.status, "artifacts": artifacts, "history": self.history}
+        task = {**self._ids, "status": self.status, "artifacts": artifacts, "history": self.history}
+        return {**task, "metadata": self._used} if self._used else task
 
     @property
     def _ids(self) -> Json:
@@ -308,7 +312,7 @@ class TaskProjection:
             self._last_reply = key, self._remember("ROLE_USER", message_id or decision.id, [part])
 
     def _finished(self, event: RunFinished) -> list[Json]:
-        name = str(event.seq)
+        name, self._used = str(event.seq), usage_json(event.usage, event.steps)
         if not event.status.is_terminal:
             return [self._asked(event)]
         updates: list[Json] = []
@@ -319,11 +323,11 @@ class TaskProjection:
                 data = [{"data": record_json(event.output), "mediaType": "application/json"}]
                 updates.append(self._artifact(event, OUTPUT, data, is_last=True))
         parts = [{"text": event.error}] if event.error else None
-        return [*updates, self._update(state_of(event.status, event.termination), event.at, name, parts)]
+        return [*updates, self._update(state_of(event.status, event.termination), event.at, name, parts, self._used)]
 
     def _asked(self, event: RunFinished) -> Json:
         self.questions = [one for one in self._tree.questions() if one["answer_to"] == self.id]
-        return self._update(INPUT_REQUIRED, event.at, str(event.seq), self._forms())
+        return self._update(INPUT_REQUIRED, event.at, str(event.seq), self._forms(), self._used)
 
     def ask(self, tickets: Mapping[str, SuspendTicket]) -> Json:
         """Ask what the run waits for now. It knows better than its log, which has no questions of other servers."""
@@ -335,7 +339,8 @@ class TaskProjection:
             self.questions.append({**shown, "path": path, "ticket": record_json(ticket)})
         self.status = {**self.status, "state": waiting_state(tickets)}
         self.status["message"] = {**self.status["message"], "parts": self._forms()}
-        return {"statusUpdate": {"taskId": self.id, "contextId": self.context_id, "status": self.status}}
+        known = {"taskId": self.id, "contextId": self.context_id, "status": self.status}
+        return {"statusUpdate": {**known, "metadata": self._used} if self._used else known}
 
     def _forms(self) -> list[Json]:
         parts: list[Json] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.agents import Agent
+from .a2a_budget import EXTENSION
 
 INPUT_MODES = (
     "text/plain", "application/json", "application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"
@@ -29,7 +30,12 @@ def card_json(agent: Agent, url: str, version: str, *, grpc: str | None = None, 
         "description": agent.description or f"The agent {agent.name}.",
         "version": version,
         "supportedInterfaces": interfaces,
-        "capabilities": {"streaming": True, "pushNotifications": True, "extendedAgentCard": True},
+        "capabilities": {
+            "streaming": True,
+            "pushNotifications": True,
+            "extendedAgentCard": True,
+            "extensions": [EXTENSION],
+        },
         "defaultInputModes": list(INPUT_MODES),
         "defaultOutputModes": list(OUTPUT_MODES),
         "skills": _skills(agent),

@@ -1,0 +1,64 @@
+"""The budget of a tree of agents over A2A, as an extension of the protocol. Pure.
+
+What the tree has left of its limits goes with the first message of a task; what the task has used is in its metadata, and in
+that of each status in which it has ended or waits. Both are under the name of the extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, cast
+
+import msgspec
+
+from ..core.runs import Limits, Usage
+
+BUDGET = "urn:retinue:a2a:budget:1"
+EXTENSION = {"uri": BUDGET, "description": "Takes the limits of the caller's tree, and reports usage."}
+_MOST = 2**53
+
+
+def limits_json(limits: Limits) -> dict[str, Any]:
+    """Return limits as the metadata of a message."""
+    given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+    return {BUDGET: {"limits": given}}
+
+
+def read_limits(metadata: Mapping[str, Any]) -> Limits | None:
+    """Return the limits in the metadata of a message; ValueError if they are none."""
+    given: Any = with_integers(metadata.get(BUDGET))
+    if not isinstance(given, dict) or "limits" not in given:
+        return None
+    try:
+        return msgspec.convert(cast("Any", given)["limits"], Limits)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"the limits in the metadata of the message: {exc}") from None
+
+
+def usage_json(usage: Usage, steps: int) -> dict[str, Any]:
+    """Return usage as the metadata of a task."""
+    return {BUDGET: {"usage": msgspec.structs.asdict(usage), "steps": steps}}
+
+
+def read_usage(metadata: Mapping[str, Any]) -> tuple[Usage, int] | None:
+    """Return the usage and the steps in the metadata of a task; None if there are none that make sense."""
+    given: Any = with_integers(metadata.get(BUDGET))
+    try:
+        used = msgspec.convert(given["usage"], Usage)
+        steps = msgspec.convert(given.get("steps", 0), int)
+    except (msgspec.ValidationError, TypeError, KeyError, AttributeError):
+        return None
+    values = [*msgspec.structs.astuple(used), steps]
+    return (used, steps) if all(isfinite(value) and 0 <= value < _MOST for value in values) else None
+
+
+def with_integers(value: Any) -> Any:
+    """Return a JSON value whose whole numbers are integers: protobuf has only floats."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MOST:
+        return int(value)
+    if isinstance(value, list):
+        return [with_integers(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: with_integers(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
