@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retinue import Agent, Decision, DecisionRefused, RunStatus, Runtime, tool
-from retinue.backends.foreign import _last_seen
+from retinue.backends.mirror import last_seen
 from retinue.core.events import DELTAS
 from retinue.core.runs import RunIdentity
 from retinue.events import RunFinished, RunStarted
@@ -231,7 +231,7 @@ async def test_every_prefix_of_a_log_knows_which_remote_events_it_has() -> None:
         log.first, log.events = 0, [one.event for one in rows[:end] if one.event is not None]
         child = next((one for one in log.tree.runs.values() if one.ns == ns), None)
         if child is not None and child.status is RunStatus.RUNNING:
-            assert await _last_seen(log, child) == copies
+            assert await last_seen(log, child) == copies
             checked += 1
     assert copies == len(there)
     assert checked > 40
