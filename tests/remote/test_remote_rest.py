@@ -28,10 +28,10 @@ class Model:
 
     name = "testing:far"
 
-    def __init__(self, *, hangs: bool = False) -> None:
+    def __init__(self, *, hangs: bool = False, chatters: bool = False) -> None:
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
-        self._hangs = hangs
-        self._script = ScriptedModel(self._turn)
+        self._hangs, self._chatters = hangs, chatters
+        self._script, self.said = ScriptedModel(self._turn), 0
 
     def _turn(self, request: ModelRequest) -> Any:
         if any(message.role == "tool" for message in request.messages):
@@ -40,9 +40,15 @@ class Model:
 
     async def stream(self, request: ModelRequest):
         if request.messages[-1].text == "errand":
+            while self._chatters:
+                self.said += 1
+                yield TextChunk("word ")
+                await asyncio.sleep(0)
             while (word := await self.words.get()) is not None:
                 yield TextChunk(word)
         else:
+            if self._chatters and request.messages[-1].role == "tool":
+                await until(lambda: self.said > 100)
             if self._hangs and request.messages[-1].role == "tool":
                 await until(lambda: False)
             async for chunk in self._script.stream(request):
@@ -150,6 +156,19 @@ async def test_a_run_that_is_cancelled_leaves_its_task_at_work(tmp_path: Path) -
             model.let_through("one ", None)
             events = [event async for event in runtime.events(run.run_id)]
             assert statuses(events)[-1] == "COMPLETED"
+            await check_copied(site, events)
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite"])
+async def test_a_task_that_never_stops_talking_does_not_hold_the_parent(store: str, tmp_path: Path) -> None:
+    url, model = "memory:" if store == "memory:" else f"sqlite:///{tmp_path}/far.db", Model(chatters=True)
+    async with serving(Runtime.open(url, [far(model, tmp_path)])) as site:
+        async with Runtime.open(f"sqlite:///{tmp_path}/near.db", [near(site.url)]) as runtime:
+            run = runtime.stream("near", "go")
+            assert (await run.result()).response == "Done."
+            await runtime.cancel(run.run_id, tasks=True)
+            events = [event async for event in runtime.events(run.run_id)]
+            assert statuses(events)[-1] == "CANCELLED"
             await check_copied(site, events)
 
 

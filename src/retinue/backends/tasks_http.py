@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import DecisionRefused, ExecutionBackendError
-from ..core.events import Custom, ErrorRaised, Event, RunFinished
+from ..core.events import Custom, ErrorRaised, Event, RunFinished, RunStarted
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, RunResult
@@ -229,17 +229,21 @@ class TaskFollower:
                 self.refused = f"the decision could not be sent: {exc}"
                 return RemoteTask("running")
         pause, stuck_since = FIRST_PAUSE, 0.0
+        goal, settled = 0, None
         while True:
             state = await retry(lambda: self._client.state(self._task_id), self._patience, self._token)
             self._report(state)
-            is_read = not self.has_events or (self._seen >= state.seq and not self._is_before_decisions(state))
+            # Background tasks may add events for ever: what led to the state is before its first number.
+            now = (state.status, tuple(state.awaiting)) if state.is_settled else None
+            goal, settled = (goal if now == settled else state.seq), now
+            is_read = not self.has_events or (self._seen >= goal and not self._is_before_decisions(state))
             stuck_since = (stuck_since or time.monotonic()) if state.is_settled and not is_read else 0.0
             if state.is_settled and (is_read or time.monotonic() - stuck_since > self._patience):
                 return await self._with_result(state)
             seen = self._seen
             # The end of a leg may be seen a moment before the state says so, and so may its beginning.
             if self.has_events and not (state.seq <= seen and (self._leg_ended or state.is_settled)):
-                await self._read(state.seq if state.is_settled else 0)
+                await self._read(goal if state.is_settled else 0)
             if self._seen > seen:
                 pause, stuck_since = FIRST_PAUSE, 0.0
                 continue
@@ -294,7 +298,8 @@ class TaskFollower:
                         return
                     self._request.emit_remote(event)
                     self._seen = event.seq
-                    self._leg_ended = isinstance(event, RunFinished) and not event.ns
+                    if not event.ns and isinstance(event, RunStarted | RunFinished):
+                        self._leg_ended = isinstance(event, RunFinished)  # background tasks may go on after it
                 if (self._leg_ended and not to_end) or (until and self._seen >= until):
                     return
         except EventsNotOffered:
