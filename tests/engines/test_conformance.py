@@ -232,6 +232,16 @@ async def test_cancel_before_any_worker_has_it(site: Site) -> None:
         assert [event.kind async for event in client.events(run.run_id)].count("run_finished") == 1
 
 
+async def test_a_delayed_run_that_is_cancelled_does_nothing(site: Site) -> None:
+    gate = Gate()
+    async with site.worker([gate.agent()]), site.client() as client:
+        for _ in range(5):
+            run = client.stream("held", "go", delay=3600)
+            await run.stored()
+            assert (await run.cancel("not needed")).status is RunStatus.CANCELLED
+    assert gate.entries == 0
+
+
 async def test_cancel_while_it_waits_for_an_answer(site: Site) -> None:
     async with site.client() as client:
         async with site.worker():
@@ -421,6 +431,36 @@ async def test_options_of_engines_need_one() -> None:
             runtime.stream("echo", "go", queue="gpu")
         with pytest.raises(ConfigurationError, match="needs an engine"):
             await runtime.schedule("echo", "go", cron="0 3 * * *")
+
+
+async def test_a_run_that_no_worker_can_begin_fails_with_the_reason(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        result = await client.run("echo", "go", model="nope:x")
+        assert result.status is RunStatus.FAILED
+        assert "nope" in (result.error or "")
+        assert (await client.run("echo", "go", thread_id=result.thread_id)).response == "echo: go"
+    async with site.client() as client:
+        run = client.stream("echo", "go", model="nope:x")
+        assert (await run.cancel()).status is RunStatus.CANCELLED
+
+
+async def test_numbers_that_are_none(site: Site) -> None:
+    async with site.client() as client:
+        for options in ({"priority": "high"}, {"priority": 2**70}):
+            with pytest.raises(ConfigurationError, match="priority is a whole number"):
+                client.stream("echo", "go", **options)  # type: ignore[arg-type]
+        for delay in ("x", None, float("inf"), float("nan"), -1, timedelta(1)):
+            with pytest.raises(ConfigurationError, match="delay is a number of seconds"):
+                client.stream("echo", "go", delay=delay)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="not a time that can be waited for"):
+            await client.schedule("echo", "go", at=datetime.min)
+        with pytest.raises(ConfigurationError, match="write minute hour day month weekday"):
+            await client.schedule("echo", "go", cron="* * * * * *")
+
+
+async def test_an_id_is_enough_to_ask_again(site: Site) -> None:
+    async with site.worker(), site.client() as client:
+        assert await client.run("echo", "go", run_id="run_mine") == await client.run("echo", "go", run_id="run_mine")
 
 
 # --- schedules

@@ -115,6 +115,38 @@ async def test_what_was_begun_comes_before_what_was_not(store: SqlStore) -> None
     assert await drain(store) == ["lost", "new"]
 
 
+async def test_delays_that_end_together_take_turns(store: SqlStore) -> None:
+    for number in range(20):
+        await begin(store, f"a{number:02}", user="ann", delay=3600.0)
+    await store.database.write(lambda link: link.run("UPDATE logs SET due_at = due_at - 7200"))
+    await Legs(store).end_delays()
+    await begin(store, "b0", user="bob")
+    await begin(store, "b1", user="bob")
+    assert set((await drain(store))[:4]) == {"a00", "b0", "a01", "b1"}
+
+
+async def test_a_delay_holds_behind_a_busy_thread(store: SqlStore) -> None:
+    await begin(store, "r1", thread="t", at=1.0)
+    await begin(store, "r2", thread="t", at=2.0, delay=3600.0)
+    await claim(store, 5)
+    ended = stored_run("r1", status=RunStatus.COMPLETED, thread_id="t")
+    await store.write(LogBatch(log_id="r1", epoch=1, runs=(ended,), ended=True))
+    await Legs(store).free_queued()
+    assert await claim(store, 5) == []
+    await store.database.write(lambda link: link.run("UPDATE logs SET due_at = due_at - 7200"))
+    await Legs(store).free_queued()
+    assert [leg.log_id for leg in await claim(store, 5)] == ["r2"]
+
+
+async def test_a_delay_that_ends_while_the_thread_is_busy(store: SqlStore) -> None:
+    await begin(store, "r1", thread="t", at=1.0)
+    await begin(store, "r2", thread="t", at=2.0, delay=3600.0)
+    await claim(store, 5)
+    await store.database.write(lambda link: link.run("UPDATE logs SET due_at = due_at - 7200"))
+    await Legs(store).end_delays()
+    assert await claim(store, 5) == []
+
+
 async def test_queues_are_apart(store: SqlStore) -> None:
     await begin(store, "g", queue="gpu")
     await begin(store, "d")

@@ -392,6 +392,8 @@ def _add_runs(parser: CommandParser, name: str) -> None:
 
 
 def _add_agent_source(parser: CommandParser, *, asks: bool) -> None:
+    engine = "the engine whose workers do the run, if it is not postgres: temporal://host:port/namespace"
+    parser.add_argument("--engine", metavar="E", help=engine)
     """Add the options that say where the agent of a run is, and what it may do."""
     if asks:
         _add_consent(parser)

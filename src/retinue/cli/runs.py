@@ -58,12 +58,16 @@ async def show_run(args: argparse.Namespace) -> int:
         async for event in stored_events(store, args.run_id):
             tree(event)
         ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
-        is_orphaned = record.result is None and args.run_id not in await owned_logs(store)
+        is_free = record.result is None and args.run_id not in await owned_logs(store)
+        is_placed = await store.engine_of(args.run_id) is not None
+        is_orphaned = is_free and not is_placed
     if args.json:
         shown = tree_json(tree.root) if tree.root is not None else None
         print_json({**run_json(record, ended_at, orphaned=is_orphaned), "tree": shown})
     else:
         _print_run(record, tree, ended_at)
+    if is_free and is_placed:
+        complain("it waits for a worker; see: retinue queues")
     if is_orphaned:
         complain(
             f"no process works on it now: retinue runs resume {args.run_id} continues it, "

@@ -305,9 +305,19 @@ async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
 async def _runtime_for(store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace) -> Runtime:
     """Return a runtime that reaches a run: one without agents where another process owns it."""
+    if (engine := await store.engine_of(root.identity.run_id)) is not None:
+        return Runtime.open(url, engine=args.engine or _engine_of(engine))
     if root.identity.run_id in await owned_logs(store):
         return Runtime.open(url, recover=False)
     return await _make_runtime(url, root, args)
+
+
+def _engine_of(name: str) -> str:
+    if name != "postgres":
+        raise ConfigurationError(
+            f"workers of engine {name!r} do this run: name it with --engine {name}://host:port/namespace"
+        )
+    return name
 
 
 async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Runtime:

@@ -54,9 +54,7 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
 async def _stop_when(interrupt: Interrupt, stop: asyncio.Event, worker: Worker) -> None:
     await interrupt.wait()
     if worker.at_work:
-        complain(
-            f"stopping: {count(len(worker.at_work), 'run')} are left to other workers; press Ctrl-C to leave at once"
-        )
+        complain(f"stopping: {count(len(worker.at_work), 'run')} left to other workers; press Ctrl-C to leave at once")
     stop.set()
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+MOST_PRIORITY, MOST_DELAY = 1_000_000, 10 * 366 * 86_400
 UNSERVED_AFTER = 30.0
 """Seconds after which a handle reports that no worker can take its run."""
 
@@ -80,6 +81,11 @@ class Dispatcher:
         """Store a run and schedule its first leg. A mistake in the request raises here."""
         identity = request.identity
         stored = _checked(request)
+        given: tuple[Any, Any] = (priority, delay)
+        if not isinstance(given[0], int) or abs(priority) > MOST_PRIORITY:
+            raise ConfigurationError(f"priority is a whole number up to {MOST_PRIORITY:,}, not {priority!r}")
+        if not isinstance(given[1], int | float) or not 0 <= delay <= MOST_DELAY:
+            raise ConfigurationError(f"delay is a number of seconds from 0 to {MOST_DELAY:,}, not {delay!r}")
         placement = Placement(
             engine=self.engine.name, queue=check_queue(queue or DEFAULT_QUEUE), priority=priority, delay=delay
         )
@@ -157,13 +163,19 @@ class Dispatcher:
             )
         if cron is None and not isinstance(at, datetime):
             raise ConfigurationError(f"at is a datetime, not {at!r}")
+        try:
+            next_at = next_time(cron, time.time()) if cron is not None else cast("datetime", at).timestamp()
+        except (OverflowError, OSError, ValueError) as exc:
+            if isinstance(exc, ConfigurationError):
+                raise
+            raise ConfigurationError(f"at={at!r} is not a time that can be waited for: {exc}") from exc
         made = f"schedule_{unique()}"
         identity = RunIdentity(run_id=made, thread_id=thread_id or made, agent=agent.name, user_id=user_id)
         request = RunRequest(agent=agent, identity=identity, messages=messages, cancellation=CancellationToken())
         schedule = Schedule(
             id=made,
             agent=agent.name,
-            next_at=next_time(cron, time.time()) if cron is not None else cast("datetime", at).timestamp(),
+            next_at=next_at,
             cron=cron,
             queue=check_queue(queue or agent.queue or DEFAULT_QUEUE),
             thread_id=thread_id,
@@ -189,7 +201,11 @@ class Dispatcher:
         async def work() -> RunResult[Any]:
             await begin
             accepted.set_result((self.log(record), 0))
-            return await self._runs.result(identity.run_id)
+            warning = self._spawn(self._warn_if_unserved(record))
+            try:
+                return await self._runs.result(identity.run_id)
+            finally:
+                warning.cancel()
 
         end = self._spawn(work())
         run = PlacedRun[Any](
@@ -236,6 +252,16 @@ class Dispatcher:
             with contextlib.suppress(asyncio.CancelledError, RetinueError):
                 await reading
             await events.aclose()
+
+    async def _warn_if_unserved(self, record: RunRecord) -> None:
+        await asyncio.sleep(self.unserved_after)
+        if (problem := await self.unserved(record)) is not None:
+            _log.warning("run %s waits: %s", record.identity.run_id, problem)
+
+    async def events(self, run_id: str, after: int) -> AsyncGenerator[Event]:
+        """Yield the events of a log; tell whoever waits if nobody can work on it."""
+        async for event in self._events(await self._runs.record(run_id), after):
+            yield event
 
     async def unserved(self, record: RunRecord) -> str | None:
         """Return why nobody works on a run that should be worked on; None if somebody does, or may."""
@@ -287,7 +313,7 @@ def check_queue(queue: Any) -> str:
 
 def check_queues(queues: Sequence[str]) -> tuple[str, ...]:
     if isinstance(queues, str) or not queues:
-        raise ConfigurationError(f"queues is a list of names: write [{queues!r}]")
+        raise ConfigurationError(f"queues is a list of names, such as ['default'], not {queues!r}")
     return tuple(dict.fromkeys([check_queue(queue) for queue in queues]))
 
 

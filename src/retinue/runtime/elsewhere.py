@@ -21,7 +21,7 @@ from ..core.engine import Engine, FirstLeg
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
 from ..core.model import ModelChunk, ModelRequest
-from ..core.rows import Private
+from ..core.rows import Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
 from ..loop.fold import fold_all
@@ -29,7 +29,7 @@ from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..loop.tickets import encode_decisions
 from ..storage.logs import LogWriter
-from .inbox import Refusal, decode_reply, decode_start, encode_cancel, make_wish, restored
+from .inbox import Refusal, StoredStart, decode_reply, decode_start, encode_cancel, make_wish, read_cancel, restored
 from .live import LiveRun
 from .owner import Owner, is_gone
 from .run import Opened
@@ -160,15 +160,23 @@ class Elsewhere:
         body = await self._store.read_request(identity.run_id) if first is None else first.request
         if body is None:
             raise ConfigurationError(f"run {identity.run_id!r}: its request is not stored")
-        start = decode_start(body)
-        agent = self._agent(identity.agent, wishes)
-        request = restored(agent, identity, replace(start.request, problem=None), start)
-        if isinstance(agent.model, _NoModel):
-            request.cancellation.set("cancelled")
-        log = self._runs.make_log(writer)
-        run = self._adopt(LiveRun(self._runs, request, log, record, writer, self._runs.backend.open(request, log)))
+        log, backend, agent = self._runs.make_log(writer), self._runs.backend, self._agent(identity.agent, wishes)
+        start = StoredStart(identity=identity, request=StoredRequest())
+        try:
+            start = decode_start(body)
+            problem = start.request.problem
+            request = restored(agent, identity, replace(start.request, problem=None), start)
+            x = backend.open(request, log)
+        except (ConfigurationError, ValueError) as exc:  # no process could begin it: it ends, and says why
+            problem = str(exc)
+            request = restored(Agent(identity.agent, _NoModel()), identity, StoredRequest(), start)
+            x = backend.open(request, log)
+        if cancel := next((wish for wish in wishes if wish.kind == "cancel"), None):
+            request.cancellation.set(read_cancel(cancel).reason)  # before it begins anything
+            problem = None
+        run = self._adopt(LiveRun(self._runs, request, log, record, writer, x))
         run.is_new_thread = first is not None and first.is_new_thread
-        run.start(None, start.request.problem)
+        run.start(None, problem)
         self._runs.add(run)
         self._deliver(run, wishes)
         return run

@@ -107,7 +107,10 @@ async def _store_copy(
         await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))
     writer = None
     if owner is not None:
-        start = encode_start(request, state.request)
+        # Whoever finds it without its rows must not begin it from this.
+        start = encode_start(
+            request, replace(state.request, problem="the process that forked it ended before it was done")
+        )
         await owner.store.begin_run(record, start, owner.id, owner.lease, placement=placement)
         writer = LogWriter(identity.run_id, owner.store)
         writer.rows.extend(copy.rows)

@@ -141,11 +141,16 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
     await run.release_if_idle()
 
 
-async def _cancel(run: LiveRun, wish: Wish) -> None:
-    wanted = CancelWish()
-    with contextlib.suppress(msgspec.MsgspecError, ValueError):  # one that cannot be read is a cancel all the same
+def read_cancel(wish: Wish) -> CancelWish:
+    """Return what a cancel asks for; one that cannot be read is a cancel all the same."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError):
         said = _read_cancel(wish.body)
-        wanted = CancelWish(said) if isinstance(said, str) else said
+        return CancelWish(said) if isinstance(said, str) else said
+    return CancelWish()
+
+
+async def _cancel(run: LiveRun, wish: Wish) -> None:
+    wanted = read_cancel(wish)
     run.replies.append(_reply(wish))
     await run.cancel(wanted.reason, wanted.grace)
     if wanted.tasks:

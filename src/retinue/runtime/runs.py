@@ -327,6 +327,8 @@ class LocalRuns:
         run = self.get(run_id)
         if run is not None:
             return run.log.follow(after, past_waits=True, stored=stored)
+        if self.dispatcher is not None:
+            return self.dispatcher.events(run_id, after)
         return self.read_stored(self._others(run_id).owner.store, run_id)(after)
 
     def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncGenerator[Event]]:

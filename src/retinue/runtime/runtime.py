@@ -302,6 +302,8 @@ class Runtime:
         dispatcher = self._runs.dispatcher
         spec = self._registry.find(agent) if dispatcher is None else self._registry.named(agent)
         made = unique()
+        if dispatcher is not None and run_id is not None:
+            thread_id = thread_id or f"thread_{run_id}"  # the same when the caller asks again
         identity = RunIdentity(
             run_id=run_id or f"run_{made}", thread_id=thread_id or f"thread_{made}", agent=spec.name, user_id=user_id
         )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
@@ -45,8 +45,11 @@ class Worker:
             raise ConfigurationError(
                 "a worker needs an engine: Runtime.open('postgresql://…', agents, engine='postgres')"
             )
-        if slots < 1:
-            raise ConfigurationError(f"slots is the number of runs to work on at once, 1 or more, not {slots}")
+        given: tuple[Any, Any] = (slots, grace)
+        if not isinstance(given[0], int) or slots < 1:
+            raise ConfigurationError(f"slots is the number of runs to work on at once, 1 or more, not {slots!r}")
+        if not isinstance(given[1], int | float) or not 0 <= grace < float("inf"):
+            raise ConfigurationError(f"grace is a number of seconds, 0 or more, not {grace!r}")
         self._runs, self._owner, self._elsewhere = runs, runs.owner, runs.elsewhere
         self.engine, self._grace = runs.dispatcher.engine, grace
         self.info = WorkerInfo(
@@ -103,13 +106,15 @@ class Worker:
             if run.is_done and not done.done():
                 done.set_result(_end_of(run))
             if self.is_draining:
-                self._owner.check_inboxes()
+                await self._leave(run)
             return await done
         except OwnershipLost:
             return "left"
         finally:
             self.at_work.pop(leg.log_id, None)
             self._legs.discard(done)
+            if not done.done():
+                done.set_result("left")
 
     def _look(self, log_id: str) -> LegStatus | None:
         run = self.at_work.get(log_id)
@@ -125,8 +130,8 @@ class Worker:
         self.is_draining = True
         self._runs.background.leave(set(self.at_work))
         leaving = [asyncio.create_task(self._leave(run)) for run in list(self.at_work.values())]
-        if leaving:
-            await asyncio.wait(leaving)
+        if leaving or self._legs:  # some may be just being taken over
+            await asyncio.wait({*leaving, *self._legs})
             with contextlib.suppress(RetinueError):
                 await self._owner.store.renew(self._owner.id, 0.0)  # what still is ours can be claimed at once
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..core.agents import Agent
-from ..core.errors import StoreError
+from ..core.errors import StoreError, UnknownAgent
 from ..core.events import ChildStarted
 from ..core.runs import RunResult
 from ..core.state import PersistedState
@@ -111,6 +111,8 @@ async def start_run(call: Call) -> Any:
     if run_id is not None and (known := await call.runtime.store.load_run(run_id)) is not None:
         await check_same(call, run_id, digest)
         return json_response(_started_json(known), 201)
+    if body.agent not in call.runtime.agents:
+        raise UnknownAgent(body.agent, tuple(call.runtime.agents))
     thread_id = body.thread_id or (run_id and f"thread_{run_id}")
     async with call.service.thread_for(call.user, thread_id, is_ours=body.thread_id is None):
         run = call.runtime.stream(

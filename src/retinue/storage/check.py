@@ -202,7 +202,7 @@ _HELD = """SELECT threads.thread_id, holder, COALESCE('has ended (' || status ||
     LEFT JOIN runs ON run_id = holder WHERE holder IS NOT NULL AND (status IS NULL OR ended_at IS NOT NULL)
     ORDER BY threads.thread_id"""
 _OWNERLESS = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
-    WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 ORDER BY run_id"""
+    WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 AND engine IS NULL ORDER BY run_id"""
 _TAKEOVER = "the next runtime that opens this database takes it over"
 _RELATIONS = (
     ("no_log", "run {!r}", "has events, but no log", _NO_LOG),

@@ -19,7 +19,7 @@ from ..core.engine import FirstLeg, Leg, WorkerInfo
 from ..core.stores import LEGS, RunRecord
 from .database import Later, Link
 from .sql import SqlStore, decode_identity
-from .writes import POSTGRES, TAKEN_OVER, make_due
+from .writes import POSTGRES, TAKEN_OVER, next_turn
 
 _OURS = f"engine = '{POSTGRES}' AND ended = 0"
 _encode = msgspec.json.encode
@@ -174,11 +174,13 @@ class Legs:
         return {log_id for (log_id,) in found}
 
     async def end_delays(self) -> None:
-        """Let workers take the legs whose delay is over."""
+        """Let workers take the legs whose delay is over, unless they wait for their thread."""
+        waits = "EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND status = 'queued')"
 
         def end(link: Link) -> None:
-            if link.run(f"SELECT 1 FROM logs WHERE due_at <= {link.now} AND turn IS NULL AND {_OURS} LIMIT 1"):
-                make_due(link, f"turn IS NULL AND due_at <= {link.now}")
+            over = f"due_at <= {link.now} AND NOT {waits}"
+            if link.run(f"SELECT 1 FROM logs WHERE {over} AND turn IS NULL AND {_OURS} LIMIT 1"):
+                _make_all_due(link, over)
 
         await self._database.write(end)
 
@@ -189,8 +191,8 @@ class Legs:
     async def find_unscheduled(self) -> None:
         """Let workers take the runs that should be at work, and that nobody has or will have."""
         wanted = "SELECT run_id FROM runs WHERE status = 'running' UNION SELECT log_id FROM inbox WHERE reply IS NULL"
-        where = f"turn IS NULL AND owner IS NULL AND due_at IS NULL AND log_id IN ({wanted})"
-        await self._database.write(lambda link: make_due(link, where))
+        where = f"due_at IS NULL AND log_id IN ({wanted})"
+        await self._database.write(lambda link: _make_all_due(link, where))
 
     async def postpone(self, log_id: str, seconds: float) -> None:
         """Give a leg that could not be worked on to a worker later."""
@@ -242,7 +244,23 @@ def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
         f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
     )
     if found := link.run(free, *(() if threads is None else (list(threads),))):
-        make_due(link, "turn IS NULL AND owner IS NULL AND log_id = ANY(?)", [run_id for (run_id,) in found])
+        over = f"(due_at IS NULL OR due_at <= {link.now})"
+        _make_all_due(link, f"{over} AND log_id = ANY(?)", [run_id for (run_id,) in found])
+
+
+def _make_all_due(link: Link, where: str, *values: Any) -> None:
+    """Let workers take many logs at once that nobody has, with a turn for each, as if they had come one by one."""
+    chosen = (
+        f"SELECT log_id, {next_turn('logs.queue', 'logs.flow')} AS first, "
+        "ROW_NUMBER() OVER (PARTITION BY queue, flow ORDER BY due_at, log_id) - 1 AS place "
+        f"FROM logs WHERE turn IS NULL AND owner IS NULL AND {_OURS} AND {where}"
+    )
+    link.run(
+        f"UPDATE logs SET turn = chosen.first + chosen.place, due_at = COALESCE(due_at, {link.now}) "
+        f"FROM ({chosen}) AS chosen WHERE logs.log_id = chosen.log_id AND logs.turn IS NULL AND logs.owner IS NULL",
+        *values,
+    )
+    link.notify(LEGS)
 
 
 def _leg(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +38,8 @@ def next_time(cron: str, after: float) -> float:
         from cronsim import CronSim, CronSimError
     except ModuleNotFoundError:
         raise ConfigurationError('cron= needs a library: pip install "retinue[postgres]"') from None
+    if not isinstance(cast("Any", cron), str) or len(cron.split()) != 5:
+        raise ConfigurationError(f"cron {cron!r}: write minute hour day month weekday, as in '0 3 * * *'")
     try:
         return next(CronSim(cron, datetime.fromtimestamp(after, UTC))).timestamp()
     except (CronSimError, StopIteration, AttributeError) as exc:

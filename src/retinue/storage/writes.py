@@ -265,7 +265,7 @@ class RunBeginning:
         run_id = self._identity.run_id
         mine = "log_id = ? AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
         if placement.delay > 0:
-            link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE {mine}", placement.delay, run_id, run_id)
+            link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE log_id = ?", placement.delay, run_id)
         else:
             make_due(link, mine, run_id, run_id)
 
