@@ -182,6 +182,7 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         keeps_thread=request.keeps_thread,
         detached=request.detached,
         above=request.above,
+        wakes=request.wakes,
         **(_as_json(request) if is_root and log.writer is not None else {}),
     )
 
@@ -194,6 +195,7 @@ def storable(request: RunRequest) -> StoredRequest:
         timeout=request.timeout,
         keeps_thread=request.keeps_thread,
         above=request.above,
+        wakes=request.wakes,
         **_as_json(request),
     )
 

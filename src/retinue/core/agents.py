@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from types import UnionType
@@ -195,6 +195,18 @@ def check_thread(agent: Agent, thread_id: str) -> None:
 @singledispatch
 async def resume_tasks(agent: Agent, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
     """Continue the background tasks that a run of an agent had when its process ended."""
+
+
+@singledispatch
+def is_woken(agent: Agent) -> bool:
+    """Return whether a run is to be started for background tasks that end when no run of their conversation is there."""
+    return False
+
+
+@singledispatch
+async def ended_tasks(agent: Agent, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
+    """Return the tasks of a conversation that have ended and that it was not told of, as its stored state says."""
+    return ()
 
 
 def linked_agents(agent: Agent) -> Iterable[Agent]:

@@ -90,6 +90,8 @@ class RunRequest(Struct, kw_only=True):
     """Of a root run: a digest of what its caller asked for, by which a repeated request is recognised."""
     detached: bool = False
     """True if a child outlives the call that started it: it has its own token, and a human may answer it."""
+    wakes: bool = False
+    """True for a root run without input, which is started because a background task has ended."""
     queue: str | None = None
     """Of a placed child: the queue whose workers execute it."""
     above: Above | None = None

@@ -38,6 +38,8 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Of a placed child, in the log of its parent: the queue whose workers execute it, in a log of its own."""
     above: Above | None = None
     """Of a placed child, in its own log: the runs above it."""
+    wakes: bool = False
+    """The run was started because a background task has ended."""
     problem: str | None = None
     """The reason why the run cannot be continued in another process: something could not be stored."""
 

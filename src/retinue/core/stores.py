@@ -278,6 +278,7 @@ class DurableStore(Store, EventStore, Protocol):
         lease: float,
         when_busy: WhenBusy = "reject",
         placement: Placement | None = None,
+        saved_at: float | None = None,
     ) -> asyncio.Future[str | None]:
         """Store a new run and its request, own its log at epoch 1 and claim its thread, in one transaction.
 
@@ -286,8 +287,14 @@ class DurableStore(Store, EventStore, Protocol):
         If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
         Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.
 
+        With `saved_at`, what `saved_at` of the thread was: if it was saved since, return "" and store nothing.
+
         As with `write`, the work begins at the call: what is written to the log next comes after it.
         """
+        ...
+
+    async def saved_at(self, thread_id: str) -> float:
+        """Return when a thread was saved last; 0 if it was not."""
         ...
 
     async def take_thread(self, run_id: str) -> str | None:

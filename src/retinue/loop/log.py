@@ -70,8 +70,8 @@ class LiveLog:
         self.ended = self.lost = False
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
         """The background tasks at work here, by id: how each is cancelled."""
-        self.on_idle: Callable[[], None] | None = None
-        """Called when the last background task has ended."""
+        self.on_release: Callable[[], None] | None = None
+        """Called when a background task has ended."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
         self._waiting_for_store: list[asyncio.Future[None]] = []
@@ -205,8 +205,8 @@ class LiveLog:
         """A background task has ended."""
         self.holders.pop(task_id, None)
         self._wake_followers()
-        if not self.holders and self.on_idle is not None:
-            self.on_idle()
+        if self.on_release is not None:
+            self.on_release()
 
     def _wake_followers(self) -> None:
         self._wake()

@@ -118,10 +118,26 @@ class Dispatcher:
             cancellation=CancellationToken(),
             context=new.context,
         )
-        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=new.run_id)
         placement = Placement(engine=self.engine.name, queue=check_queue(new.queue))
-        start = encode_start(request, _checked(request))
-        await self.store.begin_run(record, start, None, 0.0, "enqueue", placement)
+        await self._store(request, placement, "enqueue")
+
+    def _store(
+        self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
+    ) -> asyncio.Future[str | None]:
+        """Store a run for workers, as `begin_run` of the store does."""
+        identity, start = request.identity, encode_start(request, _checked(request))
+        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=identity.run_id)
+        return self.store.begin_run(record, start, None, 0.0, when_busy, placement, saved_at)
+
+    async def begin_placed(
+        self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
+    ) -> None:
+        """Store a run that nobody waits for, and schedule it. ThreadBusy as `when_busy` and `saved_at` say."""
+        identity = request.identity
+        holder = await self._store(request, placement, when_busy, saved_at)
+        if holder is not None and when_busy == "reject":
+            raise ThreadBusy(identity.thread_id, holder)
+        await self.schedule(identity.run_id, placement)
 
     async def placement_of(self, log_id: str) -> Placement:
         """Return where a run like this one is done."""
@@ -129,14 +145,11 @@ class Dispatcher:
 
     async def place(self, request: RunRequest, run_id: str) -> None:
         """Store a child as a run of its own, for the workers of its queue. May be called again for the same run."""
-        identity = replace(request.identity, run_id=run_id)
         above = None if request.above is None else request.above.log_id
         placement = Placement(engine=self.engine.name, queue=check_queue(request.queue), above=above)
-        placed = replace(request, identity=identity, timeout=None)
-        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=run_id)
+        placed = replace(request, identity=replace(request.identity, run_id=run_id), timeout=None)
         # Its thread is free, unless an earlier message of the conversation is still being stored.
-        await self.store.begin_run(record, encode_start(placed, _checked(placed)), None, 0.0, "enqueue", placement)
-        await self.schedule(run_id, placement)
+        await self.begin_placed(placed, placement, "enqueue")
 
     async def schedule(self, run_id: str, placement: Placement) -> None:
         """Have the engine schedule a stored run. If it cannot be reached, a worker finds the run later."""

@@ -108,6 +108,7 @@ def restored(
         timeout=stored.timeout,
         keeps_thread=stored.keeps_thread,
         above=stored.above,
+        wakes=stored.wakes,
     )
 
 

@@ -28,8 +28,9 @@ from ..loop.run import execute_run, stop_run, stopped
 from ..loop.state import RunState
 from ..loop.tickets import leaves, match_decisions
 from ..storage.logs import LogWriter
-from .inbox import carry_out, encode_start, store_cancel
-from .owner import Owner
+from .beginning import take_thread
+from .inbox import carry_out, store_cancel
+from .waking import has_news, wake, waking_agents
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -64,6 +65,8 @@ class LiveRun:
         """Set when it has left its thread to others."""
         self.is_new_thread = False
         """True if its thread is new and empty."""
+        self.thread_saved_at: float | None = None
+        """When its thread must have been saved last, if that matters: if it was saved since, the run is refused."""
         self.before: list[LiveRun] = []
         """The runs that have its thread before it, where no store decides that."""
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +82,10 @@ class LiveRun:
         """Done when a database has the start of the run."""
         self._releasing: asyncio.Future[None] | None = None
         """While the log is being given up."""
-        log.on_idle = self._become_idle
+        self._is_release_due = False
+        self.may_wake = False
+        """True if its conversation may have to be woken before the log ends."""
+        log.on_release = self._task_ended
 
     @property
     def run_id(self) -> str:
@@ -143,63 +149,25 @@ class LiveRun:
         x, home, token = self.x, self.home, self.request.cancellation
         assert x is not None
         if home.owner is not None and problem is None:
-            await self._take_thread(x, home.owner, when_busy)
+            await take_thread(self, home.owner, when_busy)
         for run in self.before:
             await wait_for_first(run.left.wait(), token.wait())
-        never_had_thread = token.is_set() and bool(self.before or self.record.queued)
+        is_stopped = token.is_set() and bool(self.before or self.record.queued)
         thread, self.record.queued = None, False
-        if not never_had_thread:
+        if not is_stopped:
             self._keeps_thread = problem is None
             thread = None if self.is_new_thread else await home.store.load_thread(x.identity.thread_id)
             if home.owner is None:
                 await home.store.save_run(self.record)
+            if self.request.wakes and not await has_news(x, thread):
+                token.set("what it was started to tell was told meanwhile")
+                is_stopped = True
         self._is_begun = True
         home.backend.enter(x)
         begin(x, thread)
-        if problem is not None and not never_had_thread:
+        if problem is not None and not is_stopped:
             return await self._fail(f"it cannot be continued: {problem}")
-        return stop_run(x) if never_had_thread else await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
-
-    async def _take_thread(self, x: Execution, owner: Owner, when_busy: WhenBusy | None) -> None:
-        """Store a new run and take its thread when it is free; `when_busy` is None for a run that is stored already."""
-        store = owner.store
-        if when_busy is not None:
-            owner.register()
-            request = encode_start(self.request, x.state.request)
-            begun = store.begin_run(self.record, request, owner.id, owner.lease, when_busy)
-            if self.is_new_thread:
-                # Nobody else can have the thread, so nothing is waited for: what is written next comes after it.
-                self.spawn(self._store_start(begun, owner))
-                return
-            holder = await begun
-            if holder is not None and when_busy == "reject":
-                raise ThreadBusy(x.identity.thread_id, holder)
-            self.begun.set_result(None)
-            owner.add(self.run_id, self)  # not before it is stored, or a heartbeat would take it for lost
-            if holder is None:
-                return
-        elif not self.record.queued:
-            return  # it has had its thread from the start
-        self.record.queued = True
-        owner.check_inboxes()
-        while not self.request.cancellation.is_set():
-            with store.watch(self.run_id) as watch:
-                if await store.take_thread(self.run_id) is None:
-                    self.record.queued = False
-                    return
-                await wait_for_first(watch.wait(1.0), self.request.cancellation.wait())
-
-    async def _store_start(self, begun: asyncio.Future[str | None], owner: Owner) -> None:
-        try:
-            await begun
-            self.begun.set_result(None)
-            if not self.is_done:
-                owner.add(self.run_id, self)
-        except RetinueError as exc:
-            self.begun.set_exception(exc)
-            self.begun.exception()  # nobody need be waiting
-            if self.writer is not None:
-                self.writer.stop(exc)
+        return stop_run(x) if is_stopped else await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
@@ -242,6 +210,7 @@ class LiveRun:
         self.log.close()
         if state.is_over:
             self.left.set()
+            self.may_wake = bool(waking_agents(self))
         self.end.set_result(known)
         self._is_settling = True
 
@@ -256,10 +225,11 @@ class LiveRun:
         if ended and keeps_thread and x is not None and x.state.leg:
             threads = (ThreadUpdate(thread_after(x), x.state.own_from),)
         self.record.result, self.record.queued = result, False
+        self.may_wake = ended and bool(waking_agents(self))
         if (placement := self.home.registry.placement) is not None:
             await placement.backend.stop_abandoned(self.log.tree)
         if self.writer is not None:
-            idle, replies = not (self.log.holders or keep), self.pop_replies()
+            idle, replies = not (self.log.holders or keep or self.may_wake), self.pop_replies()
             await self.writer.settle(
                 runs=(self.record,), threads=threads, replies=replies, ended=ended and idle, released=idle, rests=True
             )
@@ -268,12 +238,12 @@ class LiveRun:
             for thread in threads:
                 await self.home.store.save_thread(thread.record)
             await self.home.store.save_run(self.record)
-            self.is_done = ended and not self.log.holders
+            self.is_done = ended and not (self.log.holders or self.may_wake)
         if not self.end.done():
             self.end.set_result(result)
         self._close(ended)
-        if not (self.log.holders or keep):  # the last task may have ended meanwhile
-            self._become_idle()
+        if self.may_wake or not (self.log.holders or keep):  # the last task may have ended meanwhile
+            self._task_ended()
 
     def _close(self, ended: bool) -> None:
         self.log.close()
@@ -283,24 +253,32 @@ class LiveRun:
             self.left.set()
         self.home.leg_ended(self)
 
-    def _become_idle(self) -> None:
-        """The last background task has ended: the log has, too, or waits for nobody here."""
+    def _task_ended(self) -> None:
+        """A background task has ended. With the last one the log has, too, or waits for nobody here."""
         if self._is_settling and self.end.done() and not self.is_done and not self.log.lost:
+            self._is_release_due = True
             self.spawn(self._release())
 
     async def _release(self) -> None:
-        """Give the log up, unless the run is continued meanwhile."""
-        if self.is_done or self.is_storing or not self.end.done() or self.log.holders:
+        """Wake the conversation if that is to be done, and give the log up, unless the run or a task is at work."""
+        if self.is_done or self.is_storing or not self.end.done() or (self.log.holders and not self.may_wake):
             return
+        self._is_release_due = False
         ended = self.state is None or self.state.is_over
         self._releasing = asyncio.get_running_loop().create_future()
-        if self.writer is not None:
-            with contextlib.suppress(RetinueError):
-                await self.writer.settle(ended=ended, released=True, rests=True)
-        self.is_done = self.writer is not None or ended
-        self.home.leg_ended(self)
-        self._releasing.set_result(None)
-        self._releasing = None
+        try:
+            may_end = not self.may_wake or await wake(self)
+            if may_end and not (self.log.holders or self._is_release_due or self.log.lost):
+                if self.writer is not None:
+                    with contextlib.suppress(RetinueError):
+                        await self.writer.settle(ended=ended, released=True, rests=True)
+                self.is_done, self.may_wake = self.writer is not None or ended, False
+            self.home.leg_ended(self)
+        finally:
+            self._releasing.set_result(None)
+            self._releasing = None
+        if self._is_release_due:  # another task has ended meanwhile
+            await self._release()
 
     async def release_if_idle(self) -> None:
         """Give a log up that was claimed only to carry out a wish."""
@@ -468,7 +446,7 @@ class LiveRun:
 
     def drop_parts(self) -> None:
         """Drop what only a run at work needs, and what would keep it from being freed at once."""
-        self.log.on_idle, self.x = None, None
+        self.log.on_release, self.x = None, None
         if self.writer is not None:
             self.writer.on_lost = self.writer.on_stored = None
 
@@ -476,7 +454,7 @@ class LiveRun:
         """Store what is there and leave the run to another process, as it is."""
         if self.writer is not None and not self.writer.is_released:
             # With open tasks the log keeps its owner, which is gone soon: so it is found even if the run ends meanwhile.
-            released = not self.log.tree.has_open_tasks()
+            released = not (self.log.tree.has_open_tasks() or self.may_wake)
             with contextlib.suppress(RetinueError, TimeoutError):
                 await asyncio.wait_for(self.writer.settle(released=released), GRACE)
         self.lose()
@@ -488,7 +466,8 @@ class LiveRun:
         state = self.state
         if self.writer is None or self.writer.is_released or self.log.lost or state is None:
             return
-        idle = not self.log.tree.has_open_tasks()  # else the log keeps its owner, and is found when that is gone
+        # Else the log keeps its owner, and is found when that is gone.
+        idle = not (self.log.tree.has_open_tasks() or self.may_wake)
         with contextlib.suppress(RetinueError):
             await self.writer.settle(released=idle, ended=idle and state.is_over, rests=state.waits)
         self.is_done = True

@@ -70,6 +70,8 @@ class LocalRuns:
         self._lines: dict[str, list[LiveRun]] = {}
         """The runs of each thread, where no store decides who has it: the first has it, the others wait."""
         self._is_shared = False
+        self.is_closing = False
+        """True if nothing new is to begin here."""
 
     def use_engine(self, dispatcher: Dispatcher) -> None:
         """Have workers execute root runs, and children whose agents have a queue."""
@@ -95,7 +97,15 @@ class LocalRuns:
 
     # --- starting
 
-    def start(self, request: RunRequest, sinks: Sequence[Sink], when_busy: WhenBusy, *, new_thread: bool) -> Run:
+    def start(
+        self,
+        request: RunRequest,
+        sinks: Sequence[Sink],
+        when_busy: WhenBusy,
+        *,
+        new_thread: bool,
+        saved_at: float | None = None,
+    ) -> Run:
         """Start a run, or return the one that has this id. A mistake in the request raises here."""
         identity = request.identity
         if (known := self.get(identity.run_id)) is not None:
@@ -108,7 +118,7 @@ class LocalRuns:
         x = self.backend.open(request, log)
         record = RunRecord(identity=identity, started_at=self.clock(), log_id=identity.run_id)
         run = self.add(LiveRun(self, request, log, record, writer, x), stored=False)
-        run.is_new_thread = new_thread
+        run.is_new_thread, run.thread_saved_at = new_thread, saved_at
         if self.owner is None:
             run.before, record.queued = list(line), bool(line)
             self.join_line(run)
@@ -355,6 +365,7 @@ class LocalRuns:
 
     async def close(self, grace: float, *, leave: bool) -> None:
         """Stop what works, or leave it to other processes. Runs that wait stay as they are if they are stored."""
+        self.is_closing = True
         live = [run for run in self._live.values() if run.is_of_this_loop()]
         left = [run for run in live if leave or run.is_adopted]
         self.background.leave({run.run_id for run in left})

@@ -192,11 +192,15 @@ class SqlStore:
         lease: float,
         when_busy: WhenBusy = "reject",
         placement: Placement | None = None,
+        saved_at: float | None = None,
     ) -> asyncio.Future[str | None]:
         identity = record.identity
         with self._encoding(f"run {identity.run_id!r}"):
-            beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement)
+            beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement, saved_at)
         return self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
+
+    async def saved_at(self, thread_id: str) -> float:
+        return await self._value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id) or 0.0
 
     async def take_thread(self, run_id: str) -> str | None:
         found = await self._rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)

@@ -216,8 +216,10 @@ class RunBeginning:
         lease: float,
         when_busy: WhenBusy,
         placement: Placement | None = None,
+        saved_at: float | None = None,
     ) -> None:
         self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
+        self._saved_at = saved_at
         self._identity, self._started_at = record.identity, record.started_at
         self._values = (*_run_values(record), request)
         self._placement, self._epoch = placement, 0 if owner is None else 1
@@ -225,6 +227,10 @@ class RunBeginning:
     def write(self, link: Link) -> Any:
         """Store the run and own its log; return the run before it, if its thread is taken."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
+        if self._saved_at is not None:
+            found = link.run("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id)
+            if found and found[0][0] != self._saved_at:
+                return ""
         if not link.eager:
             before: Any = self._write_at_once(link)
         else:

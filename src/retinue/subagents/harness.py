@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from ..core.agents import (
     check_agent,
     check_thread,
     delegation_tools,
+    ended_tasks,
+    is_woken,
     linked_agents,
     resume_tasks,
 )
@@ -38,7 +40,7 @@ from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
 from .declarations import BUILTIN_TOOLS, SubagentDeclaration
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
-from .task_tools import ANNOUNCED, Announcer, TaskTools, task_summary
+from .task_tools import ANNOUNCED, Announcer, TaskTools, task_summary, untold_ends
 from .tools import AgentTools
 from .work import OnTimeout, Workers
 
@@ -79,6 +81,8 @@ class HarnessAgent(Agent[Out]):
     """The records of background tasks, instead of `agents/<name>/tasks` in the workspace."""
     on_timeout: OnTimeout = "promote"
     """A sub-agent that works longer than its parent waits becomes a background task, or is stopped."""
+    wake_on_task_end: bool = False
+    """True if a run is started that tells the conversation of a background task which ended when no run was there."""
     context_files: Iterable[str] = ()
     """Files of the workspace that the model reads with AGENTS.md, always."""
     max_context_tokens: int = 8000
@@ -251,6 +255,18 @@ async def _(agent: HarnessAgent, run: RunIdentity, context_for: Callable[[ToolCa
     for plugin in agent.plugins:
         if isinstance(plugin, Subagents):
             await plugin.resume_tasks(run, context_for)
+
+
+@is_woken.register(HarnessAgent)
+def _(agent: HarnessAgent) -> bool:
+    return agent.wake_on_task_end and agent.catalog is not None
+
+
+@ended_tasks.register(HarnessAgent)
+async def _(agent: HarnessAgent, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
+    assert agent.task_repository is not None, "it has sub-agents"
+    records = await agent.task_repository.list(TaskScope(agent.name, run.thread_id, run.user_id))
+    return untold_ends(records, told.get(ANNOUNCED.name, {}))
 
 
 class Subagents(Plugin):

@@ -5,7 +5,7 @@ The docstrings of the tools' methods are what the model reads."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -199,6 +199,12 @@ ANNOUNCED: StateKey[dict[str, str], dict[str, str]] = StateKey(
     sure=True,
 )
 """The news of each task that the session has read. Stored with the conversation, so that they agree."""
+
+
+def untold_ends(records: Iterable[TaskRecord], announced: Mapping[str, str]) -> list[str]:
+    """Return the tasks that have completed or failed and were not announced. One that was cancelled is known to be."""
+    ended = (TaskStatus.COMPLETED, TaskStatus.FAILED)
+    return [one.task_id for one in records if one.status in ended and announced.get(one.task_id) not in _ENDS]
 
 
 class Announcer:
