@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
 from ..core.lifecycle import RunStatus
@@ -76,6 +78,30 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             assert await begin(other, stored_run("r2", 2.0), "p2") is None
             await other.write(ended_run("r2", 2.0, RunStatus.FAILED))
             assert await begin(store, stored_run("r3", 3.0)) is None
+
+    async def check_a_thread_that_was_saved_since_refuses(self) -> None:
+        async with self._two() as (store, other):
+            seen = await other.saved_at("t1")
+            assert seen == 0
+            await begin(store, stored_run("r1"))
+            assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=seen) == "r1"
+            thread = ThreadUpdate(stored_thread("t1", "one"))
+            await store.write(msgspec.structs.replace(ended_run("r1"), threads=[thread]))
+            for _ in range(2):
+                assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=seen) == ""
+            assert await other.load_run("r2") is None
+            saved_at = await other.saved_at("t1")
+            assert saved_at > seen
+            assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=saved_at) is None
+
+    async def check_a_run_that_was_placed_for_another_is_in_no_list(self) -> None:
+        async with self._two() as (store, other):
+            await begin(store, stored_run("r1"))
+            child = stored_run("r2", 2.0, thread_id="t2", parent_run_id="r1")
+            await begin(store, child)
+            assert await other.load_run("r2") == child
+            assert [run.identity.run_id for run in await other.list_runs()] == ["r1"]
+            assert [thread.thread_id for thread in await other.list_threads()] == ["t1"]
 
     async def check_a_queue_keeps_its_order(self) -> None:
         async with self._two() as (store, other):
