@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
 from ..core.lifecycle import RunStatus
@@ -23,13 +21,14 @@ from ..core.stores import (
     Wish,
 )
 from .rows import LONG, begin, ended_run, full_batch, public, refused, step_rows, text_rows
-from .stores import ODD, StoreSuite, stored_run, stored_thread
+from .stores import ODD, stored_run, stored_thread
+from .threads import ThreadSuite
 
 ROUNDS = 50
 """The number of rounds of each race."""
 
 
-class DurableStoreSuite(StoreSuite[DurableStore]):
+class DurableStoreSuite(ThreadSuite):
     """The contract of DurableStore and of Store. `reopen` is required: the checks use two stores at once."""
 
     async def check_a_run_begins_whole(self) -> None:
@@ -56,106 +55,6 @@ class DurableStoreSuite(StoreSuite[DurableStore]):
             assert await begin(store, stored_run("r2", 2.0), when_busy="enqueue") is None
             assert await other.load_run("r2") == stored_run("r2", 2.0)
             assert await other.owner_of("r2") == "p1"
-
-    async def check_a_busy_thread_refuses(self) -> None:
-        async with self._two() as (store, other):
-            assert await begin(store, stored_run("r1")) is None
-            assert await begin(other, stored_run("r2", 2.0), "p2") == "r1"
-            assert await other.load_run("r2") is None
-            assert await other.read_events("r2") is None
-            assert await begin(other, stored_run("r3", 3.0, thread_id="t2"), "p2") is None
-
-    async def check_a_run_that_ends_releases_its_thread(self) -> None:
-        async with self._two() as (store, other):
-            await begin(store, stored_run("r1"))
-            waits = stored_run("r1", 1.0, RunStatus.SUSPENDED)
-            await store.write(LogBatch(log_id="r1", epoch=1, runs=[waits], released=True))
-            assert await begin(other, stored_run("r2", 2.0), "p2") == "r1"
-            assert await store.claim("r1", "p1", LONG) == 2
-            done = stored_run("r1", 1.0, RunStatus.COMPLETED)
-            thread = ThreadUpdate(stored_thread("t1", "one"))
-            await store.write(LogBatch(log_id="r1", epoch=2, runs=[done], threads=[thread], ended=True))
-            assert await begin(other, stored_run("r2", 2.0), "p2") is None
-            await other.write(ended_run("r2", 2.0, RunStatus.FAILED))
-            assert await begin(store, stored_run("r3", 3.0)) is None
-
-    async def check_a_thread_that_was_saved_since_refuses(self) -> None:
-        async with self._two() as (store, other):
-            seen = await other.saved_at("t1")
-            assert seen == 0
-            await begin(store, stored_run("r1"))
-            assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=seen) == "r1"
-            thread = ThreadUpdate(stored_thread("t1", "one"))
-            await store.write(msgspec.structs.replace(ended_run("r1"), threads=[thread]))
-            for _ in range(2):
-                assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=seen) == ""
-            assert await other.load_run("r2") is None
-            saved_at = await other.saved_at("t1")
-            assert saved_at > seen
-            assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=saved_at) is None
-
-    async def check_a_run_that_was_placed_for_another_is_in_no_list(self) -> None:
-        async with self._two() as (store, other):
-            await begin(store, stored_run("r1"))
-            child = stored_run("r2", 2.0, thread_id="t2", parent_run_id="r1")
-            await begin(store, child)
-            assert await other.load_run("r2") == child
-            assert [run.identity.run_id for run in await other.list_runs()] == ["r1"]
-            assert [thread.thread_id for thread in await other.list_threads()] == ["t1"]
-
-    async def check_a_queue_keeps_its_order(self) -> None:
-        async with self._two() as (store, other):
-            await begin(store, stored_run("r1"))
-            assert await begin(other, stored_run("r3", 3.0), "p2", when_busy="enqueue") == "r1"
-            assert await begin(store, stored_run("r2", 2.0), when_busy="enqueue") == "r1"
-            assert await other.load_run("r3") == stored_run("r3", 3.0, queued=True)
-            assert await begin(store, stored_run("r4", 4.0)) == "r3"
-            assert await other.take_thread("r3") == "r2"
-            assert await store.take_thread("r2") == "r1"
-            await store.write(ended_run("r1"))
-            assert await begin(store, stored_run("r4", 4.0)) == "r3"
-            assert await other.take_thread("r3") == "r2"
-            for _ in range(2):
-                assert await store.take_thread("r2") is None
-            assert await store.load_run("r2") == stored_run("r2", 2.0)
-            assert await store.list_runs(status="queued") == [stored_run("r3", 3.0, queued=True)]
-            assert await other.take_thread("r3") == "r2"
-            await store.write(ended_run("r2", 2.0, RunStatus.CANCELLED))
-            assert await other.take_thread("r3") is None
-
-    async def check_a_queued_run_that_was_cancelled_takes_nothing(self) -> None:
-        async with self._two() as (store, other):
-            await begin(store, stored_run("r1"))
-            for number in (2, 3):
-                assert await begin(store, stored_run(f"r{number}", float(number)), when_busy="enqueue") is not None
-            await store.write(ended_run("r2", 2.0, RunStatus.CANCELLED))
-            await store.write(ended_run("r1"))
-            assert await store.take_thread("r2") is None
-            assert (await other.load_run("r2")) == stored_run("r2", 2.0, RunStatus.CANCELLED)
-            assert await other.take_thread("r3") is None
-            assert await begin(store, stored_run("r4", 4.0)) == "r3"
-
-    async def check_a_free_thread_is_taken_at_once(self) -> None:
-        async with self._one() as store:
-            for number, when_busy in enumerate(("enqueue", "interrupt"), 1):
-                record = stored_run(f"r{number}", thread_id=f"t{number}")
-                assert await begin(store, record, when_busy=when_busy) is None
-                assert await store.load_run(f"r{number}") == record
-            assert await store.wishes("p1") == []
-
-    async def check_an_interrupt_cancels_all_before_it(self) -> None:
-        async with self._two() as (store, other):
-            await begin(store, stored_run("r1"))
-            await begin(other, stored_run("r2", 2.0), "p2", when_busy="enqueue")
-            await begin(store, stored_run("other", thread_id="t2"))
-            for _ in range(2):
-                assert await begin(other, stored_run("r3", 3.0), "p2", when_busy="interrupt") == "r2"
-            (first,), (second,) = await store.wishes("p1"), await other.wishes("p2")
-            assert (first.log_id, first.run_id, first.kind) == ("r1", "r1", "cancel")
-            assert first.body == b'"a newer run was started"'
-            assert (second.log_id, second.run_id, second.kind) == ("r2", "r2", "cancel")
-            assert await begin(store, stored_run("r4", 4.0), when_busy="interrupt") == "r3"
-            assert [wish.log_id for wish in await other.wishes("p2")] == ["r2", "r2", "r3"]
 
     async def check_events_are_read_in_order(self) -> None:
         async with self._two() as (store, other):
