@@ -23,6 +23,7 @@ from retinue.storage.stores import open_store
 
 from ..databases import postgres_server
 from ..durability.plug import Broken, Process, Round, check, need, tell
+from .temporal import engine_named
 
 KINDS = ("kill", "humans", "freeze", "stop")
 WORKERS = 3
@@ -122,14 +123,18 @@ def rounds_on(engine: str, rounds: int, seed: int, server: Any, kinds: tuple[str
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/plug-workers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds (50)")
-    parser.add_argument("--engine", default="postgres", help="postgres, or temporal://host:port/namespace")
+    parser.add_argument(
+        "--engine",
+        default="postgres",
+        help="postgres, temporal (a server of its own), or temporal://host:port/namespace",
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="for the moments of the kills")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of rounds, in turn")
     asked = parser.parse_args()
     tell(f"seed {asked.seed}")
     kinds = tuple([kind for kind in KINDS if kind in asked.kinds.split(",")])
-    with postgres_server() as server:
-        held = rounds_on(asked.engine, asked.rounds, asked.seed, server, kinds)
+    with postgres_server() as server, engine_named(asked.engine) as engine:
+        held = rounds_on(engine, asked.rounds, asked.seed, server, kinds)
     tell("nothing was lost, nothing happened twice" if held else "BROKEN")
     return 0 if held else 1
 

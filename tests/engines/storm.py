@@ -22,6 +22,7 @@ from retinue.core.model import CallChunk, ModelChunk, ModelRequest, TurnEnd
 from ..databases import postgres_server
 from ..durability.plug import tell
 from .processes import WorkerProcess, start_worker
+from .temporal import engine_named
 
 STEPS, STEP = 3, 0.05
 LEASE, SLOTS, WORKERS, KILL_EVERY = 3.0, 8, 3, 5.0
@@ -148,11 +149,15 @@ async def play(url: str, engine: str, runs: int, seed: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/worker-storm", description=__doc__)
     parser.add_argument("--runs", type=int, default=1_000, metavar="N", help="runs (1000)")
-    parser.add_argument("--engine", default="postgres", help="postgres, or temporal://host:port/namespace")
+    parser.add_argument(
+        "--engine",
+        default="postgres",
+        help="postgres, temporal (a server of its own), or temporal://host:port/namespace",
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="for the choice of victims")
     asked = parser.parse_args()
-    with postgres_server() as server:
-        held = asyncio.run(play(server.url(), asked.engine, asked.runs, asked.seed))
+    with postgres_server() as server, engine_named(asked.engine) as engine:
+        held = asyncio.run(play(server.url(), engine, asked.runs, asked.seed))
     return 0 if held else 1
 
 

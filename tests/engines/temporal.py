@@ -37,6 +37,8 @@ FAIR = (
     "matching.numTaskqueueWritePartitions=1",
 )
 """Orders are kept exactly, by priority and fair between users."""
+PROMPT = ('history.timerProcessorMaxTimeShift="20ms"',)
+"""Timers are rounded up to a second unless told otherwise: those of retries, too."""
 ATTRIBUTES = ("RetinueAgent=Keyword", "RetinueStep=Int", "RetinueQuestions=KeywordList")
 
 
@@ -65,7 +67,7 @@ class TemporalServer:
         command += ["--db-filename", str(self.folder / "temporal.db"), "--log-level", "error"]
         command += ["--sqlite-pragma", "synchronous=off"]
         settings = [f"history.{name}ProcessorMaxPollRPS=2000" for name in FAST]
-        for setting in (*settings, *FAIR):
+        for setting in (*settings, *FAIR, *PROMPT):
             command += ["--dynamic-config-value", setting]
         for attribute in ATTRIBUTES if self._indexed else ():
             command += ["--search-attribute", attribute]
@@ -112,3 +114,13 @@ def temporal_server(*, indexed: bool = True) -> Iterator[TemporalServer]:
     finally:
         server.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def engine_named(name: str) -> Iterator[str]:
+    """The engine that a script is asked for: `temporal` is a server of its own."""
+    if name != "temporal":
+        yield name
+        return
+    with temporal_server() as server:
+        yield server.engine()

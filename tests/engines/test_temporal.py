@@ -16,7 +16,7 @@ from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, Stat
 from retinue.core.errors import EngineError
 from retinue.core.model import ModelRequest
 from retinue.core.stores import Placement, Wish
-from retinue.engines import temporal_worker
+from retinue.engines import temporal_sweeper, temporal_worker
 from retinue.storage.placed import PlacedLogs
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
@@ -48,8 +48,8 @@ def site(postgres_url: str, temporal: TemporalServer) -> Site:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers look all the time."""
     for name in ("SWEEP_EVERY", "RECONCILE_EVERY"):
-        monkeypatch.setattr(temporal_worker, name, 0.02)
-    monkeypatch.setattr(temporal_worker, "_UNREAD", 0.0)
+        monkeypatch.setattr(temporal_sweeper, name, 0.02)
+    monkeypatch.setattr(temporal_sweeper, "UNREAD", 0.0)
 
 
 # --- questions and answers

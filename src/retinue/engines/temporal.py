@@ -46,6 +46,8 @@ _UPDATE = timedelta(seconds=1)
 _QUIET = 0.3
 """Seconds after the last request before the process may end: the SDK may hang or abort if one is still open."""
 _CLOSE = 15.0
+_AT_ONCE = 32
+"""Workflows that are started at once: more would wait in the server, and time out there."""
 _MIDDLE = 3
 """Temporal's middle priority, of five: 1 comes first."""
 
@@ -69,6 +71,7 @@ class TemporalEngine:
         self._indexed = False
         self._last_request = 0.0
         self._workers: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Semaphore(_AT_ONCE)
 
     @property
     def client(self) -> Client:
@@ -128,23 +131,25 @@ class TemporalEngine:
         identity = record.identity
         order = {"run_id": identity.run_id, "agent": identity.agent, "indexed": self._indexed}
         attributes = [SearchAttributePair(AGENT, identity.agent)] if self._indexed else []
-        await self.call(
-            lambda: self.client.start_workflow(
-                WORKFLOW,
-                order,
-                id=identity.run_id,
-                task_queue=self.task_queue(placement.queue),
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                memo={"agent": identity.agent},
-                search_attributes=TypedSearchAttributes(attributes),
-                static_summary=identity.agent,
-                start_delay=timedelta(seconds=placement.delay) if placement.delay > 0 and signal is None else None,
-                start_signal=signal,
-                priority=priority_of(placement.priority, identity.user_id or identity.thread_id),
-                rpc_timeout=_CALL,
+        delay = timedelta(seconds=placement.delay) if placement.delay > 0 and signal is None else None
+        async with self._starting:
+            await self.call(
+                lambda: self.client.start_workflow(
+                    WORKFLOW,
+                    order,
+                    id=identity.run_id,
+                    task_queue=self.task_queue(placement.queue),
+                    id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                    id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                    memo={"agent": identity.agent},
+                    search_attributes=TypedSearchAttributes(attributes),
+                    static_summary=identity.agent,
+                    start_delay=delay,
+                    start_signal=signal,
+                    priority=priority_of(placement.priority, identity.user_id or identity.thread_id),
+                    rpc_timeout=_CALL,
+                )
             )
-        )
 
     async def answer(self, log_id: str) -> None:
         handle: Any = self.client.get_workflow_handle(log_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -24,27 +23,18 @@ from ..core.engine import DoLeg, Leg, LegEnd, LegStatus, NewRun, WorkerInfo
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
 from ..loop.tickets import encode_decisions
-from ..storage.legs import Workers
 from ..storage.placed import PlacedLogs
-from ..storage.schedules import Schedules
 from ..wire.resources import DecisionBody
 from .temporal_slots import SharedSlots
 from .temporal_steps import outcome
-from .temporal_workflow import BEGIN, DECIDE, LEASE, LEG, REPLY, WORKFLOW, RetinueRun
+from .temporal_sweeper import Sweeper, standing
+from .temporal_workflow import BEGIN, DECIDE, LEASE, LEG, REPLY, RetinueRun
 
 if TYPE_CHECKING:
     from .temporal import TemporalEngine
 
 _log = logging.getLogger(__name__)
 
-SWEEP_EVERY = 1.0
-"""Seconds between two looks for schedules that are due and threads that are free."""
-RECONCILE_EVERY = 5.0
-"""Seconds between two comparisons of the store with Temporal, by all workers together."""
-_UNREAD = 2.0
-"""Seconds after which a wish in an inbox counts as overlooked."""
-_AGAIN = 30.0
-"""Seconds after which a workflow that was started or woken may be so again."""
 _BEAT, _THROTTLE = 1.0, 0.5
 _SOON, _LATER = 1.0, 30.0
 """Seconds until a leg that could not be worked on is tried again."""
@@ -75,15 +65,10 @@ class LegWorker:
         self._engine, self._info, self._do_leg = engine, info, do_leg
         store = engine.store
         self._store, self._logs = store, PlacedLogs(store, engine.name)
-        self._workers, self._schedules = Workers(store), Schedules(store)
+        self._sweeper = Sweeper(engine, info)
         self._at_work: dict[str, asyncio.Task[LegEnd]] = {}
         self._stopping = False
         self._slots = SharedSlots(info.slots) if len(info.queues) > 1 else None
-        self._woken: dict[str, float] = {}
-        """When workflows were started or woken from here."""
-        self._missing: set[str] = set()
-        self._stale: set[str] = set()
-        """The logs without a workflow, and the workflows without a log, at the last comparison."""
 
     async def work(
         self, stop: asyncio.Event, ready: Callable[[], None], keep: Callable[[asyncio.Task[None]], None]
@@ -92,7 +77,7 @@ class LegWorker:
         closing = asyncio.Event()
         queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
         stopping = asyncio.create_task(stop.wait())
-        helpers: list[asyncio.Task[Any]] = [asyncio.create_task(self._keep_sweeping()), stopping]
+        helpers: list[asyncio.Task[Any]] = [asyncio.create_task(self._sweeper.keep_sweeping()), stopping]
         try:
             ready()
             done, _ = await asyncio.wait({stopping, *queues}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +190,7 @@ class LegWorker:
             return {"end": "ended", **_outcome(None, carry=False)}
         agent = record.identity.agent
         if self._stopping:
-            raise RunElsewhere(log_id, "nobody: this worker is stopping")
+            return {"end": "left", **_outcome(record, carry=False)}
         if order.get("cancel"):
             await self._cancel(log_id)
         elif agent not in self._info.agents:
@@ -267,75 +252,10 @@ class LegWorker:
         record = await self._store.load_run(log_id)
         if end == "ended" and record is not None:
             try:
-                await self._start(await self._logs.freed(record.identity.thread_id))
+                await self._sweeper.start(await self._logs.freed(record.identity.thread_id))
             except RetinueError as exc:
                 _log.warning("what waits for thread %s is started later: %s", record.identity.thread_id, exc)
         return {"end": end, **_outcome(record, carry=bool(order.get("carry")))}
-
-    # --- what Temporal does not know
-
-    async def _keep_sweeping(self) -> None:
-        due, failed = 0.0, ""
-        while True:
-            try:
-                await self._sweep()
-                if (began := time.monotonic()) >= due:
-                    due = began + RECONCILE_EVERY
-                    others = await self._reconcile()
-                    due = began + max(RECONCILE_EVERY * others, 20 * (time.monotonic() - began))
-                failed = ""
-            except RetinueError as exc:
-                if failed != str(exc):
-                    _log.error("looking for lost runs failed, and is tried again: %s", exc)
-                failed = str(exc)
-            await asyncio.sleep(SWEEP_EVERY)
-
-    async def _sweep(self) -> None:
-        """Start the runs that are due and those whose thread is free."""
-        now = time.monotonic()
-        self._woken = {name: at for name, at in self._woken.items() if at + _AGAIN > now}
-        await self._start(await self._schedules.fire(self._engine.name))
-        await self._start(await self._logs.freed())
-
-    async def _start(self, found: list[tuple[str, Any]]) -> None:
-        for run_id, placement in found:
-            record = await self._store.load_run(run_id) if self._is_new(run_id) else None
-            if record is not None:
-                await self._engine.start_workflow(record, placement, "wake")
-
-    def _is_new(self, run_id: str) -> bool:
-        """Return whether nothing was done about a run from here for a while, and note it."""
-        is_new = run_id not in self._woken
-        self._woken.setdefault(run_id, time.monotonic())
-        return is_new
-
-    async def _reconcile(self) -> int:
-        """Compare the store with Temporal; return how many workers there are to do it."""
-        for log_id, _ in await self._logs.unread(_UNREAD):
-            if self._is_new(log_id):
-                await self._engine.wake(log_id)
-        running = await self._running()
-        at_work = dict(await self._logs.at_work())
-        missing, stale = set(at_work) - running, await self._logs.ended(sorted(running - set(at_work)))
-        # Twice in a row: what begins or ends at this moment is left alone.
-        for log_id in filter(self._is_new, missing & self._missing):
-            _log.warning("run %s has no workflow, and gets one", log_id)
-            await self._engine.wake(log_id)
-        for log_id in filter(self._is_new, stale & self._stale):
-            handle = self._engine.client.get_workflow_handle(log_id)
-            await self._engine.call(lambda handle=handle: handle.signal("wake"))
-        self._missing, self._stale = missing, stale
-        return max(1, sum(worker.is_alive for worker in await self._workers.seen(self._engine.name)))
-
-    async def _running(self) -> set[str]:
-        """Return the ids of the workflows that have not ended."""
-        queues = f"TaskQueue STARTS_WITH '{self._engine.task_queue('')}'"
-        query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND {queues}"
-
-        async def read() -> set[str]:
-            return {found.id async for found in self._engine.client.list_workflows(query, page_size=1_000)}
-
-        return await self._engine.call(read)
 
 
 def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
@@ -356,10 +276,5 @@ def _shown(status: LegStatus | None) -> dict[str, Any]:
 def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:
     """Return what a workflow shows of a run; with `carry`, also what came of it."""
     result = None if record is None else record.result
-    known: dict[str, Any] = {
-        "agent": "" if record is None else record.identity.agent,
-        "status": "unknown" if record is None else str(record.status),
-        "step": 0 if result is None else result.steps,
-        "questions": [] if result is None else sorted(result.suspended),
-    }
+    known = standing(record)
     return {**known, **outcome(result)} if carry and result is not None else known

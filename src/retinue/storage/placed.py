@@ -54,6 +54,23 @@ class PlacedLogs:
         # Two questions, each with an index of its own: what has ended is not looked at.
         return await self._find("owner IS NOT NULL") + await self._find(running)
 
+    async def owners(self) -> list[str]:
+        """Return who owns logs."""
+        query = "SELECT DISTINCT owner FROM logs WHERE owner IS NOT NULL AND engine = ?"
+        return [owner for (owner,) in await self._database.read(lambda link: link.run(query, self._engine))]
+
+    async def lost(self, gone: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the logs whose leases have run out, and those of owners known to be gone, with their owners."""
+
+        def read(link: Link) -> list[tuple[str, str]]:
+            return link.run(
+                "SELECT log_id, owner FROM logs WHERE owner IS NOT NULL AND engine = ? AND ended = 0 "
+                f"AND (lease_until < {link.lease_now} OR owner = ANY(?))",
+                *(self._engine, list(gone)),
+            )
+
+        return await self._database.read(read)
+
     async def ended(self, log_ids: Sequence[str]) -> set[str]:
         """Return those of some logs that have ended."""
         query = "SELECT log_id FROM logs WHERE log_id = ANY(?) AND ended = 1"

@@ -1,0 +1,152 @@
+"""What Temporal may not know, found in the store: runs that are due, lost or without a workflow, and wishes nobody read.
+
+Invariant: every worker may look at any time. What is done twice does no harm: a workflow has the id of its run, a wake is
+only a reason to look at a log, and a leg that is given to two workers is claimed by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.client import WorkflowHandle
+
+from ..core.engine import WorkerInfo
+from ..core.errors import RetinueError
+from ..core.processes import has_process_ended
+from ..core.stores import RunRecord
+from ..storage.legs import Workers
+from ..storage.placed import Found, PlacedLogs
+from ..storage.schedules import Schedules
+from .temporal_workflow import LEG, WORKFLOW
+
+if TYPE_CHECKING:
+    from .temporal import TemporalEngine
+
+_log = logging.getLogger(__name__)
+
+SWEEP_EVERY = 0.5
+"""Seconds between two looks for schedules that are due, threads that are free, and workers that are gone."""
+RECONCILE_EVERY = 5.0
+"""Seconds between two comparisons of the store with Temporal, by all workers together."""
+UNREAD = 2.0
+"""Seconds after which a wish in an inbox counts as overlooked."""
+_AGAIN = 30.0
+"""Seconds after which something that was done about a run may be done again."""
+
+
+class Sweeper:
+    """Looks at the store for one worker."""
+
+    def __init__(self, engine: TemporalEngine, info: WorkerInfo) -> None:
+        self._engine, self._info, self._store = engine, info, engine.store
+        self._logs = PlacedLogs(engine.store, engine.name)
+        self._workers, self._schedules = Workers(engine.store), Schedules(engine.store)
+        self._done: dict[str, float] = {}
+        """When something was done about a run from here."""
+        self._missing: set[str] = set()
+        self._stale: set[str] = set()
+        """The logs without a workflow, and the workflows without a log, at the last comparison."""
+
+    async def keep_sweeping(self) -> None:
+        due, failed = 0.0, ""
+        while True:
+            try:
+                await self._sweep()
+                if (began := time.monotonic()) >= due:
+                    due = began + RECONCILE_EVERY
+                    others = await self._reconcile()
+                    due = began + max(RECONCILE_EVERY * others, 20 * (time.monotonic() - began))
+                failed = ""
+            except RetinueError as exc:
+                if failed != str(exc):
+                    _log.error("looking for lost runs failed, and is tried again: %s", exc)
+                failed = str(exc)
+            await asyncio.sleep(SWEEP_EVERY)
+
+    async def start(self, found: Found) -> None:
+        """Start or wake the workflows of runs."""
+        for run_id, placement in found:
+            record = await self._store.load_run(run_id) if self._is_new(run_id) else None
+            if record is not None:
+                await self._engine.start_workflow(record, placement, "wake")
+
+    async def _sweep(self) -> None:
+        """Start the runs that are due and those whose thread is free; hand on the legs of workers that are gone."""
+        now = time.monotonic()
+        self._done = {name: at for name, at in self._done.items() if at + _AGAIN > now}
+        await self.start(await self._schedules.fire(self._engine.name))
+        await self.start(await self._logs.freed())
+        owners = await self._logs.owners()
+        gone = [owner for owner in owners if has_process_ended(owner.rpartition("/")[0])]
+        for log_id, owner in await self._logs.lost(gone):
+            if owner != self._info.owner and self._is_new(f"{log_id} {owner}"):
+                await self._hand_on(log_id, owner)
+
+    def _is_new(self, run_id: str) -> bool:
+        """Return whether nothing was done about a run from here for a while, and note it."""
+        is_new = run_id not in self._done
+        self._done.setdefault(run_id, time.monotonic())
+        return is_new
+
+    async def _hand_on(self, log_id: str, owner: str | None = None) -> None:
+        """End the activity of a worker that is gone, instead of waiting until Temporal misses its heartbeat.
+
+        Without an owner: nobody has the log, and an activity that seems to be at work has ended without Temporal.
+        """
+        workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
+        described = await self._engine.call(workflow.describe)
+        started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+        for one in described.raw_description.pending_activities:
+            worker = one.last_worker_identity
+            if (one.activity_type.name, one.state) == (LEG, started) and worker == (owner or worker):
+                _log.warning("run %s: worker %s does not work on it any more, and another looks at it", log_id, worker)
+                activity = self._engine.client.get_async_activity_handle(
+                    workflow_id=log_id, run_id=described.run_id, activity_id=one.activity_id
+                )
+                left = {"end": "left", **standing(await self._store.load_run(log_id))}
+                await self._engine.call(lambda activity=activity, left=left: activity.complete(left))
+
+    async def _reconcile(self) -> int:
+        """Compare the store with Temporal; return how many workers there are to do it."""
+        for log_id, _ in await self._logs.unread(UNREAD):
+            if self._is_new(log_id):
+                await self._engine.wake(log_id)
+                await self._hand_on(log_id)
+        running = await self._running()
+        at_work = dict(await self._logs.at_work())
+        missing, stale = set(at_work) - running, await self._logs.ended(sorted(running - set(at_work)))
+        # Twice in a row: what begins or ends at this moment is left alone.
+        for log_id in filter(self._is_new, missing & self._missing):
+            _log.warning("run %s has no workflow, and gets one", log_id)
+            await self._engine.wake(log_id)
+        for log_id in filter(self._is_new, stale & self._stale):
+            handle = self._engine.client.get_workflow_handle(log_id)
+            await self._engine.call(lambda handle=handle: handle.signal("wake"))
+            await self._hand_on(log_id)
+        self._missing, self._stale = missing, stale
+        return max(1, sum(worker.is_alive for worker in await self._workers.seen(self._engine.name)))
+
+    async def _running(self) -> set[str]:
+        """Return the ids of the workflows that have not ended."""
+        queues = f"TaskQueue STARTS_WITH '{self._engine.task_queue('')}'"
+        query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND {queues}"
+
+        async def read() -> set[str]:
+            return {found.id async for found in self._engine.client.list_workflows(query, page_size=1_000)}
+
+        return await self._engine.call(read)
+
+
+def standing(record: RunRecord | None) -> dict[str, Any]:
+    """Return what a workflow shows of a run."""
+    result = None if record is None else record.result
+    return {
+        "agent": "" if record is None else record.identity.agent,
+        "status": "unknown" if record is None else str(record.status),
+        "step": 0 if result is None else result.steps,
+        "questions": [] if result is None else sorted(result.suspended),
+    }
