@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -25,6 +26,8 @@ from temporalio.common import (
     WorkflowIDReusePolicy,
 )
 from temporalio.envconfig import ClientConfigProfile
+from temporalio.runtime import LoggingConfig, TelemetryConfig, TelemetryFilter
+from temporalio.runtime import Runtime as SdkRuntime
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.engine import DoLeg, WorkerInfo
@@ -99,7 +102,7 @@ class TemporalEngine:
         settings: Any = ClientConfigProfile.load(disable_file=True).to_client_connect_config()
         settings.update(target_host=self.address, namespace=self.namespace)
         try:
-            return await Client.connect(**settings, connect_timeout=_CONNECT)
+            return await Client.connect(**settings, connect_timeout=_CONNECT, runtime=_sdk())
         except (RuntimeError, ValueError) as exc:
             _log.debug("connecting to %s failed: %s", self.place, exc)
             raise EngineError(self.place, f"no Temporal server can be reached there ({_reason(exc)})") from exc
@@ -173,6 +176,8 @@ class TemporalEngine:
         """Ask for something that a worker finds in the store anyway."""
         try:
             await request()
+        except NoWorkflow:
+            pass  # it has ended, or was not started yet
         except EngineError as exc:
             _log.warning("run %s: workers find out later: %s", log_id, exc)
 
@@ -202,6 +207,13 @@ class TemporalEngine:
     def _forget(self, closed: asyncio.Task[None]) -> None:
         self._workers.discard(closed)
         self._last_request = time.monotonic()
+
+
+@cache
+def _sdk() -> SdkRuntime:
+    """The threads of the SDK in this process. It prints errors only: we log what failed and is tried again."""
+    errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
+    return SdkRuntime(telemetry=TelemetryConfig(logging=errors))
 
 
 class NoWorkflow(EngineError):
