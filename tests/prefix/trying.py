@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -16,11 +17,16 @@ class WrongEnd(AssertionError):
     """A run that was cut and continued did not come to the end that it should."""
 
 
+def _clock_of(scene: Scene) -> dict[str, Any]:
+    """Return a clock that stands still for a program with a limit on time, whose end says how much of it was used."""
+    return {"clock": lambda: 1_000.0} if scene.limits is not None and scene.limits.seconds is not None else {}
+
+
 async def try_cut(whole: End, tape: Tape, cut: int, scene: Scene, chance: Random) -> tuple[End, bool]:
     """Continue one prefix and check its end; what came of it, and whether something is unknown."""
     late, bare = chance.random() < 0.5, chance.random() < 0.5
     try:
-        other = await continued(tape, cut, scene.plan, late=late, bare=bare)
+        other = await continued(tape, cut, scene.plan, late=late, bare=bare, **_clock_of(scene))
         check_log(other)
         left = cut_of(tape, cut, other.world)
         same_end(whole, other, left)
@@ -36,7 +42,7 @@ async def try_cut(whole: End, tape: Tape, cut: int, scene: Scene, chance: Random
 
 async def try_program(scene: Scene, chance: Random, cuts: int | None = None, chains: int = 0) -> Counter[str]:
     """Continue some prefixes of a program, or all; and chains of three cuts, each of what came of the one before."""
-    whole = await undisturbed(scene.plan, scene.limits)
+    whole = await undisturbed(scene.plan, scene.limits, **_clock_of(scene))
     check_log(whole)
     counts: Counter[str] = Counter(programs=1, rows=len(whole.tape.entries), runs=len(whole.tree.runs))
     places = whole.tape.cuts()
