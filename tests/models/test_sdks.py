@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 
 from retinue import Usage
 from retinue.models.resilience import close_model
@@ -33,7 +31,12 @@ Read = tuple[str, list[tuple[str, str, str]], tuple[int, int, int], str]
 """Text, calls, tokens read, cached and written, and why it stopped, in the provider's words."""
 
 
+# The clients take seconds to import, which only the process that runs these tests need spend.
+
+
 async def read_chat(url: str) -> Read:
+    from openai import AsyncOpenAI
+
     text, calls, tokens, stop = "", dict[int, list[str]](), (0, 0, 0), ""
     async with AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0) as client:
         asked: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "stream": True}
@@ -52,6 +55,8 @@ async def read_chat(url: str) -> Read:
 
 
 async def read_responses(url: str) -> Read:
+    from openai import AsyncOpenAI
+
     async with AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0) as client:
         text, response = "", None
         async with client.responses.stream(model="m", input="go") as events:
@@ -71,6 +76,8 @@ async def read_responses(url: str) -> Read:
 
 
 async def read_anthropic(url: str) -> Read:
+    from anthropic import AsyncAnthropic
+
     async with AsyncAnthropic(api_key="k", base_url=url, max_retries=0) as client:
         asked: Any = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "go"}]}
         async with client.messages.stream(**asked) as events:

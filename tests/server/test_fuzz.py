@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from ..effort import share
-from .fuzz import fuzz
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_malformed_requests_fail_politely_and_change_nothing(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    from .fuzz import fuzz  # not above: it loads schemathesis, which only the process that runs this need do
+
     is_postgres = kind == "postgres"
     url = request.getfixturevalue("postgres_url") if is_postgres else f"sqlite:///{tmp_path}/fuzzed.db"
     count = share(10_000, 1_000)
