@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retinue import Agent, HarnessAgent, Limits, Run, RunStatus, Runtime
-from retinue.stores import Retention, SqlTaskRepository
+from retinue.stores import MemoryStore, Retention, SqlTaskRepository
 from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
 
@@ -97,8 +97,8 @@ async def test_conversations_without_a_thread_are_bounded_in_memory() -> None:
 
     Some may be kept, as the runs are; what is kept must not grow with their number.
     """
-    runs = share(2000, 1100)
-    runtime = Runtime([talker()])
+    runs = share(2000, 220)
+    runtime = Runtime([talker()], store=MemoryStore(max_runs=runs // 2))
 
     async def some() -> None:
         for _ in range(runs):
@@ -111,9 +111,11 @@ async def test_conversations_without_a_thread_are_bounded_in_memory() -> None:
 
 async def test_a_named_thread_stays_in_memory() -> None:
     """The other side: a conversation that has a name is for the next run, however many others there were."""
-    runtime = Runtime([Agent("a", ScriptedModel(lambda request: say(str(len(request.messages)))))])
+    runs = share(1500, 220)
+    agent = Agent("a", ScriptedModel(lambda request: say(str(len(request.messages)))))
+    runtime = Runtime([agent], store=MemoryStore(max_runs=runs // 2))
     await runtime.run("a", "first", thread_id="kept")
-    for _ in range(share(1500, 1100)):
+    for _ in range(runs):
         await runtime.run("a", "go")
     assert (await runtime.run("a", "second", thread_id="kept")).response == "3"
     await runtime.close()
