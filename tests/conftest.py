@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from . import prepared
 from .effort import IS_LONG
 from .folding import FoldCheck, checked_folds
 
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
 # How long an example takes depends on what else the machine does: that is for benchmarks.
 settings.register_profile("retinue", deadline=None, derandomize=not IS_LONG)
 settings.load_profile("retinue")
+prepared.install()
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look at the modules and items of the whole suite again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_FOLDS")))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.prepared import PYTHON
 from tests.remote.nodes import ROOT, free_port
 
 
@@ -33,7 +33,7 @@ class Sample:
         return [f"http://127.0.0.1:{self.settings['grpc_port']}"] if "grpc_port" in self.settings else []
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "tests.a2a.server", str(self.folder), str(self.port)]
+        command = [PYTHON, "-m", "tests.a2a.server", str(self.folder), str(self.port)]
         with (self.folder / "server.log").open("a") as log:
             self._process = subprocess.Popen(
                 [*command, json.dumps(self.settings)], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True

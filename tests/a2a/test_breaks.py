@@ -19,6 +19,7 @@ from retinue.core.runs import RunIdentity
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from tests.effort import share
+from tests.prepared import PYTHON
 from tests.remote.nodes import ROOT
 from tests.remote.proxy import Proxy
 from tests.remote.server import TaskServer
@@ -191,7 +192,7 @@ async def start(database: str, url: str, text: str) -> None:
 async def killed_parent(database: str, url: str, text: str, has_happened: Any) -> str:
     """Start a parent in a process, kill that once something has happened, and return the id of its run."""
     code = f"import asyncio; from tests.a2a.test_breaks import start; asyncio.run(start(*{(database, url, text)!r}))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PYTHON, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         run_id = (await asyncio.to_thread(process.stdout.readline)).strip()

@@ -19,6 +19,7 @@ from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+from ..prepared import PYTHON
 from ..waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ async def is_accepted(database: str, run_id: str) -> bool:
 async def dispatched(database: str, server: TaskServer, kind: str) -> AsyncIterator[tuple[Any, str]]:
     """Another process that waits for the server, and the id of its run."""
     code = f"import asyncio; from tests.backends.test_killed import start; asyncio.run(start(*{(database, server.url, kind)!r}))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PYTHON, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         run_id = (await asyncio.to_thread(process.stdout.readline)).strip()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import pytest
 
 from retinue.cli import main
 from retinue.models import registry
+from tests.prepared import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,11 +60,11 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return call
 
 
-def started(*args: str, **options: Any) -> subprocess.Popen[Any]:
+def started(*args: str, program: str = PROGRAM, **options: Any) -> subprocess.Popen[Any]:
     """The command line in a process of its own."""
     environment = {**os.environ, **options.pop("env", {})}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *args], cwd=ROOT, env=environment, **options)
+    return subprocess.Popen([PYTHON, "-c", program, *args], cwd=ROOT, env=environment, **options)
 
 
 def finished(*args: str, **options: Any) -> Outcome:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Outcome, finished, started
+from .conftest import PROGRAM, Outcome, finished, started
 from .models import RUDE
 
+TAKE_TERMINAL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
 
 
@@ -155,9 +156,8 @@ def on_terminal(
 
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    process = started(
-        *args, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_take_terminal, env=env or {}
-    )
+    files = {"stdin": slave, "stdout": slave, "stderr": slave}
+    process = started(*args, **files, program=TAKE_TERMINAL + PROGRAM, start_new_session=True, env=env or {})
     os.close(slave)
     seen = b""
     answers = list(typed)
@@ -176,13 +176,6 @@ def on_terminal(
             keys = b""
     os.close(master)
     return Outcome(process.wait(timeout=90), seen.decode(), "")
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @posix_only

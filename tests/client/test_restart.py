@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from retinue import RunStatus
 from retinue.client import Client
+from tests.prepared import PYTHON
 
 from .node import TOKEN, WORDS
 
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def node(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = [sys.executable, "-m", "tests.client.node", str(folder), str(port)]
+    command = [PYTHON, "-m", "tests.client.node", str(folder), str(port)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None

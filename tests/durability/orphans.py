@@ -24,6 +24,7 @@ from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, fail, say
 
 from ..databases import postgres_server
+from ..prepared import PYTHON
 
 ENDS = {
     "works": "completed",
@@ -121,7 +122,7 @@ class Broken(AssertionError):
 
 
 def start(folder: Path, *args: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.durability.orphans", *map(str, args)]
+    command = [PYTHON, "-m", "tests.durability.orphans", *map(str, args)]
     with (folder / "stderr.txt").open("ab") as said:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
 

@@ -28,6 +28,7 @@ from msgspec import Struct
 from retinue.storage.stores import open_store
 
 from ..databases import postgres_server
+from ..prepared import PYTHON
 
 Kind = Literal["kill", "humans", "freeze", "namespaces", "clocks"]
 KINDS: tuple[Kind, ...] = ("kill", "humans", "freeze", "namespaces", "clocks")
@@ -77,7 +78,7 @@ class Round:
         name = f"{role}{self._started}"
         ahead = "60" if self.kind == "clocks" and self._started % 2 else "0"
         env = {**os.environ, "PLUG_NODE": name, "PLUG_CLOCK_AHEAD": ahead}
-        command = [sys.executable, "-m", "tests.durability.tree", str(self.folder), self.url, str(PAUSE)]
+        command = [PYTHON, "-m", "tests.durability.tree", str(self.folder), self.url, str(PAUSE)]
         command += [role, str(self.lease), self.says]
         if self.kind == "namespaces":
             command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from retinue.core.events import RunFinished
 from retinue.errors import OwnershipLost
 from retinue.testing import ScriptedModel, call, say
 
+from ..prepared import PYTHON
 from ..waiting import until
 
 Build = Callable[[], list[Agent]]
@@ -276,7 +276,7 @@ def slow_payer(file: str) -> list[Agent]:
 async def test_two_processes_answer_at_once_and_one_wins(url: str, tmp_path: Path) -> None:
     file = tmp_path / "paid.txt"
     run_id = await suspended(url, lambda: slow_payer(str(file)), expect={"c1"})
-    command = [sys.executable, "-c", ANSWERER, url, str(file), run_id]
+    command = [PYTHON, "-c", ANSWERER, url, str(file), run_id]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
         assert process.stdout is not None

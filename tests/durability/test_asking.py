@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskStatus
 from retinue.testing import ScriptedModel, call, say
 
+from ..prepared import PYTHON
 from ..waiting import until
 from .scene import is_free
 
@@ -250,7 +250,7 @@ class Elsewhere:
     def __init__(self, desk: Desk, input: str, *, stopped: bool = False) -> None:
         self._is_stopped = stopped
         self._process = subprocess.Popen(
-            [sys.executable, "-c", OTHER, desk.url, str(desk.folder), input],
+            [PYTHON, "-c", OTHER, desk.url, str(desk.folder), input],
             cwd=PROJECT,
             stdout=subprocess.PIPE,
             text=True,
@@ -304,7 +304,7 @@ async def test_what_a_background_child_was_told_is_not_lost_with_its_process(des
 
 
 async def retinue(desk: Desk, *args: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "retinue", "runs", *args, "--db", desk.url]
+    command = [PYTHON, "-m", "retinue", "runs", *args, "--db", desk.url]
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=PROJECT, capture_output=True, text=True, timeout=90, check=False
     )

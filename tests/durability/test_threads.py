@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from retinue import Agent, ConfigurationError, Run, RunStatus, Runtime, ThreadBu
 from retinue.stores import MemoryStore
 from retinue.testing import ScriptedModel, call, say
 
+from ..prepared import PYTHON
 from ..waiting import expire_lease, let_others_run, until
 
 
@@ -189,9 +189,7 @@ asyncio.run(main())
 async def test_an_owner_that_wakes_up_late_cannot_write(stored: str) -> None:
     """A process is stopped until its lease is over; another takes its run over; the first wakes up and is too late."""
     url = stored
-    process = subprocess.Popen(
-        [sys.executable, "-c", LATE, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([PYTHON, "-c", LATE, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     run_id = (await asyncio.to_thread(process.stdout.readline)).strip()

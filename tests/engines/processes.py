@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from retinue import Runtime
+from tests.prepared import PYTHON
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -52,10 +52,10 @@ async def start_worker(
     target: str = "tests.engines.app:agents",
 ) -> WorkerProcess:
     """Start a worker and wait until it can claim."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    env = dict(os.environ)
     if folder is not None:
         env["CREW_FOLDER"] = str(folder)
-    command = [sys.executable, "-m", "retinue", "worker", target, "--db", url, "--engine", engine, *options]
+    command = [PYTHON, "-m", "retinue", "worker", target, "--db", url, "--engine", engine, *options]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=env, cwd=ROOT)
     worker = WorkerProcess(process)
     try:

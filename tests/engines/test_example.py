@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import textwrap
 from asyncio.subprocess import PIPE
 from pathlib import Path
+
+from tests.prepared import PYTHON
 
 from .processes import ROOT, start_worker
 
@@ -16,7 +17,7 @@ async def test_it_runs(postgres_url: str, tmp_path: Path) -> None:
     worker = await start_worker(postgres_url, target="examples/workspace")
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", str(ROOT / "examples/workers.py"), "Where is the key kept?"),
+            *(PYTHON, "-W", "error", str(ROOT / "examples/workers.py"), "Where is the key kept?"),
             stdout=PIPE,
             stderr=PIPE,
             env={**os.environ, "RETINUE_DB": postgres_url},

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import pydoc
 import subprocess
-import sys
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from temporalio.worker import Worker
 
 from retinue import Agent, RunStatus, Runtime
 from retinue.temporal import agent_activities
+from tests.prepared import PYTHON
 
 from ..waiting import until
 from .crew import crew
@@ -212,7 +212,7 @@ class TestChildWorkflow:
 
 
 async def test_the_example_runs(temporal: TemporalServer) -> None:
-    command = [sys.executable, "-W", "error", "examples/temporal/letter.py", temporal.address]
+    command = [PYTHON, "-W", "error", "examples/temporal/letter.py", temporal.address]
     out = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert out.stdout.splitlines() == ["Dear all, the office is closed on Friday.", "It is on its way."]

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from retinue import Agent, Decision, Runtime, ToolContext, ToolResult, tool
 from retinue.testing import ScriptedModel, call, say
+from tests.prepared import PYTHON
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE = 90.0
@@ -107,7 +107,7 @@ class Node:
     """A process that runs a function of `programs`. It prints lines, and goes on when it is told to."""
 
     def __init__(self, program: str, *args: Any, prefix: Sequence[str] = (), env: dict[str, str] | None = None) -> None:
-        command = [*prefix, sys.executable, "-m", "tests.findings.programs", program, *map(str, args)]
+        command = [*prefix, PYTHON, "-m", "tests.findings.programs", program, *map(str, args)]
         self.process = subprocess.Popen(
             command,
             cwd=PROJECT,

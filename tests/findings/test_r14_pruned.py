@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from retinue import Agent, RetinueError, RunStatus, Runtime, tool
 from retinue.stores import Retention
 from retinue.testing import ScriptedModel, call, say
+from tests.prepared import PYTHON
 
 from .support import whole_log
 
-RETINUE = (sys.executable, "-m", "retinue")
+RETINUE = (PYTHON, "-m", "retinue")
 
 
 @pytest.mark.parametrize("how", ["retention", "command"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.prepared import PYTHON
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -24,7 +25,7 @@ EXAMPLES = [
 def test_example_runs(code: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
-    command = [sys.executable, "-W", "error", script]
+    command = [PYTHON, "-W", "error", script]
     out = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     assert out.stdout

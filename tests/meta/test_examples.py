@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.prepared import PYTHON
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -45,7 +46,7 @@ ELSEWHERE = {"workers.py"}
 def test_example(name: str) -> None:
     arguments, lines = SHOWS[name]
     out = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=90
+        [PYTHON, "-W", "error", EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=90
     )
     assert out.returncode == 0, out.stderr
     for line in lines:
@@ -54,7 +55,7 @@ def test_example(name: str) -> None:
 
 def test_a_human_may_refuse() -> None:
     out = subprocess.run(
-        [sys.executable, EXAMPLES / "approve.py"], input="yes\nno\n", capture_output=True, text=True, timeout=90
+        [PYTHON, EXAMPLES / "approve.py"], input="yes\nno\n", capture_output=True, text=True, timeout=90
     )
     assert "old.log is deleted" in out.stdout
     assert "[refused] the human said no" in out.stdout

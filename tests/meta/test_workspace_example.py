@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.prepared import PYTHON
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/workspace"
@@ -14,7 +15,7 @@ MISTAKE = "docs/guide.md:3: [what it costs](fares.md): there is no docs/fares.md
 
 
 def retinue(*args: str) -> str:
-    command = [sys.executable, "-W", "error", "-m", "retinue", *args]
+    command = [PYTHON, "-W", "error", "-m", "retinue", *args]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
     assert out.returncode == 0, out.stderr
     return out.stdout

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,6 +46,7 @@ from retinue.wire.sse import EventDecoder, EventTooLong
 from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
 from tests.models.streams import RENDER, chat, chat_chunk, event
 from tests.models.test_conformance import connect
+from tests.prepared import PYTHON
 
 KEY = "sk-test-key"
 HI = KnownTurn(text=("Hi",))
@@ -504,7 +504,7 @@ async def main(port, model):
 port, model = asyncio.run(main(0, None))
 asyncio.run(main(port, model))
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+    out = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=90)
     assert (out.stdout, out.stderr) == ("Hi\nHi\n", "")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.events import event_from_json
+from tests.prepared import PYTHON
 from tests.server.serving import Site, asking
 
 from .node import TOKEN
@@ -41,7 +42,7 @@ class Node:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "tests.remote.node", str(self.folder), str(self.port), self.role, self.below]
+        command = [PYTHON, "-m", "tests.remote.node", str(self.folder), str(self.port), self.role, self.below]
         with (self.folder / "node.log").open("a") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from retinue import (
 )
 from retinue.stores import MemoryStore, RunRecord
 from retinue.testing import ScriptedModel, call, say
+from tests.prepared import PYTHON
 
 
 def answering(text: str = "hi") -> Agent:
@@ -187,7 +187,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_cancels_the_run_and_waits_for_its_end() -> None:
-    with subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen([PYTHON, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "hanging\n"
         program.send_signal(signal.SIGINT)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.prepared import PYTHON
+
 from .serving import Site, asking
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ class Served:
 @asynccontextmanager
 async def served(target: str, *options: str, token: str | None = TOKEN, folder: Path | None = None, port: int = 0):
     """Start a server and wait until it is ready; it is killed at the end if it still works."""
-    words = [sys.executable, "-m", "retinue", "serve", target, "--port", str(port), *options]
+    words = [PYTHON, "-m", "retinue", "serve", target, "--port", str(port), *options]
     if token is not None and "--no-auth" not in options and "--user-header" not in options:
         words += ["--token", token]
     environment = {**os.environ, "SERVED_FOLDER": str(folder or "")}

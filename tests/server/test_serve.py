@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
+from ..prepared import PYTHON
 from ..waiting import until
 from .processes import ROOT, TOKEN, Served, as_user, served
 
@@ -20,9 +20,7 @@ AGENTS = "tests.server.served:agents"
 
 
 async def retinue(*words: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "retinue", *words, stdout=PIPE, stderr=PIPE, cwd=ROOT
-    )
+    process = await asyncio.create_subprocess_exec(PYTHON, "-m", "retinue", *words, stdout=PIPE, stderr=PIPE, cwd=ROOT)
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return out.decode()
@@ -138,7 +136,7 @@ async def test_no_token_is_made_where_the_database_has_some(tmp_path: Path, work
 @pytest.mark.parametrize(("name", "kind"), [("wait_for", "a tool"), ("start_agents", "an async function")])
 async def test_what_cannot_be_served_is_refused_in_one_line(name: str, kind: str) -> None:
     words = ("-W", "error", "-m", "retinue", "serve", f"tests.server.served:{name}", "--port", "0")
-    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE, cwd=ROOT)
+    process = await asyncio.create_subprocess_exec(PYTHON, *words, stdout=PIPE, stderr=PIPE, cwd=ROOT)
     out, err = await process.communicate()
     assert (process.returncode, out) == (2, b"")
     (line,) = err.decode().splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from retinue.testing import FilesystemSuite
 from retinue.workspace import Filesystem
 
 from ..effort import share
+from ..prepared import PYTHON
 
 ROOT = Path(__file__).parents[2]
 UPDATES = share(500, 100)
@@ -275,7 +275,7 @@ with StoreFilesystem(sys.argv[1]) as files:
 def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", APPEND, database_url, name, str(UPDATES)],
+            [PYTHON, "-c", APPEND, database_url, name, str(UPDATES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

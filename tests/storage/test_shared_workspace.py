@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from retinue import ConfigurationError, HarnessAgent, RunResult, Runtime, StoreF
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
+from tests.prepared import PYTHON
 from tests.subagents.stage import Stage, offered, system
 from tests.tasks.office import Office, eventually, plain, texts
 
@@ -199,7 +199,7 @@ def process(database_url: str) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(kind: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.storage.node", database_url, kind]
+        command = [PYTHON, "-m", "tests.storage.node", database_url, kind]
         made = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(made)
         return made

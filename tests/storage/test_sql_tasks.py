@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from retinue.testing.stores import stored_run
 from retinue.testing.tasks import NOW, S1, task_record
 
 from ..effort import share
+from ..prepared import PYTHON
 
 ROOT = Path(__file__).parents[2]
 WRITERS, UPDATES = share(4, 3), share(250, 60)
@@ -323,7 +323,7 @@ async def test_four_processes_lose_nothing(database_url: str, open_tasks: Open) 
         await tasks.add(task_record(name, node="n1", status=TaskStatus.RUNNING))
     writers: list[subprocess.Popen[bytes]] = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITE, database_url, str(UPDATES), str(number)],
+            [PYTHON, "-c", WRITE, database_url, str(UPDATES), str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from retinue.storage.sql import SqlStore
 from retinue.storage.stores import open_store
 from retinue.stores import MemoryStore, RunRecord, Store, ThreadRecord
 from retinue.testing import ScriptedModel, call, say
+from tests.prepared import PYTHON
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -163,7 +163,7 @@ async def test_another_process_follows_a_background_task_to_its_end(tmp_path: Pa
         run = runtime.stream("orch", "go", thread_id="t1")
         await run.result()
         follower = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", FOLLOWER, url, run.run_id, stdout=asyncio.subprocess.PIPE
+            PYTHON, "-c", FOLLOWER, url, run.run_id, stdout=asyncio.subprocess.PIPE
         )
         assert follower.stdout is not None
         first = await asyncio.wait_for(follower.stdout.readline(), 90)

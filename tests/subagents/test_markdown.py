@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from retinue import Limits, SubagentDeclaration
 from retinue.subagents.markdown import Loaded, read_claude_markdown, read_markdown
+from tests.prepared import PYTHON
 
 BUILT_IN = "read_file, write_file, edit_file, list_files, glob_files, grep_files, shell"
 KNOWN = (
@@ -395,7 +395,7 @@ thread.join()
 
 
 def test_nesting_without_end_does_not_bring_the_process_down() -> None:
-    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run([PYTHON, "-c", DEEP], capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["True 3", "False 4", "False 4", "True 3", "False 4"]
 

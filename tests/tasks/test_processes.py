@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from retinue.testing import call, say
 from retinue.testing.tasks import task_record
 
 from ..effort import share
+from ..prepared import PYTHON
 from .node import SETTINGS, harness
 from .office import eventually, plain
 
@@ -41,7 +41,7 @@ def node(tmp_path: Path) -> Iterator[Start]:
 
     def start(*args: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tasks.node", str(tmp_path), *args],
+            [PYTHON, "-m", "tests.tasks.node", str(tmp_path), *args],
             cwd=HERE,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,7 +147,7 @@ async def test_who_waits_for_a_task_learns_at_once_that_its_process_was_killed(t
 
 
 async def test_a_killed_task_of_a_stored_run_is_left_to_whoever_continues_the_run() -> None:
-    ended = subprocess.run([sys.executable, "-c", PRINT_IDENTITY], capture_output=True, text=True, check=True)
+    ended = subprocess.run([PYTHON, "-c", PRINT_IDENTITY], capture_output=True, text=True, check=True)
     node = f"host-1-abcd@{ended.stdout.strip()}"
     assert is_node_gone(node)
     assert is_abandoned(task_record("t", status=TaskStatus.RUNNING, node=node))

@@ -18,6 +18,7 @@ from retinue import ConfigurationError, ExecutionFailed, SandboxFilesystem
 from retinue.core.errors import PathDenied
 from retinue.core.filesystem import RunsCommands
 from retinue.core.runs import RunIdentity
+from tests.prepared import PYTHON
 
 from .commands import Shell, begin, until
 
@@ -171,7 +172,7 @@ async def test_it_ends_with_the_process_that_started_it(bwrap: None, root: Path)
         "from retinue import SandboxFilesystem; from tests.workspace.commands import begin\n"
         f"begin(SandboxFilesystem({str(root)!r}).command('sleep {mark}')).wait()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT) as process:
+    with subprocess.Popen([PYTHON, "-c", code], cwd=PROJECT) as process:
         assert await until(lambda: len(processes_with(mark)) > 0, 20)
         process.kill()
     assert await until(lambda: not processes_with(mark))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from retinue.core.errors import ExecutionFailed, InvalidArguments
 from retinue.workspace import LocalFilesystem
 from retinue.workspace.shell import MOST_OUTPUT
+from tests.prepared import PYTHON
 
 from .commands import Shell, is_alive, until
 
@@ -132,7 +132,7 @@ async def test_nothing_outlives_the_program_that_ran_the_command(tmp_path: Path)
         "import asyncio, sys; from retinue import LocalFilesystem; from tests.workspace.commands import Shell; "
         "asyncio.run(Shell(LocalFilesystem(sys.argv[1]))('setsid sh -c \"echo \\$\\$ > away; sleep 3600\" & sleep 3600'))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    process = subprocess.Popen([PYTHON, "-c", program, str(tmp_path)])
     assert await until(lambda: (tmp_path / "away").exists() and (tmp_path / "away").read_text() != "")
     process.kill()
     process.wait()
