@@ -11,11 +11,15 @@ import pytest
 
 from retinue import Agent, ConfigurationError, HarnessAgent, RunStatus, Runtime
 from retinue.backends import tasks_http
+from retinue.core.backend import RunRequest
+from retinue.core.context import CancellationToken
 from retinue.core.events import DELTAS
-from retinue.events import AnyEvent, TaskUpdated
+from retinue.core.runs import RunIdentity
+from retinue.events import AnyEvent, Custom, RunFinished, RunStarted, TaskUpdated
 from retinue.models import ModelRequest, TextChunk
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
+from retinue.wire.task_protocol import RemoteTask
 from tests.server.serving import TOKEN, Site, serving
 
 from ..waiting import until
@@ -105,6 +109,37 @@ async def test_what_a_task_does_after_the_end_of_its_run_is_in_the_log(store: st
             assert [e.delta for e in events if isinstance(e, DELTAS) and len(e.ns) > 1] == ["one ", "two"]
             await check_copied(site, events)
             await until(runtime.log(run.run_id).has_ended)
+
+
+class Together:
+    """A server that sends the end of a run together with what a task under it does next, and then nothing."""
+
+    def __init__(self) -> None:
+        self.is_read = False
+
+    async def state(self, task_id: str) -> RemoteTask:
+        return RemoteTask("success" if self.is_read else "running", "It is started.", seq=3, open=True)
+
+    async def events(self, task_id: str, after: int):
+        self.is_read = True
+        ended = RunFinished(seq=2, status=RunStatus.COMPLETED, termination="completed")
+        yield [RunStarted(seq=1, thread_id="t"), ended, Custom(seq=3, ns=("tools:s1",), data={})]
+        pytest.fail("the run there has ended, and its events are read on")
+
+
+async def test_the_end_of_a_run_counts_whatever_comes_with_it() -> None:
+    copied: list[int] = []
+    identity = RunIdentity(run_id="r", thread_id="t", agent="far")
+    request = RunRequest(
+        agent=Agent("far"),
+        identity=identity,
+        messages=(),
+        cancellation=CancellationToken(),
+        emit_remote=lambda event: copied.append(event.seq),
+    )
+    client: Any = Together()
+    state = await tasks_http.TaskFollower(client, request, patience=60.0).follow()
+    assert (state.status, state.result, copied) == ("success", "It is started.", [1, 2, 3])
 
 
 async def test_the_next_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
