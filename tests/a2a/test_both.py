@@ -119,10 +119,10 @@ async def test_limits_are_sent_to_a_server_that_takes_them() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        None, 3, {}, {"usage": 3}, {"usage": {"input_tokens": -5}}, {"usage": {"cost": 1e300}},
-        {"usage": {"input_tokens": 1.5}}, {"usage": {"input_tokens": 5}, "steps": "x"},
+        None, 3, {}, {"usage": 3}, {"usage": {"inputTokens": -5}}, {"usage": {"cost": 1e300}},
+        {"usage": {"inputTokens": 1.5}}, {"usage": {"inputTokens": 5}, "steps": "x"},
     ],
 )  # fmt: skip
 def test_usage_that_makes_no_sense_does_not_count(given: Any) -> None:
     assert read_usage({BUDGET: given}) is None
-    assert read_usage({BUDGET: {"usage": {"input_tokens": 5.0}, "steps": 2.0}}) == (Usage(input_tokens=5), 2)
+    assert read_usage({BUDGET: {"usage": {"inputTokens": 5.0}, "steps": 2.0}}) == (Usage(input_tokens=5), 2)

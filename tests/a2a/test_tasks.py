@@ -30,6 +30,7 @@ from retinue.server.auth import OneToken
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, fail, say
 from retinue.tools import ResumeMode, SuspendTicket, ToolContext, ToolResult
+from retinue.wire.a2a_budget import BUDGET
 
 from ..server.agents import Gate, boss, pay, speaker
 from ..server.processes import TOKEN as SERVED
@@ -135,8 +136,11 @@ async def test_malformed_requests_are_refused_with_their_codes() -> None:
         assert (await ask("POST", "/a2a/nobody", data=b"{}")).status == 404
         assert (await ask("POST", url, data=BytesIO(b"x" * 5_000_000), headers=JSON)).status == 413
         assert (await ask("GET", f"{url}/tasks/nothing")).status == 404
-        for headers in ({}, JSON):
-            assert (await ask("POST", f"{url}/message:send", data=b"{", headers=headers)).status == 400
+        for headers, status in (({}, 415), (JSON, 400)):
+            assert (await ask("POST", f"{url}/message:send", data=b"{", headers=headers)).status == status
+        wrong = {**message()["message"], "metadata": {BUDGET: {"limits": {"steps": -1}}}}
+        refused = await ask("POST", url, data=json.dumps(rpc("SendMessage", message=wrong)), headers=JSON)
+        assert refused.body["error"]["code"] == -32602
         assert (await ask("GET", f"{url}/tasks?pageSize=0")).status == 400
         assert await place.service.runtime.store.list_runs() == []
 

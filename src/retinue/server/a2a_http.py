@@ -371,6 +371,8 @@ def _rest_error(exc: Exception) -> Response:
     if not isinstance(exc, A2AError | ParseError):
         raise exc
     payload = build_rest_error_payload(_known(exc))
+    if isinstance(exc, ContentTypeNotSupportedError):  # the SDK has 400
+        payload["error"]["code"] = 415
     return json_response(payload, payload["error"]["code"])
 
 

@@ -6,6 +6,7 @@ that of each status in which it has ended or waits. Both are under the name of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, cast
@@ -17,6 +18,8 @@ from ..core.runs import Limits, Usage
 BUDGET = "urn:retinue:a2a:budget:1"
 EXTENSION = {"uri": BUDGET, "description": "Takes the limits of the caller's tree, and reports usage."}
 _MOST = 2**53
+_USAGE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in Usage.__struct_fields__}
+"""The fields of a usage, by their names in A2A, which are in camel case."""
 
 
 def limits_json(limits: Limits) -> dict[str, Any]:
@@ -38,14 +41,15 @@ def read_limits(metadata: Mapping[str, Any]) -> Limits | None:
 
 def usage_json(usage: Usage, steps: int) -> dict[str, Any]:
     """Return usage as the metadata of a task."""
-    return {BUDGET: {"usage": msgspec.structs.asdict(usage), "steps": steps}}
+    return {BUDGET: {"usage": {name: getattr(usage, own) for name, own in _USAGE.items()}, "steps": steps}}
 
 
 def read_usage(metadata: Mapping[str, Any]) -> tuple[Usage, int] | None:
     """Return the usage and the steps in the metadata of a task; None if there are none that make sense."""
     given: Any = with_integers(metadata.get(BUDGET))
     try:
-        used = msgspec.convert(given["usage"], Usage)
+        known = {own: given["usage"][name] for name, own in _USAGE.items() if name in given["usage"]}
+        used = msgspec.convert(known, Usage)
         steps = msgspec.convert(given.get("steps", 0), int)
     except (msgspec.ValidationError, TypeError, KeyError, AttributeError):
         return None
