@@ -14,6 +14,7 @@ import pytest
 
 from retinue import Decision, RunStatus, Runtime
 from retinue.runtime.placed import placed_id
+from retinue.runtime.placed_calls import call_run_id
 
 from ..waiting import until
 from .processes import WorkerProcess, holder, start_worker
@@ -24,10 +25,10 @@ LEASE = ("--lease", "2")
 
 
 @asynccontextmanager
-async def four_workers(site: Site, folder: Path) -> AsyncGenerator[list[WorkerProcess]]:
+async def four_workers(site: Site, folder: Path, target: str = TARGET) -> AsyncGenerator[list[WorkerProcess]]:
     """Two of each queue."""
     queues = ["default", "default", "gpu", "gpu"]
-    options: dict[str, Any] = {"engine": site.engine, "target": TARGET}
+    options: dict[str, Any] = {"engine": site.engine, "target": target}
     started = list(
         await asyncio.gather(
             *[start_worker(site.url, folder, *LEASE, "--queues", queue, **options) for queue in queues]
@@ -93,3 +94,36 @@ async def test_a_question_outlives_every_worker(site: Site, tmp_path: Path) -> N
         async with four_workers(site, tmp_path):
             result = await client.resume(run.run_id, {"pay_1": Decision.approve()})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: paid 3")
+
+
+@pytest.mark.parametrize("victim", ["call", "run"])
+@pytest.mark.parametrize("tool", ["once", "again"])
+async def test_kill_9_while_a_placed_call_works(site: Site, tmp_path: Path, tool: str, victim: str) -> None:
+    """A call that may not be made twice is not; a worker of the run that is killed does not matter to the call."""
+    (tmp_path / "hold").touch()
+    target = "tests.engines.toolbox:agents_of_process"
+    async with four_workers(site, tmp_path, target) as started, site.client() as client:
+        run = client.stream("user", tool)
+        await until((tmp_path / "made").exists)
+        await until(lambda: _has_streamed(client, run.run_id))
+        call_log = placed_id(call_run_id(run.run_id, "call_1", 0))
+        killed = await holder(started, client, call_log if victim == "call" else run.run_id)
+        assert killed is not None
+        await killed.end(signal.SIGKILL)
+        (tmp_path / "hold").unlink()
+        result = await run.result()
+        assert result.status is RunStatus.COMPLETED
+        is_unknown = victim == "call" and tool == "once"
+        assert ("outcome unknown" in (result.response or "")) is is_unknown
+        assert (result.response == "held") is not is_unknown
+        made = len((tmp_path / "made").read_text().split())
+        assert made == (2 if victim == "call" and tool == "again" else 1)
+        events: list[Any] = [event async for event in client.events(run.run_id)]
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        deltas = [event.delta for event in events if event.kind == "tool_call_stream_delta"]
+        assert deltas == (["one "] if is_unknown else ["one "] * made + ["two"])
+
+
+async def _has_streamed(client: Runtime, run_id: str) -> bool:
+    found = await client.store.read_events(run_id)  # type: ignore[attr-defined]
+    return found is not None and any(event.kind == "tool_call_stream_delta" for event in found[0])

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..core.agents import Agent
+from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.content import to_json_bytes
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
@@ -60,6 +60,10 @@ class LocalBackend:
         if (made := self._blueprints.get(agent)) is None:
             made = self._blueprints[agent] = Blueprint(agent, self._resolver)
         return made
+
+    def toolbox_of(self, agent: Agent) -> Toolbox:
+        """Return all tools of an agent, also those of its plugins."""
+        return self._blueprint(agent).toolbox
 
     def open(self, request: RunRequest, log: LiveLog, state: RunState | None = None) -> Execution:
         """Set a root run up, a new one or one to continue; raises where it cannot be."""

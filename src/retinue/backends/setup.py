@@ -183,6 +183,7 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         detached=request.detached,
         above=request.above,
         wakes=request.wakes,
+        call=request.call,
         **(_as_json(request) if is_root and log.writer is not None else {}),
     )
 
@@ -196,6 +197,7 @@ def storable(request: RunRequest) -> StoredRequest:
         keeps_thread=request.keeps_thread,
         above=request.above,
         wakes=request.wakes,
+        call=request.call,
         **_as_json(request),
     )
 

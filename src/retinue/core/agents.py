@@ -16,6 +16,7 @@ from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
 from .plugins import Plugin
+from .queues import check_queue
 from .runs import DEFAULT_LIMITS, Limits, Out
 from .schema import ArgumentCheck, OutputFormat
 from .tools import Tool, ToolDescriptor
@@ -237,6 +238,8 @@ def _check_options(agent: Agent, owner: str) -> None:
         raise ConfigurationError(f"{owner}: limits is not {limits!r}: write Limits(depth=…, tokens=…)")
     if not isinstance(settings, Mapping):
         raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {settings!r}')
+    if agent.queue is not None:
+        check_queue(agent.queue, owner)
     if agent.conflicts not in ("error", "last_wins"):
         raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {agent.conflicts!r}")
     if is_no_type(output):

@@ -13,10 +13,12 @@ from .context import CancellationToken, ToolContext
 from .decisions import Decision
 from .errors import ConfigurationError
 from .events import Event, Sink
-from .messages import Message, Role, Visibility
+from .messages import Message, Role, ToolCall, Visibility
 from .model import Model
+from .rows import PlacedCall
 from .runs import Above, Child, Limits, RunIdentity, RunResult, Usage
 from .state import PersistedState
+from .tools import Tool
 
 
 class BackendProfile(Struct, frozen=True, kw_only=True):
@@ -94,6 +96,8 @@ class RunRequest(Struct, kw_only=True):
     """True for a root run without input, which is started because a background task has ended."""
     queue: str | None = None
     """Of a placed child: the queue whose workers execute it."""
+    call: PlacedCall | None = None
+    """Of a placed tool call: the call that the run consists of."""
     above: Above | None = None
     """Of a placed run, where it is executed: the runs above it, which are in another log."""
 
@@ -180,6 +184,11 @@ class Resolver(Protocol):
 
     overrides: list[str | Model]
     """The models of `Runtime.override` that are in force, the innermost last."""
+
+    def place_call(self, run: Any, tool: Tool, state: Any, call: ToolCall, resume_input: Any) -> Any:
+        """Return a coroutine that has another worker make a call of an execution (`run`), and returns its `CallOutcome`;
+        None if the call is to be made here."""
+        ...
 
     def check_subagents(self, agent: Agent) -> None:
         """Raise ConfigurationError if an agent below this one names a model that cannot be used."""

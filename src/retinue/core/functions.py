@@ -20,6 +20,7 @@ from typing_extensions import ParamSpec, TypeVar
 from .content import to_json_value
 from .context import ToolContext
 from .errors import ConfigurationError
+from .queues import check_queue
 from .schema import Parameter, describe
 from .tools import Tool, ToolDescriptor
 
@@ -42,10 +43,11 @@ class FunctionTool(Tool, Generic[P, R]):
         retries: int = 0,
         result_limit: int | None = None,
         idempotent: bool = False,
+        queue: str | None = None,
         local_names: dict[str, Any] | None = None,
     ) -> None:
         _check_function(function, name)
-        _check_options(name=name, timeout=timeout, retries=retries, result_limit=result_limit)
+        _check_options(name=name, timeout=timeout, retries=retries, result_limit=result_limit, queue=queue)
         inner = _unbound(function)
         given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
@@ -62,6 +64,7 @@ class FunctionTool(Tool, Generic[P, R]):
             id or given_name, given_name, description if description is not None else summary, schema, category
         )
         self.timeout, self.retries, self.result_limit, self.idempotent = timeout, retries, result_limit, idempotent
+        self.queue = queue
         self.__doc__, self.__name__ = function.__doc__, given_name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,7 +122,9 @@ def _check_function(function: Any, name: str | None) -> None:
         )
 
 
-def _check_options(*, name: Any, timeout: Any, retries: Any, result_limit: Any) -> None:
+def _check_options(*, name: Any, timeout: Any, retries: Any, result_limit: Any, queue: Any) -> None:
+    if queue is not None:
+        check_queue(queue, "@tool")
     if not (name is None or isinstance(name, str)):
         raise ConfigurationError(f"@tool: name is text, not {name!r}: write name='{name}'")
     if not (timeout is None or (isinstance(timeout, int | float) and timeout > 0)):
@@ -188,6 +193,7 @@ def tool(
     retries: int = 0,
     result_limit: int | None = None,
     idempotent: bool = False,
+    queue: str | None = None,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -201,6 +207,7 @@ def tool(
     retries: int = 0,
     result_limit: int | None = None,
     idempotent: bool = False,
+    queue: str | None = None,
 ) -> Any:
     """Make a tool of a function, which may be async. Its name, docstring and type hints are what the model reads.
 
@@ -227,9 +234,10 @@ def tool(
     retries: further attempts after a failure; none after wrong arguments, a denial or a cancel.
     result_limit: characters of the result that the model reads; if not given, the agent's `result_limit`.
     idempotent: True if running a call twice is the same as once. After a crash such a call runs again.
+    queue: with an engine, the queue whose workers make its calls; else the run's own process does.
     """
     options = {"name": name, "id": id, "description": description, "category": category, "timeout": timeout}
-    options |= {"retries": retries, "result_limit": result_limit, "idempotent": idempotent}
+    options |= {"retries": retries, "result_limit": result_limit, "idempotent": idempotent, "queue": queue}
     make: Any = partial(FunctionTool, local_names=sys._getframe(1).f_locals, **options)  # pyright: ignore[reportPrivateUsage]
     return make if function is None else make(function)
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from .decisions import Decision
 from .events import ChildStarted, Event
 from .lifecycle import RunStatus
-from .messages import Message
+from .messages import Message, ToolCall
 from .plugins import Phase, RunAction, StepAction
 from .results import SuspendTicket
 from .rules import Rules
@@ -22,6 +22,19 @@ LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""
 
 RowKind = Literal["", "commit", "entered", "done", "resumed", "remote"]
+
+
+class PlacedCall(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A tool call that is a run of its own, for workers of the tool's queue."""
+
+    call: ToolCall
+    run: RunIdentity
+    """The run that asks for it."""
+    values: dict[str, Any] = {}
+    """The state that the call sees, as JSON."""
+    revision: int = 0
+    resume_input: Any = None
+    deadline: float | None = None
 
 
 class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -38,6 +51,8 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Of a placed child, in the log of its parent: the queue whose workers execute it, in a log of its own."""
     above: Above | None = None
     """Of a placed child, in its own log: the runs above it."""
+    call: PlacedCall | None = None
+    """The call that the run consists of, which a run of another log has asked for."""
     wakes: bool = False
     """The run was started because a background task has ended."""
     problem: str | None = None
@@ -102,6 +117,8 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     phase: Phase | None = None
     """The hook phase that this commit completes."""
     call_id: str = ""
+    placed: str = ""
+    """Of a tool that starts: the id of the run that the call is, which another worker executes."""
     hooked: bool = False
     """True if hooks run before the tool of a ready call: a row `entered` marks the start of the tool."""
     offered: tuple[str, ...] | None = None

@@ -115,8 +115,7 @@ class StateKey(Generic[V, U]):
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
         self._default, self.sure = default, sure
         self._codec = codec_for(type)
-        if update is not None:
-            codec_for(update)  # raises where the type cannot be used
+        self._update_codec = self._codec if update is None else codec_for(update)
         self._class = class_of(type)
         self.plain: Any = type if reduce is None and type in _PLAIN else None
         """The type of updates that are the value as they are: nothing to copy, check or encode."""
@@ -145,6 +144,20 @@ class StateKey(Generic[V, U]):
             return self._codec.encode(value)
         except (TypeError, ValueError) as exc:
             raise KeyEncodeError(self.name, str(exc)) from exc
+
+    def encode_update(self, update: U) -> Any:
+        """Return an update as JSON; KeyEncodeError names this key."""
+        try:
+            return self._update_codec.encode(update)
+        except (TypeError, ValueError) as exc:
+            raise KeyEncodeError(self.name, f"of an update: {exc}") from exc
+
+    def decode_update(self, update: Any) -> U:
+        """Return an update from JSON; KeyDecodeError names this key."""
+        try:
+            return self._update_codec.decode(update)
+        except (TypeError, ValueError) as exc:
+            raise KeyDecodeError(self.name, f"of an update: {exc}") from exc
 
     def encode_exactly(self, value: V) -> Any:
         """Return the value as JSON; KeyEncodeError if it would not be read back as it is."""

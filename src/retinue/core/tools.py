@@ -53,6 +53,8 @@ class Tool(ABC):
     """Characters of the result the model reads; None leaves it to the agent."""
     idempotent: bool = False
     """True if running a call twice is the same as running it once."""
+    queue: str | None = None
+    """With an engine, the queue whose workers make its calls; None is where the run works."""
 
     @property
     def name(self) -> str:

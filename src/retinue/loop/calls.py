@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -56,6 +56,10 @@ _PLAIN = ToolResult()
 _NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
 _NOTHING: Mapping[str, Any] = {}
 _NO_METADATA: dict[str, Any] = {}
+
+
+MakeContext = Callable[["Execution", ToolCall, Snapshot | None, Any], ToolContext]
+"""Returns the context of a call with a snapshot and the input of a decision."""
 
 
 class CallOutcome(Struct, frozen=True, gc=False):
@@ -122,6 +126,16 @@ def _unwritable(call: ToolCall, exc: Exception) -> InternalError:
     return InternalError(f"tool {call.name!r} returned a value that cannot be written as JSON: {exc}")
 
 
+def interrupted(call: ToolCall) -> CallOutcome:
+    """The outcome of a call whose process ended while it ran, and which may not run twice."""
+    message = (
+        "interrupted, outcome unknown: the process ended while this call ran. It may have done its work, a part of it "
+        "or nothing: find out before you make it again"
+    )
+    data = {"error": {"kind": "interrupted", "message": message}}
+    return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, message))
+
+
 def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
     """The outcome of a call that ended by an error: the model reads kind and message, its state is dropped."""
     kind, message = ("blocked", error.reason) if isinstance(error, Block) else (error.kind, error.message)
@@ -156,13 +170,22 @@ def prepare(x: Execution, call: ToolCall) -> BoundTool:
 
 
 async def execute(
-    x: Execution, bound: BoundTool, state: CallState, call: ToolCall, resume_input: Any = None
+    x: Execution,
+    bound: BoundTool,
+    state: CallState,
+    call: ToolCall,
+    resume_input: Any = None,
+    *,
+    make_context: MakeContext | None = None,
 ) -> CallOutcome:
     """Run the tool, again where it may be retried, and make one outcome of whatever happens.
 
-    The tool starts once the log says so in the store.
+    The tool starts once the log says so in the store. One with a queue may be run by another worker.
     """
-    writer = x.log.writer
+    placed = None if bound.tool.queue is None else x.resolver.place_call(x, bound.tool, state, call, resume_input)
+    if placed is not None:
+        return await placed
+    writer, make_context = x.log.writer, make_context or context_for
     if writer is not None:
         await writer.flush()
         await writer.confirm()
@@ -172,7 +195,7 @@ async def execute(
         if attempt and state.children:  # those of the attempt that failed
             close_children(x.log, x.state, state, "the attempt that started it failed")
             x.log.append_private(Private(kind="commit", run_id=x.run_id, call_id=call.id, abandoned=True))
-        ctx = context_for(x, call, x.snapshot, resume_input)
+        ctx = make_context(x, call, x.snapshot, resume_input)
         try:
             if tool.timeout is None:
                 returned = await tool.execute(isolate(call.args), ctx)

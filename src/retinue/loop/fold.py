@@ -102,7 +102,10 @@ def fold_private(tree: LogState, private: Private) -> None:
         return
     run = tree.runs[private.run_id]
     if private.kind == "entered":
-        run.calls[private.call_id].entered = True
+        call = run.calls[private.call_id]
+        call.entered, call.placed = True, private.placed
+        if private.placed:
+            tree.placed_calls |= {private.placed}
         return
     if private.child is not None:
         _child_started(tree, run, private.child, private)
@@ -320,7 +323,7 @@ def _tool_call_resumed(tree: LogState, run: RunState, event: ToolCallResumed, p:
     if decision is None or decision.action != "cancel":
         call.move(CALL_RUNNING)
     call.resumes += 1
-    call.decision, call.entered = decision, p is None or not p.hooked
+    call.decision, call.entered, call.placed = decision, p is None or not p.hooked, ""
     if call.asked_by is not None:
         call.answered, call.asked_by = call.answered | {call.asked_by}, None
 
@@ -334,6 +337,8 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
         call.move(CALL_RUNNING)
     call.move(event.status)
     call.entered = False
+    if call.placed and event.status is not ToolCallStatus.CANCELLED:
+        tree.placed_calls -= {call.placed}
     if p is not None:
         _commit(run, p)
         if p.writes and len(run.calls) > 1:

@@ -18,10 +18,21 @@ from ..core.hooks import ResultKeeper
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall
 from ..core.plugins import Block, Intercept, SetResult, Suspend
-from ..core.results import ResumeMode, ToolResult, ToolStatus
+from ..core.results import ResumeMode, ToolResult
 from ..core.rows import Private
 from ..core.state import StateCommand
-from .calls import CallOutcome, end_call, execute, failed, finalize, outcome_of, prepare, result_limit, stop_if_given_up
+from .calls import (
+    CallOutcome,
+    end_call,
+    execute,
+    failed,
+    finalize,
+    interrupted,
+    outcome_of,
+    prepare,
+    result_limit,
+    stop_if_given_up,
+)
 from .execution import Execution, cancelled_result, close_children
 from .phases import HookRound, carry_out
 from .state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
@@ -55,7 +66,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
         return
     if was_running and call.entered and not _may_run_again(bound, call):
         close_children(x.log, x.state, call, "the call that started it was interrupted")
-        await _finalize_after_hooks(x, call, made, _interrupted(made), {})
+        await _finalize_after_hooks(x, call, made, interrupted(made), {})
     elif call.entered and not (was_running and _has_hooks_before(x, call, decision)):
         # No hook runs before it, or those that do have let it pass.
         outcome = await _perform(x, bound, call, made, decision)
@@ -70,6 +81,8 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     A call that was resumed for a child runs again anyway, each time a child is answered.
     """
     decision = call.decision
+    if call.placed:  # it has a log of its own, and is found there
+        return True
     return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
@@ -80,16 +93,6 @@ def _ask_again(call: CallState, problem: str) -> CallOutcome:
     asked = ticket.message.partition("\n")[0]
     message = f"{asked}\nThe new arguments are {problem}"
     return CallOutcome(CALL_SUSPENDED, ToolResult.suspended(message, replace(ticket, message=message)))
-
-
-def _interrupted(call: ToolCall) -> CallOutcome:
-    """The outcome of a call whose process ended while it ran, and which may not run twice."""
-    message = (
-        "interrupted, outcome unknown: the process ended while this call ran. It may have done its work, a part of it "
-        "or nothing: find out before you make it again"
-    )
-    data = {"error": {"kind": "interrupted", "message": message}}
-    return CallOutcome(ToolCallStatus.FAILED, ToolResult(call.name, ToolStatus.ERROR, data, message))
 
 
 def _has_hooks_before(x: Execution, call: CallState, decision: Decision | None = None) -> bool:

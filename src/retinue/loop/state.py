@@ -75,6 +75,8 @@ class CallState(Struct, gc=False):
     status: ToolCallStatus = CALL_NEW
     entered: bool = False
     """The tool itself has started: its outcome is unknown if the process ends now."""
+    placed: str = ""
+    """The id of the run that it is, if another worker executes it."""
     resumes: int = 0
     ticket: SuspendTicket | None = None
     decision: Decision | None = None
@@ -251,6 +253,8 @@ class LogState:
     tasks: dict[str, TaskState] = EMPTY
     grants: dict[str, Grant] = EMPTY
     """What the placed children that have not ended may use, by run id."""
+    placed_calls: frozenset[str] = frozenset()
+    """The placed calls whose outcome has not come, by the ids they have as runs."""
     seq: int = 0
     sub: int = 0
     last_at: float = 0.0

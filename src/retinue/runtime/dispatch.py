@@ -22,6 +22,7 @@ from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.events import ErrorRaised, Event
 from ..core.ids import unique
 from ..core.messages import Message, as_messages
+from ..core.queues import check_queue
 from ..core.rows import StoredRequest
 from ..core.runs import Out, RunIdentity, RunResult
 from ..core.stores import Placement, RunRecord, WhenBusy
@@ -315,13 +316,6 @@ def _checked(request: RunRequest) -> StoredRequest:
 
 async def _next(events: Any) -> Event | None:
     return await anext(events, None)
-
-
-def check_queue(queue: Any) -> str:
-    """Return the name of a queue; raise ConfigurationError if it cannot be one."""
-    if not isinstance(queue, str) or not queue or len(queue) > 100 or not all(c.isalnum() or c in "-_." for c in queue):
-        raise ConfigurationError(f"a queue is named with letters, digits, '-', '_' and '.', not {queue!r}")
-    return queue
 
 
 def check_queues(queues: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
-from ..core.model import ModelChunk, ModelRequest
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
@@ -31,6 +30,7 @@ from ..loop.tickets import encode_decisions
 from ..storage.logs import LogWriter
 from .inbox import Refusal, StoredStart, decode_reply, decode_start, encode_cancel, make_wish, read_cancel, restored
 from .live import LiveRun
+from .nomodel import NoModel
 from .owner import Owner, is_gone
 from .run import Opened
 
@@ -149,8 +149,15 @@ class Elsewhere:
         agents = self._runs.registry.agents
         is_cancelled = any(wish.kind == "cancel" for wish in wishes)
         if name not in agents and is_cancelled and (tree is None or not tree.has_open_tasks()):
-            return Agent(name, _NoModel())
+            return Agent(name, NoModel())
         return self._runs.registry.agent(name)
+
+    def _acting(self, agent: Agent, stored: StoredRequest) -> Agent:
+        """Return the agent that a run works with: for a placed call, one that has only the tool of the call."""
+        placement = self._runs.registry.placement
+        if stored.call is None or placement is None:
+            return agent
+        return placement.call_agents.agent_for(agent, stored.call.call.name)
 
     async def _begin(
         self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None
@@ -165,11 +172,13 @@ class Elsewhere:
         try:
             start = decode_start(body)
             problem = start.request.problem
-            request = restored(agent, identity, replace(start.request, problem=None), start)
+            request = restored(
+                self._acting(agent, start.request), identity, replace(start.request, problem=None), start
+            )
             x = backend.open(request, log)
         except (ConfigurationError, ValueError) as exc:  # no process could begin it: it ends, and says why
             problem = str(exc)
-            request = restored(Agent(identity.agent, _NoModel()), identity, StoredRequest(), start)
+            request = restored(Agent(identity.agent, NoModel()), identity, StoredRequest(), start)
             x = backend.open(request, log)
         if cancel := next((wish for wish in wishes if wish.kind == "cancel"), None):
             request.cancellation.set(read_cancel(cancel).reason)  # before it begins anything
@@ -190,7 +199,7 @@ class Elsewhere:
         log.append_private(Private(kind="resumed", at=log.clock()))
         await self._runs.registry.follow_rests(log)
         problem = state.request.problem
-        request = restored(agent, state.identity, replace(state.request, problem=None))
+        request = restored(self._acting(agent, state.request), state.identity, replace(state.request, problem=None))
         run = self._adopt(LiveRun(self._runs, request, log, record, writer))
         # No wish is delivered before it is known where the run stands, or it could be started a second time.
         if (state.is_over or state.waits) and problem is None:
@@ -360,12 +369,3 @@ class Elsewhere:
         """Return the events that are stored by now, without deltas."""
         stored = await self._store.read_log(record.log_id) or StoredLog()
         return [row.event for row in stored.rows if row.event is not None]
-
-
-class _NoModel:
-    """The model of an agent that is not known here: its run is only cancelled."""
-
-    name = "none"
-
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        raise UnknownAgent("of a cancelled run")

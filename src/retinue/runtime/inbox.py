@@ -109,6 +109,7 @@ def restored(
         keeps_thread=stored.keeps_thread,
         above=stored.above,
         wakes=stored.wakes,
+        call=stored.call,
     )
 
 

@@ -24,6 +24,7 @@ from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..core.together import wait_for_first
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.log import LiveLog
+from ..loop.placed_call import execute_call
 from ..loop.run import execute_run, stop_run, stopped
 from ..loop.state import RunState
 from ..loop.tickets import leaves, match_decisions
@@ -167,7 +168,13 @@ class LiveRun:
         begin(x, thread)
         if problem is not None and not is_stopped:
             return await self._fail(f"it cannot be continued: {problem}")
-        return stop_run(x) if is_stopped else await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
+        return stop_run(x) if is_stopped else await self._execute(x)
+
+    def _execute(self, x: Execution) -> Coroutine[Any, Any, RunResult]:
+        """Run the agent or, if the run is a placed call, make that call."""
+        if (call := self.request.call) is not None:
+            return execute_call(x, call, self.home.registry.agents.get(x.identity.agent, x.agent))
+        return execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
@@ -181,7 +188,7 @@ class LiveRun:
         self._is_begun = True
         if self.log.is_resumed:
             await continue_tasks(x)
-        return await execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
+        return await self._execute(x)
 
     async def _open(self) -> Execution:
         """Set a run up that has a state, so that it can work on."""

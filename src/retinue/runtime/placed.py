@@ -32,6 +32,7 @@ from ..loop.grants import Wanted
 from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
 from .owner import owner_notice
+from .placed_calls import CallAgents, PlacedCalls
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -62,6 +63,7 @@ class Placement:
         self._local, self._registry = runs.backend, runs.registry
         self.backend = PlacedBackend(runs, dispatcher)
         self.foreign = ForeignBackend(self.backend, runs.backend, own=True)
+        self.calls, self.call_agents = PlacedCalls(self.backend, runs.backend, runs.registry), CallAgents(runs.backend)
 
     def profile(self) -> BackendProfile:
         return self._local.profile()
@@ -188,7 +190,7 @@ class PlacedBackend:
     async def _submit(self, request: RunRequest) -> None:
         """Store the run; until that is done nothing has happened."""
         run_id, agent = placed_id(request.identity.run_id), request.identity.agent
-        if not request.messages:
+        if not request.messages and request.call is None:
             raise ExecutionBackendError(agent, "there is no message for it")
         try:
             # An earlier owner of the parent may have stored it, and ended before that was in its log.
@@ -249,13 +251,13 @@ class PlacedBackend:
 
 
 def abandoned(tree: LogState) -> list[str]:
-    """Return the placed children whose end in this log may not be their own, or that never began in it."""
+    """Return the placed children and calls whose end in this log may not be their own, or that never began in it."""
     ended = [
         run.run_id
         for run in tree.runs.values()
         if run.request.queue is not None and run.is_over and run.status is not RunStatus.COMPLETED
     ]
-    return ended + [run_id for run_id in tree.grants if run_id not in tree.runs]
+    return [*ended, *[run_id for run_id in tree.grants if run_id not in tree.runs], *sorted(tree.placed_calls)]
 
 
 class _Follower:

@@ -21,8 +21,10 @@ from ..core.agents import Agent, check_agent, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
+from ..core.messages import ToolCall
 from ..core.model import Model
 from ..core.runs import REMOTE_KEY, Child, RunResult, Usage
+from ..core.tools import Tool
 from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..models.prices import Price, ask_price
@@ -111,6 +113,12 @@ class AgentRegistry:
         if parent is not None and plan.backend is self.placement and self.placement is not None:
             return self.placement.is_placed(agent, parent.log.tree, run_id)
         return not plan.is_local
+
+    def place_call(self, run: Any, tool: Tool, state: Any, call: ToolCall, resume_input: Any) -> Any:
+        placement = self.placement
+        if placement is None or not placement.calls.is_placed(tool, state):
+            return None
+        return placement.calls.execute(run, tool, state, call, resume_input)
 
     async def stop_waiting(self, tree: LogState, reason: str) -> None:
         """Have other backends stop the runs of a log that wait there, as far as they can be reached."""

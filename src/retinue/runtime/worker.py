@@ -151,11 +151,11 @@ def _end_of(run: LiveRun) -> LegEnd:
 
 
 def is_calling(tree: LogState) -> bool:
-    """Return whether a tool is at work somewhere; a call that waits for a child counts only through that child."""
+    """Return whether a tool is at work here; a call that waits for a child counts only through that child."""
     for run in list(tree.runs.values()):
         for call in () if run.is_over else run.open():
             children = [tree.runs.get(ref.run_id) for ref in call.children.values()]
             waits_for_child = any(child is not None and not child.is_over for child in children)
-            if call.status is ToolCallStatus.RUNNING and not waits_for_child:
+            if call.status is ToolCallStatus.RUNNING and not waits_for_child and not call.placed:
                 return True
     return False

@@ -1,0 +1,211 @@
+"""Tool calls on other workers: a call of a tool with a queue is stored as a run of its own, which a worker of that queue
+executes.
+
+Invariant: the log of the run says that a call was placed before the call is stored, and the id of the stored run follows from
+the call. So the call is made once, whichever process asks for it, and found again by the next owner of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ..backends.local import LocalBackend
+from ..core.agents import Agent
+from ..core.backend import RunRequest
+from ..core.context import GRACE, CancellationToken
+from ..core.errors import ExecutionFailed, InternalError, RetinueError, ToolCancelled
+from ..core.events import (
+    ActivityDelta,
+    ActivitySnapshot,
+    Custom,
+    ErrorRaised,
+    Event,
+    ToolCallReady,
+    ToolCallResumed,
+    ToolCallStreamDelta,
+)
+from ..core.lifecycle import RunStatus
+from ..core.messages import ToolCall
+from ..core.rows import PlacedCall, Private
+from ..core.runs import DEFAULT_LIMITS, Above, RunIdentity, RunResult
+from ..core.tools import Tool
+from ..loop.budget import deadline
+from ..loop.calls import CallOutcome, failed
+from ..loop.execution import Execution
+from ..loop.placed_call import decode_outcome
+from ..loop.state import CallState
+from ..subagents.harness import StateOf
+from .nomodel import NoModel
+
+if TYPE_CHECKING:
+    from .placed import PlacedBackend
+    from .registry import AgentRegistry
+
+_OF_CALL = (ToolCallStreamDelta, ActivitySnapshot, ActivityDelta, Custom)
+"""The reports of a call, which name it."""
+
+
+def call_run_id(run_id: str, call_id: str, resumes: int) -> str:
+    """Return the id of a call as a run; each time it is resumed, it is another one."""
+    made = hashlib.blake2b(f"{call_id}/{resumes}".encode(), digest_size=10).hexdigest()
+    return f"{run_id}.call_{made}"
+
+
+class PlacedCalls:
+    """Has calls made by workers of other queues."""
+
+    def __init__(self, backend: PlacedBackend, local: LocalBackend, registry: AgentRegistry) -> None:
+        self._backend, self._local, self._registry = backend, local, registry
+
+    def is_placed(self, tool: Tool, state: CallState) -> bool:
+        """Return whether another worker makes a call, or has made it."""
+        return bool(state.placed) or tool.queue not in self._registry.served
+
+    async def execute(
+        self, x: Execution, tool: Tool, state: CallState, call: ToolCall, resume_input: Any
+    ) -> CallOutcome:
+        """Have a call made, or find it again; return its outcome."""
+        owner = self._owner(x, tool)
+        if owner is None:
+            problem = "no agent that has it is known to the runtime by name"
+            return failed(call, InternalError(f"tool {tool.name!r} has queue {tool.queue!r}, and {problem}"))
+        seen = await _reports_of(x, call.id) if state.placed else 0
+        writer = x.log.writer
+        assert writer is not None, "a runtime with an engine has a store"
+        if not state.placed:
+            made = call_run_id(x.run_id, call.id, state.resumes)
+            x.log.append_private(Private(kind="entered", run_id=x.run_id, call_id=call.id, placed=made))
+        await writer.flush()
+        await writer.confirm()
+        mirror = _Mirror(x, seen)
+        request = self._request(x, tool, owner, state, call, resume_input)
+        request.emit, request.emit_remote = x.report, mirror.take
+        try:
+            result = await self._attend(x, request)
+        except RetinueError as exc:
+            return failed(call, InternalError(str(exc)))
+        return _outcome(x, call, result)
+
+    def _owner(self, x: Execution, tool: Tool) -> Agent | None:
+        """Return the nearest agent above that has a tool and is known by name: a declared sub-agent inherits its tools."""
+        above: Execution | None = x
+        while above is not None:
+            for agent in reversed(above.agents):
+                bound = above.toolbox.get(tool.name) if agent is above.agent else agent.toolbox.get(tool.name)
+                if bound is not None and bound.tool is tool and self._registry.agents.get(agent.name) is agent:
+                    return agent
+            above = self._local.execution_of(above.identity.parent_run_id or "")
+        return None
+
+    def _request(
+        self, x: Execution, tool: Tool, owner: Agent, state: CallState, call: ToolCall, resume_input: Any
+    ) -> RunRequest:
+        run_id, of = state.placed, x.identity
+        assert x.log.writer is not None
+        snapshot = x.snapshot
+        values = {name: key.encode(value) for name, value in snapshot.values().items() if (key := x.store.key(name))}
+        return RunRequest(
+            agent=owner,
+            identity=RunIdentity(
+                run_id, run_id, owner.name, of.run_id, of.thread_id, call.id, user_id=of.user_id, depth=of.depth
+            ),
+            messages=(),
+            cancellation=CancellationToken(),
+            context=x.request.context,
+            queue=tool.queue,
+            above=Above(log_id=x.log.writer.log_id, run_id=run_id, limits=DEFAULT_LIMITS),
+            call=PlacedCall(
+                call=call,
+                run=of,
+                values=values,
+                revision=snapshot.revision,
+                resume_input=resume_input,
+                deadline=deadline(x.log.tree, x.state, x.now()) if x.is_limited else None,
+            ),
+        )
+
+    async def _attend(self, x: Execution, request: RunRequest) -> RunResult:
+        """Wait for the end of a call. If this call is cancelled, so is that one, unless another process waits for it now."""
+        loop, token = asyncio.get_running_loop(), request.cancellation
+        work = asyncio.create_task(self._backend.run(request), name=request.identity.run_id)
+
+        def stop() -> None:
+            if x.log.lost:
+                loop.call_soon_threadsafe(work.cancel)
+            else:
+                token.set(x.cancellation.reason or "cancelled")
+
+        x.cancellation.on_set(stop)
+        try:
+            await asyncio.wait({work})
+            return work.result()
+        except asyncio.CancelledError:
+            stop()
+            await asyncio.wait({work}, timeout=GRACE)
+            raise
+        finally:
+            x.cancellation.forget(stop)
+            work.cancel()
+
+
+class _Mirror:
+    """Appends the reports of a placed call to the log of its run, each once."""
+
+    def __init__(self, x: Execution, seen: int) -> None:
+        self._x, self._seen = x, seen
+
+    def take(self, event: Event) -> None:
+        if self._seen and isinstance(event, _OF_CALL):
+            self._seen -= 1
+        elif not self._seen and (isinstance(event, _OF_CALL) or (isinstance(event, ErrorRaised) and not event.fatal)):
+            self._x.emit(event)
+
+
+async def _reports_of(x: Execution, call_id: str) -> int:
+    """Return how many reports of a call, since it was made or resumed last, are in the log of its run."""
+    log, count = x.log, 0
+    events = list(log.events)
+    if log.earlier is not None and log.first > 0:
+        events = [event async for event in log.earlier(0, log.first, True)] + events
+    for event in events:
+        if event.run_id != x.run_id or getattr(event, "call_id", None) != call_id:
+            continue
+        if isinstance(event, ToolCallReady | ToolCallResumed):
+            count = 0
+        elif isinstance(event, _OF_CALL):
+            count += 1
+    return count
+
+
+def _outcome(x: Execution, call: ToolCall, result: RunResult) -> CallOutcome:
+    if result.status is RunStatus.COMPLETED:
+        try:
+            return decode_outcome(x, result.output)
+        except RetinueError as exc:
+            return failed(call, InternalError(f"what the worker returned cannot be used: {exc}"))
+    reason = result.error or result.termination
+    return failed(call, ToolCancelled(reason) if result.status is RunStatus.CANCELLED else ExecutionFailed(reason))
+
+
+class CallAgents:
+    """The agents of placed calls on their worker: each has one tool of another agent, with its state keys and no hooks."""
+
+    def __init__(self, local: LocalBackend) -> None:
+        self._local = local
+        self._made: WeakKeyDictionary[Agent, dict[str, Agent]] = WeakKeyDictionary()
+
+    def agent_for(self, owner: Agent, tool_name: str) -> Agent:
+        made = self._made.setdefault(owner, {})
+        if tool_name not in made:
+            bound = self._local.toolbox_of(owner).get(tool_name)
+            made[tool_name] = Agent(
+                owner.name,
+                NoModel(),
+                tools=[] if bound is None else [bound.tool],
+                plugins=[StateOf(plugin) for plugin in owner.plugins],
+                output=dict[str, Any],
+            )
+        return made[tool_name]
