@@ -77,9 +77,7 @@ async def show_queues(args: argparse.Namespace) -> int:
 
 
 async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
-    from ..storage.postgres import PostgresStore
-
-    if not isinstance(store, PostgresStore):
+    if not store.has_queues:
         raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
     return await Legs(store).depths(), await Workers(store).seen()
 

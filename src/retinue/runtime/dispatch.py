@@ -327,9 +327,8 @@ def check_queues(queues: Sequence[str]) -> tuple[str, ...]:
 def make_dispatcher(runs: LocalRuns, engine: str | Engine) -> Dispatcher:
     """Return the dispatcher of a runtime; raise ConfigurationError if its store is not one that workers share."""
     from ..engines import open_engine
-    from ..storage.postgres import PostgresStore
 
-    if not isinstance(runs.store, PostgresStore):
+    if not isinstance(runs.store, SqlStore) or not runs.store.has_queues:
         name = engine if isinstance(engine, str) else engine.name
         raise ConfigurationError(
             f"engine {name!r} needs a PostgreSQL store, which every worker can reach: "

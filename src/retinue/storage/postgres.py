@@ -65,6 +65,8 @@ class PostgresStore(SqlStore):
     Each connection needs a session of its own on the server: a pooler between them must not share sessions.
     """
 
+    has_queues = True
+
     def __init__(self, url: str, durability: Durability = "process") -> None:
         super().__init__(PostgresDatabase(PostgresAddress(url)))
 

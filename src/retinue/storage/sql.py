@@ -59,6 +59,9 @@ def _of_user(unowned: bool) -> str:
 class SqlStore:
     """A store in a database. The methods do what DurableStore says."""
 
+    has_queues = False
+    """True if workers can share it: it has the queues of their legs."""
+
     def __init__(self, database: Database) -> None:
         self.database, self.place = database, database.place
         self._unsure: set[tuple[str, str]] = set()
