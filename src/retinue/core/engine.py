@@ -44,7 +44,7 @@ DoLeg = Callable[[Leg], Coroutine[Any, Any, LegEnd]]
 
 
 class LegStatus(Struct, frozen=True, kw_only=True):
-    """Where a leg stands, for people who look at it through its engine."""
+    """The place where a leg stands, for people who look at it through its engine."""
 
     agent: str
     step: int

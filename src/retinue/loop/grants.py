@@ -39,7 +39,7 @@ _PART = 4
 
 
 class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a placed run wants to use in all, with everything under it."""
+    """The amounts that a placed run wants to use in all, with everything under it."""
 
     children: int = 0
     steps: int = 2

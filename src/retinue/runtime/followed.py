@@ -19,7 +19,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Progress:
-    """Where the root run of a log stands, by the events read so far."""
+    """The place where the root run of a log stands, by the events read so far."""
 
     def __init__(self) -> None:
         self.status: RunStatus | None = None

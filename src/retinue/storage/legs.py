@@ -39,7 +39,7 @@ class SeenWorker(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """How much waits in a queue."""
+    """The number of legs that wait or work in a queue."""
 
     queue: str
     ready: int
