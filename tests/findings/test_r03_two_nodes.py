@@ -34,6 +34,13 @@ async def test_the_first_node_gives_the_result_of_the_second(url: str, effects: 
         assert await one.result(result.run_id) == result
 
 
+async def test_a_node_is_never_too_slow_for_itself(url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only another node can keep an answer waiting: here one that nobody waits for would be given up at once."""
+    monkeypatch.setattr("retinue.runtime.elsewhere.PATIENCE", 0.0)
+    async with answered_elsewhere(url, effects):
+        pass
+
+
 async def test_the_first_node_gives_the_whole_log(url: str, effects: Effects) -> None:
     async with answered_elsewhere(url, effects) as (one, two, result):
         events = await whole_log(one, result.run_id)

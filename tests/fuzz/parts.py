@@ -21,7 +21,6 @@ from retinue import (
     LocalFilesystem,
     Message,
     ModelRequest,
-    RunResult,
     RunStatus,
     Runtime,
     StateKey,
@@ -31,7 +30,7 @@ from retinue import (
     tool,
 )
 from retinue.core.content import clean_text, to_json_value
-from retinue.errors import DecisionRefused, ModelError, RunElsewhere, StateError, TaskStoreError, UnknownRun
+from retinue.errors import DecisionRefused, ModelError, StateError, TaskStoreError, UnknownRun
 from retinue.messages import DataPart
 from retinue.models import CallChunk, ReasoningChunk, TextChunk, TurnEnd
 from retinue.models.anthropic import AnthropicWire
@@ -272,22 +271,13 @@ _decisions = st.dictionaries(
 )
 
 
-async def _answer(runtime: Runtime, run_id: str, given: dict[str, Any]) -> RunResult:
-    """Answer a run; on a busy machine it may have to be asked again, with the same decisions."""
-    while True:
-        try:
-            return await runtime.resume(run_id, given)
-        except RunElsewhere:
-            continue
-
-
 async def _check_decisions(world: World, given: dict[str, Any]) -> None:
     runtimes = await world.runtimes()
     for runtime in runtimes:
         asked = [("c1", "pay", {"to": "ann"}), ("c2", "pay", {"to": "bob"})]
         waiting = await runtime.run("asker", json.dumps(asked))
         try:
-            result = await _answer(runtime, waiting.run_id, given)
+            result = await runtime.resume(waiting.run_id, given)
         except DecisionRefused:
             unchanged = await runtime.cancel(waiting.run_id)
             assert not [message for message in unchanged.messages if message.text.startswith("paid")]

@@ -293,9 +293,12 @@ class Elsewhere:
                     return decode_reply(body)
                 if root.has_ended and wish.run_id == wish.log_id:
                     return Refusal(f"run {wish.run_id!r} is {root.status}, it waits for nothing")
-                if runs.get(wish.log_id) is not None:
+                if (run := runs.get(wish.log_id)) is not None:
                     self.owner.check_inboxes()
+                    if run.has_jobs:
+                        end = max(end, now() + LOOK_EVERY)  # it is carried out here: nobody else keeps us waiting
                 elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:
+                    end = max(end, now() + LOOK_EVERY)
                     continue
                 if now() >= end:
                     owner = await store.owner_of(wish.log_id) or "another process"
