@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -23,6 +24,29 @@ def results(request: ModelRequest) -> list[str]:
     """What the tools have said since the last input."""
     last = max(place for place, message in enumerate(request.messages) if message.role is Role.USER)
     return [message.text for message in request.messages[last:] if message.role is Role.TOOL]
+
+
+class Gate:
+    """A tool that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = asyncio.Event(), asyncio.Event()
+        self.entries = 0
+
+    def agent(self, name: str = "held", queue: str | None = None) -> Agent:
+        @tool
+        async def hold() -> str:
+            """Wait."""
+            self.entries += 1
+            self.entered.set()
+            await self.go.wait()
+            return "let go"
+
+        def turn(request: ModelRequest) -> ScriptedTurn:
+            said = results(request)
+            return say(said[-1]) if said else call("hold", {}, id="hold_1")
+
+        return Agent(name, ScriptedModel(turn), tools=[hold], queue=queue)
 
 
 def echo(request: ModelRequest) -> ScriptedTurn:

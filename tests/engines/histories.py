@@ -20,10 +20,9 @@ from retinue import Decision, Runtime
 
 from ..databases import postgres_server
 from ..waiting import until
-from .crew import crew
+from .crew import Gate, crew
 from .team import Site
 from .temporal import temporal_server
-from .test_conformance import Gate
 from .workflows import workflow_of
 
 FOLDER = Path(__file__).parent / "histories"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, tool
 from retinue.core.context import ToolContext
-from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy
+from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere
 from retinue.core.model import ModelRequest
 from retinue.runtime.owner import Owner
 from retinue.testing import ScriptedModel, call, say
@@ -19,32 +19,8 @@ from retinue.testing.model import ScriptedTurn
 
 from ..story import check_order
 from ..waiting import until
-from .crew import asked, crew, results
+from .crew import Gate, asked, crew, results
 from .team import Site
-
-
-class Gate:
-    """A tool that waits until it is let go."""
-
-    def __init__(self) -> None:
-        self.entered, self.go = asyncio.Event(), asyncio.Event()
-        self.entries = 0
-
-    def agent(self, name: str = "held", queue: str | None = None) -> Agent:
-        @tool
-        async def hold() -> str:
-            """Wait."""
-            self.entries += 1
-            self.entered.set()
-            await self.go.wait()
-            return "let go"
-
-        def turn(request: ModelRequest) -> ScriptedTurn:
-            said = results(request)
-            return say(said[-1]) if said else call("hold", {}, id="hold_1")
-
-        return Agent(name, ScriptedModel(turn), tools=[hold], queue=queue)
-
 
 # --- starting and following
 
@@ -118,47 +94,6 @@ async def test_a_runtime_of_sync_callers(site: Site) -> None:
                 return client.run_sync("echo", "hello").response
 
         assert await asyncio.to_thread(start) == "echo: hello"
-
-
-# --- threads
-
-
-async def test_a_busy_thread(site: Site) -> None:
-    gate = Gate()
-    async with site.worker([*crew(), gate.agent()]), site.client() as client:
-        first = client.stream("held", "go", thread_id="talk")
-        await gate.entered.wait()
-        with pytest.raises(ThreadBusy):
-            await client.stream("echo", "no", thread_id="talk").result()
-        queued = [client.stream("echo", f"{number}", thread_id="talk", when_busy="enqueue") for number in range(3)]
-        for run in queued:
-            await run.stored()
-        gate.go.set()
-        assert (await first.result()).response == "let go"
-        assert [(await run.result()).response for run in queued] == ["echo: 0", "echo: 1", "echo: 2"]
-        said = [message.text for message in await client.messages("talk") if message.text.startswith("echo")]
-        assert said == ["echo: 0", "echo: 1", "echo: 2"]
-
-
-async def test_queued_runs_hold_no_slot(site: Site) -> None:
-    gate = Gate()
-    async with site.worker([*crew(), gate.agent()], slots=2), site.client() as client:
-        first = client.stream("held", "go", thread_id="talk")
-        await gate.entered.wait()
-        queued = [client.stream("echo", "x", thread_id="talk", when_busy="enqueue") for _ in range(3)]
-        assert (await client.run("echo", "another")).response == "echo: another"
-        gate.go.set()
-        assert (await first.result()).status is RunStatus.COMPLETED
-        assert {(await run.result()).status for run in queued} == {RunStatus.COMPLETED}
-
-
-async def test_a_newer_run_interrupts(site: Site) -> None:
-    gate = Gate()
-    async with site.worker([*crew(), gate.agent()]), site.client() as client:
-        first = client.stream("held", "go", thread_id="talk")
-        await gate.entered.wait()
-        assert (await client.run("echo", "now", thread_id="talk", when_busy="interrupt")).response == "echo: now"
-        assert (await first.result()).status is RunStatus.CANCELLED
 
 
 # --- answers
@@ -461,32 +396,3 @@ async def test_numbers_that_are_none(site: Site) -> None:
 async def test_an_id_is_enough_to_ask_again(site: Site) -> None:
     async with site.worker(), site.client() as client:
         assert await client.run("echo", "go", run_id="run_mine") == await client.run("echo", "go", run_id="run_mine")
-
-
-# --- schedules
-
-
-async def test_an_overdue_time_starts_once(site: Site) -> None:
-    async with site.client() as client:
-        past = datetime.now(UTC) - timedelta(hours=1)
-        made = await client.schedule("echo", "nightly", at=past, thread_id="talk", user_id="ann")
-        (known,) = await client.schedules()
-        assert (known.id, known.agent, known.thread_id, known.user_id) == (made, "echo", "talk", "ann")
-        async with site.worker(), site.worker():
-            (run,) = await until(lambda: client.store.list_runs("talk"))
-            assert (await client.result(run.identity.run_id)).response == "echo: nightly"
-            assert run.identity.user_id == "ann"
-            assert await client.schedules() == []
-        assert len(await client.store.list_runs("talk")) == 1
-
-
-async def test_a_cron_schedule_stays(site: Site) -> None:
-    async with site.client() as client:
-        made = await client.schedule("echo", "nightly", cron="0 3 * * *", queue="night")
-        (known,) = await client.schedules()
-        at = datetime.fromtimestamp(known.next_at, UTC)
-        assert (at.hour, at.minute, known.cron, known.queue) == (3, 0, "0 3 * * *", "night")
-        assert at > datetime.now(UTC)
-        assert await client.unschedule(made)
-        assert not await client.unschedule(made)
-        assert await client.schedules() == []

@@ -22,10 +22,9 @@ from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
 from ..waiting import until
-from .crew import crew, results
+from .crew import Gate, crew, results
 from .team import Site
 from .temporal import TemporalServer, temporal_server
-from .test_conformance import Gate
 from .workflows import (
     CANCELED,
     COMPLETED,

@@ -17,10 +17,9 @@ from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
 from ..waiting import until
-from .crew import asked, crew, results
+from .crew import Gate, asked, crew, results
 from .team import Site
 from .temporal import TemporalServer, free_port
-from .test_conformance import Gate
 from .workflows import (
     has_activity,
     order,

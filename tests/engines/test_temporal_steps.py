@@ -25,10 +25,9 @@ from retinue.temporal import agent_activities
 from tests.prepared import PYTHON
 
 from ..waiting import until
-from .crew import crew
+from .crew import Gate, crew
 from .team import Site
 from .temporal import TemporalServer
-from .test_conformance import Gate
 
 ROOT = Path(__file__).parents[2]
 

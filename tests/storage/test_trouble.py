@@ -110,6 +110,22 @@ async def test_what_an_older_version_wrote_is_kept(place: Place, monkeypatch: py
     await store.close()
 
 
+async def test_runs_that_an_older_version_queued_keep_their_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = schema.MIGRATIONS
+    use_steps(monkeypatch, place, steps[:5])
+    columns = "run_id, log_id, thread_id, agent, identity, status, started_at"
+    for run_id, status, started_at in (("r3", "queued", 3.0), ("r1", "running", 1.0), ("r2", "queued", 2.0)):
+        values = (run_id, run_id, "t", "agent", b"{}", status, started_at)
+        await do(place, f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
+    use_steps(monkeypatch, place, steps)
+    store = store_at(place)
+    places = await store.database.read(lambda link: link.run("SELECT run_id, place FROM runs ORDER BY run_id"))
+    assert places == [("r1", None), ("r2", 1), ("r3", 2)]
+    await store.close()
+
+
 async def test_a_newer_schema_is_refused(place: Place) -> None:
     await do(place, "UPDATE format SET version = 999")
     with pytest.raises(StoreError) as refused:

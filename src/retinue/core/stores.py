@@ -289,7 +289,9 @@ class DurableStore(Store, EventStore, Protocol):
 
         With `saved_at`, what `saved_at` of the thread was: if it was saved since, return "" and store nothing.
 
-        As with `write`, the work begins at the call: what is written to the log next comes after it.
+        Runs of one thread are queued in the order in which the database stores them, and one process stores them in the
+        order of the calls. As with `write`, the work begins at the call, unless another run of the thread is being
+        begun: what is written to the log next comes after it.
         """
         ...
 

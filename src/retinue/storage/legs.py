@@ -241,7 +241,7 @@ def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
     mine = "" if threads is None else "AND runs.thread_id = ANY(?) "
     free = (
         "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
-        f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
+        f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, place"
     )
     if found := link.run(free, *(() if threads is None else (list(threads),))):
         over = f"(due_at IS NULL OR due_at <= {link.now})"

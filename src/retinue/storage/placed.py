@@ -31,7 +31,7 @@ class PlacedLogs:
         mine, values = ("", ()) if thread_id is None else ("AND runs.thread_id = ? ", (thread_id,))
         first = (
             "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
-            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, started_at, run_id"
+            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, place"
         )
         return await self._find(f"owner IS NULL AND log_id IN ({first})", *values)
 

@@ -83,6 +83,15 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "ALTER TABLE logs ADD COLUMN above TEXT",
         "CREATE INDEX logs_below ON logs (above) WHERE above IS NOT NULL",
     ),
+    (
+        # The place of a run in the queue of its thread, while it waits there.
+        "ALTER TABLE runs ADD COLUMN place INTEGER",
+        """UPDATE runs SET place = (SELECT COUNT(*) FROM runs AS other WHERE other.thread_id = runs.thread_id
+        AND other.status = 'queued' AND (other.started_at, other.run_id) <= (runs.started_at, runs.run_id))
+        WHERE status = 'queued'""",
+        "DROP INDEX runs_queued",
+        "CREATE INDEX runs_queued ON runs (thread_id, place) WHERE status = 'queued'",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

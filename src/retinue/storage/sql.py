@@ -52,6 +52,13 @@ _RUN = "identity, started_at, result, status, run_id, log_id"
 _WISH = "inbox.log_id, wish_id, run_id, kind, body"
 
 
+async def _begin_after(
+    before: asyncio.Future[str | None], begin: Callable[[], asyncio.Future[str | None]]
+) -> str | None:
+    await asyncio.wait({before})
+    return await begin()
+
+
 def _of_user(unowned: bool) -> str:
     return "(user_id = ? OR user_id IS NULL)" if unowned else "user_id = ?"
 
@@ -66,6 +73,8 @@ class SqlStore:
         self.database, self.place = database, database.place
         self._unsure: set[tuple[str, str]] = set()
         """Claims whose outcome was lost: log and owner."""
+        self._beginnings: dict[str, asyncio.Future[str | None]] = {}
+        """The last run that is being begun on each thread: the next one comes after it."""
 
     async def open(self) -> None:
         """Create or migrate the schema; raise StoreError if the database cannot be used."""
@@ -200,7 +209,20 @@ class SqlStore:
         identity = record.identity
         with self._encoding(f"run {identity.run_id!r}"):
             beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement, saved_at)
-        return self.database.write(beginning.write, identity.run_id, threads=[identity.thread_id])
+        thread_id = identity.thread_id
+
+        def begin() -> asyncio.Future[str | None]:
+            return self.database.write(beginning.write, identity.run_id, threads=[thread_id])
+
+        before = self._beginnings.get(thread_id)
+        begun = begin() if before is None else asyncio.create_task(_begin_after(before, begin))
+        self._beginnings[thread_id] = begun
+        begun.add_done_callback(lambda done: self._forget_beginning(thread_id, done))
+        return begun
+
+    def _forget_beginning(self, thread_id: str, begun: asyncio.Future[str | None]) -> None:
+        if self._beginnings.get(thread_id) is begun:
+            del self._beginnings[thread_id]
 
     async def saved_at(self, thread_id: str) -> float:
         return await self._value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id) or 0.0

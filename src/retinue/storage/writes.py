@@ -20,11 +20,10 @@ POSTGRES = "postgres"
 _INTERRUPTED = encode("a newer run was started")
 _LOG = "log_id, owner, epoch, lease_until, boot"
 _RUN = "run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity"
-_BEFORE = (
-    "SELECT run_id FROM runs WHERE thread_id = ? AND status = 'queued' AND (started_at, run_id) < (?, ?) "
-    "ORDER BY started_at DESC, run_id DESC LIMIT 1"
-)
-"""The queued run right before another one."""
+_QUEUED = "FROM runs WHERE thread_id = ? AND status = 'queued'"
+_LAST_QUEUED = f"SELECT run_id {_QUEUED} ORDER BY place DESC LIMIT 1"
+_NEXT_PLACE = f"SELECT COALESCE(MAX(place), 0) + 1 {_QUEUED}"
+"""The place of a new run in the queue of its thread. The database gives it: the clocks of clients may differ."""
 _PACK = "log_id, seq, sub, kind, held, body, private"
 _OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
 _PLACED = "engine, queue, flow, level, above"
@@ -220,7 +219,7 @@ class RunBeginning:
     ) -> None:
         self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
         self._saved_at = saved_at
-        self._identity, self._started_at = record.identity, record.started_at
+        self._identity = record.identity
         self._values = (*_run_values(record), request)
         self._placement, self._epoch = placement, 0 if owner is None else 1
 
@@ -236,18 +235,21 @@ class RunBeginning:
         else:
             insert = "INSERT INTO threads (thread_id, user_id) VALUES (?, ?) ON CONFLICT (thread_id) DO NOTHING"
             link.run(insert, thread_id, self._identity.user_id)
-            before = _run_before(link, thread_id, run_id, self._started_at)
+            if link.run("SELECT 1 FROM logs WHERE log_id = ?", run_id):
+                self._check_begun(link)
+                return take_thread(link, run_id, thread_id)
+            before = _value(
+                link,
+                f"SELECT COALESCE(({_LAST_QUEUED}), holder) FROM threads WHERE thread_id = ?",
+                *(thread_id, thread_id),
+            )
             if before is not None and self._when_busy == "reject":
                 return before
             columns, values, given = self._log(link)
-            made = link.run(
-                f"INSERT INTO logs ({columns}) VALUES ({values}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id",
-                *given,
-            )
-            if not made:
-                self._check_begun(link)
-                return take_thread(link, run_id, thread_id)
-            link.insert(f"runs ({_RUN}, request, status)", [(*self._values, "running" if before is None else "queued")])
+            link.run(f"INSERT INTO logs ({columns}) VALUES ({values})", *given)
+            place = None if before is None else _value(link, _NEXT_PLACE, thread_id)
+            status = "running" if before is None else "queued"
+            link.insert(f"runs ({_RUN}, request, status, place)", [(*self._values, status, place)])
             if before is None:
                 link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
         if self._when_busy == "interrupt":
@@ -281,16 +283,18 @@ class RunBeginning:
         refused = "before.run_id IS NOT NULL" if self._when_busy == "reject" else "FALSE"
         columns, values, given = self._log(link)
         before = link.ask(
-            f"WITH before AS (SELECT COALESCE(({_BEFORE}), "
-            "(SELECT NULLIF(holder, ?) FROM threads WHERE thread_id = ?)) AS run_id), "
+            "WITH before AS (SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM logs WHERE log_id = ?) THEN "
+            f"COALESCE(({_LAST_QUEUED}), (SELECT holder FROM threads WHERE thread_id = ?)) END AS run_id, "
+            f"({_NEXT_PLACE}) AS place), "
             f"log AS (INSERT INTO logs ({columns}) SELECT {values} FROM before "
             f"WHERE NOT ({refused}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id), "
-            f"run AS (INSERT INTO runs ({_RUN}, request, status) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-            "CASE WHEN before.run_id IS NULL THEN 'running' ELSE 'queued' END FROM before, log), "
+            f"run AS (INSERT INTO runs ({_RUN}, request, status, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+            "CASE WHEN before.run_id IS NULL THEN 'running' ELSE 'queued' END, "
+            "CASE WHEN before.run_id IS NOT NULL THEN place END FROM before, log), "
             "thread AS (INSERT INTO threads (thread_id, user_id, holder) SELECT ?, ?, ? FROM before, log "
             "WHERE before.run_id IS NULL ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder) "
             f"SELECT run_id, 1 / CASE WHEN {refused} OR EXISTS (SELECT 1 FROM log) THEN 1 ELSE 0 END FROM before",
-            *(thread_id, self._started_at, run_id, run_id, thread_id),
+            *(run_id, thread_id, thread_id, thread_id),
             *given,
             *self._values,
             *(thread_id, self._identity.user_id, run_id),
@@ -298,14 +302,14 @@ class RunBeginning:
         return Later(lambda: before.read()[0][0])
 
     def _cancel_others(self, link: Link) -> None:
-        """Ask the run that has the thread, and all queued before this one, to stop."""
+        """Ask the run that has the thread, and all that are queued, to stop: this one is the last of them."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
         link.run(
             "INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) "
-            f"SELECT log_id, ?, run_id, 'cancel', ?, {link.now} FROM runs WHERE (started_at, run_id) < (?, ?) AND "
+            f"SELECT log_id, ?, run_id, 'cancel', ?, {link.now} FROM runs WHERE run_id <> ? AND "
             "(run_id = (SELECT holder FROM threads WHERE thread_id = ?) OR (thread_id = ? AND status = 'queued')) "
             "ON CONFLICT (log_id, wish_id) DO NOTHING",
-            *(f"interrupt-{run_id}", _INTERRUPTED, self._started_at, run_id, thread_id, thread_id),
+            *(f"interrupt-{run_id}", _INTERRUPTED, run_id, thread_id, thread_id),
         )
         make_due(
             link,
@@ -326,20 +330,21 @@ class RunBeginning:
 
 def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
     """Give a queued run its thread if it is its turn; else return the run before it."""
-    found = link.run("SELECT started_at FROM runs WHERE run_id = ? AND status = 'queued'", run_id)
-    if not found:
+    place = _value(link, "SELECT place FROM runs WHERE run_id = ? AND status = 'queued'", run_id)
+    if place is None:
         return None
-    before = _run_before(link, thread_id, run_id, found[0][0])
+    before = _value(
+        link,
+        f"SELECT COALESCE((SELECT run_id {_QUEUED} AND place < ? ORDER BY place DESC LIMIT 1), holder) "
+        "FROM threads WHERE thread_id = ?",
+        *(thread_id, place, thread_id),
+    )
     if before is None:
         link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
         link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", run_id)
     return before
 
 
-def _run_before(link: Link, thread_id: str, run_id: str, started_at: float) -> str | None:
-    """Return the run that is queued before this one, or has the thread."""
-    found = link.run(
-        f"SELECT COALESCE(({_BEFORE}), holder) FROM threads WHERE thread_id = ?",
-        *(thread_id, started_at, run_id, thread_id),
-    )
-    return found[0][0] if found and found[0][0] != run_id else None
+def _value(link: Link, query: str, *values: Any) -> Any:
+    found = link.run(query, *values)
+    return found[0][0] if found else None

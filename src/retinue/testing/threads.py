@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from ..core.lifecycle import RunStatus
@@ -62,8 +64,8 @@ class ThreadSuite(StoreSuite[DurableStore]):
     async def check_a_queue_keeps_its_order(self) -> None:
         async with self._two() as (store, other):
             await begin(store, stored_run("r1"))
-            assert await begin(other, stored_run("r3", 3.0), "p2", when_busy="enqueue") == "r1"
             assert await begin(store, stored_run("r2", 2.0), when_busy="enqueue") == "r1"
+            assert await begin(other, stored_run("r3", 3.0), "p2", when_busy="enqueue") == "r2"
             assert await other.load_run("r3") == stored_run("r3", 3.0, queued=True)
             assert await begin(store, stored_run("r4", 4.0)) == "r3"
             assert await other.take_thread("r3") == "r2"
@@ -78,6 +80,29 @@ class ThreadSuite(StoreSuite[DurableStore]):
             assert await other.take_thread("r3") == "r2"
             await store.write(ended_run("r2", 2.0, RunStatus.CANCELLED))
             assert await other.take_thread("r3") is None
+
+    async def check_a_queue_does_not_follow_the_clocks_of_clients(self) -> None:
+        async with self._two() as (store, other):
+            await begin(store, stored_run("r1", 100.0))
+            assert await begin(other, stored_run("r2", 160.0), "p2", when_busy="enqueue") == "r1"
+            assert await begin(store, stored_run("r3", 101.0), when_busy="enqueue") == "r2"
+            for _ in range(2):
+                assert await begin(store, stored_run("r4", 40.0), when_busy="interrupt") == "r3"
+            assert {wish.log_id for wish in await store.wishes("p1")} == {"r1", "r3"}
+            assert {wish.log_id for wish in await store.wishes("p2")} == {"r2"}
+            for run_id in ("r1", "r2", "r3"):
+                await store.write(ended_run(run_id, status=RunStatus.CANCELLED))
+            assert await store.take_thread("r4") is None
+            assert await begin(other, stored_run("r5", 39.0), "p2", when_busy="enqueue") == "r4"
+            # A retry of a run that has its thread interrupts nobody.
+            assert await begin(store, stored_run("r4", 40.0), when_busy="interrupt") is None
+            assert await store.wishes("p2") == []
+
+    async def check_one_process_queues_runs_in_the_order_of_its_calls(self) -> None:
+        async with self._one() as store:
+            await begin(store, stored_run("r0"))
+            begins = [begin(store, stored_run(f"r{number}"), when_busy="enqueue") for number in range(1, 20)]
+            assert await asyncio.gather(*begins) == [f"r{number}" for number in range(19)]
 
     async def check_a_queued_run_that_was_cancelled_takes_nothing(self) -> None:
         async with self._two() as (store, other):
