@@ -248,7 +248,7 @@ def _add_serve(parser: CommandParser) -> None:
 
 def _add_worker(parser: CommandParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a folder, or MODULE:ATTR")
-    _add_database(parser)
+    _add_database(parser, "postgresql://localhost/app")
     _add_engine(parser, default="postgres")
     parser.add_argument(
         "--queues", metavar="A,B", default="default", help="the queues to take runs from (default: default)"
@@ -295,8 +295,8 @@ def _add_workspace(parser: Any) -> None:
     parser.add_argument("--workspace", metavar="DIR", help="the folder of the agents (default: this one)")
 
 
-def _add_database(parser: Any) -> None:
-    parser.add_argument("--db", metavar="URL", help="the database, as in sqlite:///app.db (default: $RETINUE_DB)")
+def _add_database(parser: Any, example: str = "sqlite:///app.db") -> None:
+    parser.add_argument("--db", metavar="URL", help=f"the database, as in {example} (default: $RETINUE_DB)")
 
 
 def _add_model(parser: CommandParser) -> None:
@@ -318,7 +318,7 @@ def _add_single(parser: CommandParser, name: str) -> None:
         (_add_serve if name == "serve" else _add_worker)(parser)
         return
     if name == "queues":
-        _add_database(parser)
+        _add_database(parser, "postgresql://localhost/app")
         return
     parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
     _add_workspace(parser)
