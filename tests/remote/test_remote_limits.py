@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from retinue import A2AAgent, Agent, Limits, Runtime
+from retinue import A2AAgent, Agent, Limits, Runtime, ToolContext, tool
 from retinue.core.runs import Usage
 from retinue.events import InferenceFinished, RunFinished
 from retinue.server import create_app
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from tests.server.serving import TOKEN, listening, serving
+from tests.waiting import until
 
 from .server import TaskServer
 
@@ -35,7 +39,6 @@ def delegating(name: str, stub: Agent, **options: Any) -> Agent:
 
 def working(steps: int = 20, **options: Any) -> Agent:
     """An agent that works for some steps."""
-    from retinue import tool
 
     @tool
     def work() -> str:
@@ -152,3 +155,92 @@ async def test_children_of_a_remote_run_count_in_the_tree() -> None:
         async with Runtime([Agent("lead", ScriptedModel(turn), subagents=[stub])]) as runtime:
             result = await runtime.run("lead", "go", limits=Limits(children=2))
     assert "may start 2 children" in (result.response or "")
+
+
+def fan_out(stub: Agent, counts: list[int]) -> Agent:
+    """An agent that gives work to another, as many times at once in each step; then it repeats what it is told."""
+
+    def turn(request: Any) -> Any:
+        asked = sum(message.role == "assistant" for message in request.messages)
+        if asked == len(counts):
+            return say("; ".join(message.text for message in request.messages if message.role == "tool"), usage=SPENT)
+        given = {"subagent_type": stub.name, "description": "go"}
+        return [say("", usage=SPENT), *[call("task", given, id=f"c_{asked}_{n}") for n in range(counts[asked])]]
+
+    return Agent("lead", ScriptedModel(turn), subagents=[stub])
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "in memory"])
+@pytest.mark.parametrize("limits", [Limits(steps=20), Limits(tokens=2_000)], ids=["steps", "tokens"])
+@pytest.mark.parametrize("protocol", ["tasks", "a2a"])
+async def test_remote_runs_at_once_share_what_is_left(
+    protocol: str, limits: Limits, is_stored: bool, tmp_path: Path
+) -> None:
+    async with Runtime([working()]) as far, listening(create_app(far, auth=TOKEN)) as url:
+        lead = fan_out(stub_of("worker", url, protocol), [3])
+        async with Runtime.open(f"sqlite:///{tmp_path}/a.db", [lead]) if is_stored else Runtime([lead]) as runtime:
+            run = runtime.stream("lead", "go", limits=limits)
+            events = [event async for event in run]
+            result = await run.result()
+    used = [event.steps for event in events if isinstance(event, RunFinished) and event.ns]
+    assert len(used) == 3
+    assert min(used) >= 4
+    assert max(used) - min(used) <= 1, "each gets the same part"
+    assert sum(used) + result.steps <= 20
+    assert result.usage.tokens <= 2_000
+    assert result.status == "completed"
+
+
+async def test_what_a_remote_run_did_not_use_comes_back() -> None:
+    async with Runtime([working(1)]) as far, TaskServer(far, has_events=True) as server:
+        lead = fan_out(RemoteSubagentStub("worker", url=server.url), [1, 1])
+        async with Runtime([lead]) as runtime:
+            await runtime.run("lead", "go", limits=Limits(steps=12, children=5))
+        first, second = [one.limits for one in server.submissions]
+        assert (first.steps, first.children) == (10, 4)
+        assert (second.steps, second.children) == (7, 3), "what the first had left is there again"
+
+
+async def test_a_remote_run_that_ignores_its_part_does_not_use_that_of_another() -> None:
+    runs, is_first_over = list[str](), asyncio.Event()
+
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        """Work; all but the first run wait until that has ended."""
+        runs.append(ctx.run.run_id)
+        if ctx.run.run_id != runs[0]:
+            await is_first_over.wait()
+        return "worked"
+
+    worker = Agent("worker", ScriptedModel(lambda request: [say("x", usage=SPENT), call("work")]), tools=[work])
+    async with Runtime([worker]) as far, TaskServer(far, has_events=True) as server:
+        lead = fan_out(RemoteSubagentStub("worker", url=server.url), [2])
+        async with Runtime([lead]) as runtime:
+            ends: list[RunFinished] = []
+            async for event in runtime.stream("lead", "go", limits=Limits(tokens=1_600)):
+                if isinstance(event, RunFinished) and event.ns:
+                    ends.append(event)
+                    is_first_over.set()
+    spent = re.search("the limit on tokens is reached: ([0-9,]+) of 1,600 used", ends[0].error or "")
+    assert spent is not None
+    assert int(spent[1].replace(",", "")) < 1_200, "the part of the other is not used yet"
+
+
+async def test_a_tool_that_starts_a_remote_run_may_start_another_beside_it() -> None:
+    @tool
+    async def both(ctx: ToolContext) -> str:
+        """Start one child, and another while it works."""
+        first = asyncio.create_task(ctx.run_child("worker", "go"))
+        await until(lambda: len(server.submissions) == 1)
+        second = await ctx.run_child("worker", "go")
+        return f"{(await first).status} {second.status}"
+
+    async with Runtime([working(1)]) as far, TaskServer(far, has_events=True) as server:
+        stub = RemoteSubagentStub("worker", url=server.url)
+        lead = Agent("lead", ScriptedModel([call("both"), say("done")]), tools=[both])
+        async with Runtime([lead, stub]) as runtime:
+            await runtime.run("lead", "go", limits=Limits(steps=40))
+        first, second = [one.limits for one in server.submissions]
+    assert (first.steps, first.children) == (11, 63)
+    assert second.steps >= 8
+    assert second.children > 40

@@ -32,12 +32,12 @@ from ..core.events import (
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, RunResult
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, Limits, RunResult
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.budget import deadline, exceeded, limit_reached
 from ..loop.execution import Execution, result_of, start_leg
-from ..loop.grants import Wanted, grant, left_for_child, widen_for_child
+from ..loop.grants import first_grant, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
@@ -52,7 +52,7 @@ class ForeignBackend:
     """Runs children through a backend that is not local, with their events in their parent's log.
 
     One that is `own` gives them to another process of this runtime's store: it takes a state seed and every message, stores
-    the conversation itself, and is granted what it may use of the limits above.
+    the conversation itself, and its runs can ask for more of the limits above than they were granted.
     """
 
     def __init__(self, backend: Backend, local: LocalBackend, *, own: bool = False) -> None:
@@ -99,10 +99,7 @@ class ForeignBackend:
             thread = await self._local.store.load_thread(request.identity.thread_id) if loads else None
             if state is None:
                 request.remote = {} if thread is None else thread.state.extensions.get(REMOTE_KEY, {})
-                await self._reserve(request, parent, thread)
-                if not self._is_own:  # else it is granted what it may use
-                    left = left_for_child(parent.log.tree, parent.state, parent.now(), parent.log.dispatching)
-                    request.limits = left.narrowed(child.limits)
+                await self._reserve(request, parent, thread, child.limits)
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
             request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
             request.note_remote = child.note_remote
@@ -130,18 +127,25 @@ class ForeignBackend:
         self._check(request, None)
         return await self._attend(request, None)
 
-    async def _reserve(self, request: RunRequest, parent: Execution, thread: ThreadRecord | None) -> None:
-        """Check a new run, and store its id before it is sent, so that it is never sent as another."""
+    async def _reserve(
+        self, request: RunRequest, parent: Execution, thread: ThreadRecord | None, own: Limits | None
+    ) -> None:
+        """Check a new run, grant it what it may use, and store its id before it is sent: so it is never sent as another."""
         self._check(request, thread)
         log, run_id = parent.log, request.identity.run_id
         if log.writer is not None:
             self._local.announce(parent, request, reserve=True)
-            if request.above is not None:
-                granted = log.tree.grants.get(run_id)  # by an earlier process
-                if granted is None:
-                    granted = grant(log.tree, parent.state, run_id, Wanted(), log.dispatching)
-                    log.append_private(Private(kind="commit", run_id=parent.run_id, grants={run_id: granted}))
-                request.above = replace(request.above, limits=granted.limits)
+        granted = log.tree.grants.get(run_id)  # by an earlier process
+        if granted is None:
+            granted = first_grant(parent, request.identity, own, can_ask=self._is_own)
+            log.append_private(Private(kind="commit", run_id=parent.run_id, grants={run_id: granted}))
+        if request.above is not None:
+            request.above = replace(request.above, limits=granted.limits)
+        else:
+            end = deadline(log.tree, parent.state, parent.now())
+            seconds = None if end is None else max(end - parent.now(), 0.0)
+            request.limits = replace(granted.limits, seconds=seconds).narrowed(own)
+        if log.writer is not None:
             await log.writer.flush()
 
     def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:

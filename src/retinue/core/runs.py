@@ -162,7 +162,7 @@ class Above(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Grant(Struct, frozen=True, gc=False):
-    """The part of the limits above it that a placed child may use. The rest of that part is not there for others."""
+    """The part of the limits above it that a child elsewhere may use. Nobody else uses that part until it has ended."""
 
     run_id: str
     """The run whose call started the child."""

@@ -1,7 +1,7 @@
 """The budget of a run: limits that it shares with the runs above and below it.
 
-Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each. What a placed
-child may use, it was granted (`grants.py`): nobody else uses that.
+Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each. What a child
+elsewhere may use, it was granted (`grants.py`): nobody else uses that.
 """
 
 from __future__ import annotations
@@ -237,12 +237,14 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
 
 
 def exceeded(tree: LogState, run: RunState) -> Reached | None:
-    """Return a limit on steps, tokens or cost that was passed: by a run elsewhere, which nothing here holds back."""
+    """Return a limit on steps, tokens or cost that a run elsewhere has passed, or would pass with what others are granted."""
+    names: tuple[Amount, ...] = ("steps", "tokens", "cost")
     for above, limits in limits_above(tree, run):
-        for name in ("steps", "tokens", "cost"):
-            limit = getattr(limits, name)
-            if limit is not None and (spent := _spent(above, name, 0.0)) > limit + limit * _ROUNDING:
-                return Reached(name, limit, spent, True)
+        for name in names:
+            if (limit := getattr(limits, name)) is not None:
+                spent = used(above, name)
+                if spent + held(tree, above, name, but=run.run_id) > limit + limit * _ROUNDING:
+                    return Reached(name, limit, spent, True)
     return None
 
 
@@ -252,7 +254,7 @@ def starting(tree: LogState, above: RunState, dispatching: Sequence[RunState]) -
 
 
 def held(tree: LogState, above: RunState, name: Amount, but: str = "") -> float:
-    """Return what placed children under a run have been granted and not used; without the child `but`."""
+    """Return what children elsewhere, under a run, have been granted and not used; without the child `but`."""
     total: float = 0
     for run_id, grant in tree.grants.items():
         granted = getattr(grant.limits, name)

@@ -437,7 +437,7 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
 
 
 def _end_grant(tree: LogState, run: RunState) -> None:
-    """Let others use what a placed child has left, if it has ended with its background tasks."""
+    """Let others use what a child elsewhere has left, if it has ended with its background tasks."""
     if run.is_over and not run.values.get(REMOTE_KEY, EMPTY).get("open"):
         tree.grants = {name: grant for name, grant in tree.grants.items() if name != run.run_id}
 

@@ -1,27 +1,28 @@
-"""Grants: how the limits of a tree hold for children that have logs of their own, on other workers.
+"""Grants: how the limits of a tree hold for children that have logs of their own, on other workers and servers.
 
-The owner of a log grants a placed child a part of what is left of the limits above it, and counts that as used until the
-child has ended. A child that needs more asks for more. So each limit is decided on in one place, and all runs of a tree
-together stay within it.
+The owner of a log grants such a child a part of what is left of the limits above it, and counts that as used until the
+child has ended. A child on another worker that needs more asks for more; one on a server cannot. So each limit is decided
+on in one place, and all runs of a tree together stay within it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..core.runs import Grant, Limits, Usage
+from ..core.delegation import AgentTool, TaskTool
+from ..core.runs import Grant, Limits, RunIdentity, Usage
 from .budget import (
     Amount,
     closing_from,
-    deadline,
     held,
     in_turn,
     is_reached,
+    is_within,
     limits_above,
     next_call,
     refuse_first_call,
@@ -29,7 +30,7 @@ from .budget import (
     starting,
     used,
 )
-from .state import LogState, RunState
+from .state import RUNNING, ChildRef, LogState, RunState
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -48,6 +49,21 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: float = 0
 
 
+def first_grant(x: Execution, child: RunIdentity, own: Limits | None, *, can_ask: bool) -> Grant:
+    """Return what a new child of a run may use, within its own limits. One that cannot ask for more gets all that it may,
+    if its call has no other child."""
+    tree, dispatching, call_id = x.log.tree, x.log.dispatching, child.parent_tool_call_id or ""
+    if can_ask:
+        return grant(tree, x.state, child.run_id, Wanted(), dispatching)
+    call = x.state.calls.get(call_id)
+    bound = None if call is None else x.toolbox.get(call.call.name)
+    if bound is not None and isinstance(bound.tool, AgentTool | TaskTool):
+        granted = _equal_part(tree, x.state, child.run_id, call_id, dispatching)
+    else:
+        granted = grant(tree, x.state, child.run_id, Wanted(), dispatching)
+    return Grant(granted.run_id, granted.limits.narrowed(own))
+
+
 def grant(
     tree: LogState, parent: RunState, child_id: str, wanted: Wanted, dispatching: Sequence[RunState] = ()
 ) -> Grant:
@@ -64,27 +80,52 @@ def grant(
     return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
 
 
-def left_for_child(tree: LogState, parent: RunState, now: float, dispatching: Sequence[RunState] = ()) -> Limits:
-    """Return the limits for a child of a run on another server: what this run and those above it have left.
+def _equal_part(
+    tree: LogState, parent: RunState, child_id: str, call_id: str, dispatching: Sequence[RunState]
+) -> Grant:
+    """Return what a child may use for which its call only waits: all that is left, shared with others at work now."""
 
-    Two such children that work at the same time both have what is left as they start.
-    """
-    caps = _caps(tree, parent, "", dispatching)
+    def parts(above: RunState) -> int:
+        runs = [run for run in tree.runs.values() if is_within(tree, run, above)]
+        return 1 + sum([_at_work(tree, run, call_id if run is parent else "") for run in runs])
+
+    caps = _caps(tree, parent, child_id, dispatching, parts)
     amounts = {name: None if cap == inf else _amount(name, cap) for name, cap in caps.items()}
-    end = deadline(tree, parent, now)
-    seconds = None if end is None else max(end - now, 0.0)
-    return Limits(**_shape(tree, parent), **amounts, seconds=seconds)  # pyright: ignore[reportArgumentType]
+    return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
 
 
-def _caps(tree: LogState, parent: RunState, child_id: str, dispatching: Sequence[RunState]) -> dict[Amount, float]:
-    """Return how much a child elsewhere may use in all, so that all limits above it hold."""
+def _at_work(tree: LogState, run: RunState, call_id: str) -> int:
+    """Return how many parts a run needs beside those of its children: for its turn, or for each other call in progress."""
+    if run.status is not RUNNING or run.run_id in tree.grants:
+        return 0
+    if not run.open_calls:
+        return 1
+    calls = [call for call in run.open() if call.call.id != call_id and not any(map(_is_open, call.children.values()))]
+    begin = [child_id for child_id, one in tree.grants.items() if one.run_id == run.run_id]
+    return max(0, len(calls) - sum([child_id not in run.children for child_id in begin]))
+
+
+def _is_open(child: ChildRef) -> bool:
+    return not child.ended and not child.abandoned
+
+
+def _caps(
+    tree: LogState,
+    parent: RunState,
+    child_id: str,
+    dispatching: Sequence[RunState],
+    parts: Callable[[RunState], int] = lambda above: 1,
+) -> dict[Amount, float]:
+    """Return how much a child elsewhere may use in all, so that all limits above it hold: one part of what is left."""
     caps: dict[Amount, float] = {"children": inf, "steps": inf, "tokens": inf, "cost": inf}
     child = tree.runs.get(child_id)
     for above, limits in limits_above(tree, parent):
+        count = parts(above)
         for name in caps:
             if (limit := getattr(limits, name)) is not None:
                 others = used(above, name) - used(child, name) + held(tree, above, name, but=child_id)
-                caps[name] = min(caps[name], limit - others - _reserved(tree, parent, above, name, dispatching))
+                left = limit - others - _reserved(tree, parent, above, name, dispatching)
+                caps[name] = min(caps[name], left / count)
     return caps
 
 

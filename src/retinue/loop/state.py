@@ -252,7 +252,7 @@ class LogState:
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
     tasks: dict[str, TaskState] = EMPTY
     grants: dict[str, Grant] = EMPTY
-    """What the placed children that have not ended may use, by run id."""
+    """What the children on other workers and servers may use that have not ended, by run id."""
     placed_calls: frozenset[str] = frozenset()
     """The placed calls whose outcome has not come, by the ids they have as runs."""
     seq: int = 0
