@@ -13,8 +13,7 @@ from retinue.core.model import CallChunk, ReasoningChunk, TextChunk
 from retinue.errors import RetinueError
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.chat import ChatWire
-from retinue.models.endpoint import Endpoint
-from retinue.models.http import HttpClient
+from retinue.models.http import Endpoint, HttpClient
 from retinue.models.responses import ResponsesWire
 from retinue.models.wire import WireModel
 from retinue.plugins import Plugin

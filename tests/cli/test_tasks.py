@@ -22,8 +22,8 @@ from retinue.storage.tasks import SqlTaskRepository
 from retinue.tasks import WorkspaceTaskRepository
 from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say
-from retinue.testing.rows import begin
 from retinue.testing.stores import stored_run
+from retinue.testing.threads import begin
 
 from .conftest import Cli, finished, started
 from .test_process import after_line

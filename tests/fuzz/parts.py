@@ -35,8 +35,7 @@ from retinue.messages import DataPart
 from retinue.models import CallChunk, ReasoningChunk, TextChunk, TurnEnd
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.chat import ChatWire
-from retinue.models.endpoint import Endpoint
-from retinue.models.http import HttpClient
+from retinue.models.http import Endpoint, HttpClient
 from retinue.models.responses import ResponsesWire
 from retinue.models.wire import WireModel
 from retinue.plugins import Plugin

@@ -27,8 +27,7 @@ from retinue import (
 )
 from retinue.errors import CircuitOpen, ModelRateLimited, ModelUnavailable
 from retinue.models import FallbackModel, RetryPolicy
-from retinue.models.breaker import CircuitBreaker
-from retinue.models.resilience import ResilientModel, close_model
+from retinue.models.resilience import CircuitBreaker, ResilientModel, close_model
 from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, hear, say
 from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
 from tests.models.streams import RENDER, chat

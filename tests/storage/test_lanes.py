@@ -16,8 +16,8 @@ from retinue.errors import StoreError
 from retinue.storage import database as module
 from retinue.storage.database import Link
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
-from retinue.testing.rows import begin
 from retinue.testing.stores import stored_run
+from retinue.testing.threads import begin
 
 Work = Callable[[Link], Any]
 

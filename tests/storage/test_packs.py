@@ -16,7 +16,7 @@ from retinue.core.rows import Answer, Ending, Job, LogRow, Private, StoredReques
 from retinue.core.runs import Limits, RunIdentity
 from retinue.storage import packs
 from retinue.storage.packs import DELTAS_KIND, ROWS_KIND, pack_rows, unpack_events, unpack_rows
-from retinue.testing.rows import step_rows
+from retinue.testing.threads import step_rows
 
 SHARED: dict[str, Any] = {"run_id": "r", "parent_run_id": "p", "agent": "a", "ns": ("tools:c",)}
 

@@ -16,8 +16,8 @@ from retinue.core.stores import LogBatch, Reply, ThreadUpdate, Wish
 from retinue.errors import StoreError
 from retinue.storage.postgres import PostgresLink, PostgresStore
 from retinue.storage.stores import open_store
-from retinue.testing.rows import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 from retinue.testing.stores import stored_run, stored_thread
+from retinue.testing.threads import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 
 from ..databases import LOCKED, LOCKED_PASSWORD, TestServer
 from ..waiting import until

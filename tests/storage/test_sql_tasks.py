@@ -24,10 +24,10 @@ from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_ca
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.sweeper import Sweeper
 from retinue.testing import TaskRepositorySuite
-from retinue.testing.rows import begin as begin_run
-from retinue.testing.rows import ended_run
 from retinue.testing.stores import stored_run
 from retinue.testing.tasks import NOW, S1, task_record
+from retinue.testing.threads import begin as begin_run
+from retinue.testing.threads import ended_run
 
 from ..effort import share
 from ..prepared import PYTHON

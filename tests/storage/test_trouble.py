@@ -17,8 +17,8 @@ from retinue.storage import schema
 from retinue.storage.postgres import PostgresStore
 from retinue.storage.sql import SqlStore
 from retinue.storage.sqlite import BootClock, SqliteDatabase, SqliteStore
-from retinue.testing.rows import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 from retinue.testing.stores import stored_run, stored_thread
+from retinue.testing.threads import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 
 from ..databases import TestServer
 

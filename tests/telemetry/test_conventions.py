@@ -12,8 +12,7 @@ from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from retinue import FilePart, ImagePart, Message, ToolCall
 from retinue.messages import ReasoningPart, TextPart
 from retinue.telemetry import conventions, metrics
-from retinue.telemetry.content import input_messages
-from retinue.telemetry.conventions import provider_and_model
+from retinue.telemetry.conventions import input_messages, provider_and_model
 
 KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
 REMOVED = {"gen_ai.system", "gen_ai.prompt", "gen_ai.completion", "gen_ai.usage.prompt_tokens"}

@@ -30,7 +30,7 @@ from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningCh
 from ..core.runs import Usage
 from ..core.secrets import sort_secrets
 from .content import chosen_tool, rename_settings
-from .endpoint import redact_message
+from .http import redact_message
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 
@@ -298,16 +298,12 @@ def _error(exc: Exception) -> ModelError:
         (errors.UnexpectedModelBehavior, ModelResponseInvalid, "what came back cannot be read"),
     ]
     status: Any = getattr(exc, "status_code", None)
+    headers: Any = getattr(exc, "headers", None)
     for theirs, ours, advice in kinds:
         if isinstance(exc, theirs):
-            return ours(f"{advice} ({_plain(exc)})", "", status, _retry_after(exc))
+            return ours(f"{advice} ({_plain(exc)})", "", status, retry_after(headers) if headers else None)
     return ModelRequestInvalid(f"the provider does not take this request ({_plain(exc)})", "", status)
 
 
 def _plain(exc: Exception) -> str:
     return " ".join(str(exc).split())
-
-
-def _retry_after(exc: Exception) -> float | None:
-    headers: Any = getattr(exc, "headers", None)
-    return retry_after(headers) if headers else None

@@ -1,13 +1,14 @@
-"""The HTTP client: a POST with a streamed answer. The only module that imports aiohttp."""
+"""Endpoints, and the HTTP client: a POST with a streamed answer. The only module that imports aiohttp."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from ..core.errors import (
     ConfigurationError,
@@ -18,11 +19,80 @@ from ..core.errors import (
     ModelTimeout,
     ModelUnavailable,
 )
-from .endpoint import Endpoint
+from ..core.secrets import redact, secrets_of, sort_secrets
 from .refusals import error_in_body, error_of_status
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+SHOWN = 500
+"""The longest error message in characters; the quoted words of the server come last."""
+
+_KEYLESS = "models of ollama, vllm and llamacpp need no key"
+
+
+class Endpoint:
+    """A base address and the headers of every request. Its repr shows no secret."""
+
+    __slots__ = ("_secrets", "base_url", "headers", "name")
+
+    def __init__(self, name: str, base_url: str, headers: Mapping[str, str]) -> None:
+        self.name, self.base_url, self.headers = name, base_url.rstrip("/"), dict(headers)
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"{name}: base_url {_without_secrets(base_url)!r} is not an http(s) address")
+        if "@" in parts.netloc:
+            raise ConfigurationError(
+                f"{name}: base_url has a password in it: pass it in headers={{'Authorization': …}}"
+            )
+        if parts.query or parts.fragment:
+            raise ConfigurationError(
+                f"{name}: base_url has a '?' or '#' in it: end it before that, and pass a key as api_key=… or in headers"
+            )
+        for header, value in self.headers.items():
+            if not value.isascii() or not value.isprintable():
+                raise ConfigurationError(
+                    f"{name}: the value of the header {header!r} has characters that cannot be sent"
+                )
+        self._secrets = secrets_of(self.headers)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self.base_url} of {self.name}>"
+
+    def hide(self, *secrets: str) -> None:
+        """Redact these in messages too, URL-quoted or not."""
+        self._secrets = sort_secrets([*self._secrets, *secrets])
+
+    def redact_error(self, error: ModelError) -> ModelError:
+        """Return the error with the name of this endpoint, without its secrets, and then cut."""
+        if error.model == self.name:
+            return error
+        return type(error)(redact_message(error.message, self._secrets), self.name, error.status, error.retry_after)
+
+
+def redact_message(text: str, secrets: Iterable[str]) -> str:
+    """Return a text for a message: without secrets, then cut."""
+    text = redact(text, secrets)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
+def find_key(name: str, given: str | None, variable: str | None, *, required: bool = True) -> str | None:
+    """Return the given key, else the one in the environment; raise an error that names the variable if there is none."""
+    if given:
+        return given.strip()
+    found = os.environ.get(variable, "").strip() if variable else ""
+    if found:
+        return found
+    if required:
+        raise ConfigurationError(f"{name} needs a key: set {variable} in the environment or pass api_key=…; {_KEYLESS}")
+    return None
+
 
 CONNECT_TIMEOUT = 20.0
 IDLE_TIMEOUT = 300.0
@@ -65,7 +135,7 @@ class HttpClient:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as response:
-                if response.status != 200 or _is_no_stream(response.content_type):
+                if response.status != 200 or response.content_type in ("text/html", "application/json"):
                     raise await self._refusal(response)
                 content = response.content
                 while piece := await content.readany():
@@ -147,10 +217,6 @@ def _proxy_of(url: str) -> str | None:
     if parts.hostname == "localhost" or (parts.hostname or "").startswith(("127.", "::1")):
         return None  # a server on this machine
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-
-
-def _is_no_stream(content_type: str) -> bool:
-    return content_type in ("text/html", "application/json")
 
 
 def _reason(exc: BaseException) -> str:

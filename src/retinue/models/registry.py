@@ -27,15 +27,8 @@ def open_model(
     idle_timeout: float | None = None,
 ) -> Model:
     """Return the model of a "provider:model" string, with its own key, address, headers, retries or idle timeout."""
-    options = {
-        "api_key": api_key,
-        "base_url": base_url,
-        "headers": headers,
-        "retry": retry,
-        "idle_timeout": idle_timeout,
-    }
-    given = {option: value for option, value in options.items() if value is not None}
-    return _open(name, "open_model", given)
+    given = {"api_key": api_key, "base_url": base_url, "headers": headers, "retry": retry, "idle_timeout": idle_timeout}
+    return _open(name, "open_model", {option: value for option, value in given.items() if value is not None})
 
 
 def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:

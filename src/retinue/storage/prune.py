@@ -15,8 +15,8 @@ from ..core.stores import Retention
 from ..subagents.spawned import SPAWNED
 from .database import Database, Link
 from .packs import DELTAS_KIND, THINNED, UNREADABLE
-from .removal import MOST_ROWS, remove_runs, remove_threads
 from .sql import SqlStore, decode_state
+from .writes import MOST_ROWS, remove_runs, remove_threads
 
 _log = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from ..core.stores import (
 )
 from .database import Database, Later, Link
 from .packs import UNREADABLE, read_events, read_log
-from .removal import delete_thread
-from .writes import BatchWrite, RunBeginning, make_due, run_write, take_thread, thread_write
+from .writes import BatchWrite, RunBeginning, delete_thread, make_due, run_write, take_thread, thread_write
 
 T = TypeVar("T")
 

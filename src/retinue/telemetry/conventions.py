@@ -6,12 +6,14 @@ version of a package decides what is sent, and a test compares them with the ins
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from ..core.content import to_json_text
+from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart
 from ..core.runs import Usage
 from ..wire.tree import CANCELLED, CallNode, Node, RunNode, StepNode
-from .content import input_messages, json_text, output_message, output_text
 
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
@@ -169,7 +171,7 @@ def _of_chat(chat: StepNode) -> dict[str, Any]:
 def _of_tool(tool: CallNode) -> dict[str, Any]:
     known: dict[str, Any] = {TOOL_STATUS: tool.status.value}
     if tool.args is not None:
-        known[TOOL_CALL_ARGUMENTS] = json_text(tool.args)
+        known[TOOL_CALL_ARGUMENTS] = to_json_text(tool.args)
     if tool.result is not None:
         known[TOOL_CALL_RESULT] = tool.result
     return known
@@ -185,3 +187,43 @@ def _usage(usage: Usage) -> dict[str, Any]:
         COST: usage.cost,
     }
     return {name: value for name, value in counted.items() if value}
+
+
+def input_messages(messages: Iterable[Message]) -> str:
+    """Return the input messages of a model call."""
+    return to_json_text([{"role": message.role.value, "parts": _parts(message)} for message in messages])
+
+
+def output_message(message: Message, finish_reason: str) -> str:
+    """Return the answer of a model call."""
+    answer = {"role": "assistant", "parts": _parts(message), "finish_reason": finish_reason}
+    return to_json_text([answer])
+
+
+def output_text(text: str, finish_reason: str) -> str:
+    """Return the response of a run."""
+    return output_message(Message.assistant(text), finish_reason)
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    if message.role is Role.TOOL:
+        return [{"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}]
+    said = [_part(part) for part in message.parts]
+    calls = [
+        {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.args} for call in message.tool_calls
+    ]
+    return said + calls
+
+
+def _part(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "content": part.text}
+        case ReasoningPart():
+            return {"type": "reasoning", "content": part.text}
+        case ImagePart() | FilePart():
+            modality = "image" if isinstance(part, ImagePart) else "file"
+            kind = {"type": "uri", "uri": part.url} if part.url is not None else {"type": "blob"}
+            return {**kind, "modality": modality, "mime_type": part.media_type}
+        case DataPart():
+            return {"type": "data", "content": part.data}

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.lifecycle import RunStatus
 from ..wire.tree import CallNode, Node, RunNode, StepNode
 from .conventions import is_failure, provider_and_model
-from .reader import TreeReader
+from .sink import TreeReader
 
 Ids = dict[str, Any]
 

@@ -20,9 +20,8 @@ from ..core.stores import (
     Watch,
     Wish,
 )
-from .rows import LONG, begin, ended_run, full_batch, public, refused, step_rows, text_rows
 from .stores import ODD, stored_run, stored_thread
-from .threads import ThreadSuite
+from .threads import LONG, ThreadSuite, begin, ended_run, full_batch, public, refused, step_rows, text_rows
 
 ROUNDS = 50
 """The number of rounds of each race."""
