@@ -88,3 +88,12 @@ async def holder(started: Sequence[WorkerProcess], client: Runtime, run_id: str)
     """The worker that has a run."""
     pid = await owner_pid(client, run_id)
     return next((worker for worker in started if worker.pid == pid), None)
+
+
+async def command(*words: str) -> tuple[int | None, str]:
+    """Run `retinue …`; return its exit code and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(PYTHON, "-m", "retinue", *words), stdout=PIPE, stderr=PIPE, cwd=ROOT, env={**os.environ}
+    )
+    out, err = await process.communicate()
+    return process.returncode, (out + err).decode()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from asyncio.subprocess import PIPE
 
 import pytest
 
@@ -15,16 +12,8 @@ from retinue.core.errors import UnknownAgent
 
 from ..server.serving import TOKEN, serving
 from .crew import crew
-from .processes import ROOT
+from .processes import command
 from .team import Site
-
-
-async def command(*words: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "retinue", *words), stdout=PIPE, stderr=PIPE, cwd=ROOT, env={**os.environ}
-    )
-    out, err = await process.communicate()
-    return process.returncode, (out + err).decode()
 
 
 async def test_runs_are_answered_and_cancelled(postgres_url: str) -> None:

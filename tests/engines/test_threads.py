@@ -13,6 +13,7 @@ from retinue.core.errors import ThreadBusy
 
 from ..waiting import until
 from .crew import Gate, crew
+from .processes import command
 from .team import Site
 
 
@@ -106,3 +107,34 @@ async def test_a_cron_schedule_stays(site: Site) -> None:
         assert await client.unschedule(made)
         assert not await client.unschedule(made)
         assert await client.schedules() == []
+
+
+async def test_a_schedule_has_one_run_at_a_time(site: Site) -> None:
+    """Its run waits for a human, then for its thread: no other is started meanwhile."""
+    async with site.worker(), site.client() as client:
+        database = client.store.database  # type: ignore[attr-defined]
+        await client.schedule("clerk", "pay", cron="0 3 * * *", thread_id="talk")
+
+        async def come() -> list[str]:
+            """Let its time come; return the runs that it has started."""
+            await database.write(lambda link: link.run("UPDATE schedules SET next_at = 1000"))
+
+            async def has_come() -> bool:
+                return (await client.schedules())[0].next_at > 1000
+
+            await until(has_come)
+            return [record.identity.run_id for record in await client.store.list_runs("talk")]
+
+        (first,) = await come()
+        waiting = await client.result(first)
+        assert waiting.status is RunStatus.SUSPENDED
+        for number in (1, 2):
+            assert await come() == [first]
+            (known,) = await client.schedules()
+            assert (known.last_run, known.skipped) == (first, number)
+        _, said = await command("queues", "--db", site.url)
+        assert f"2 times left out, as run {first} had not ended" in said
+        await client.cancel(first)
+        second, _ = await come()
+        assert (await client.schedules())[0].skipped == 0
+        assert (await client.result(second)).status is RunStatus.SUSPENDED

@@ -109,7 +109,7 @@ _COMMANDS = (  # with the function, what it does, and an example
     (
         "queues",
         "worker:show_queues",
-        "show what waits in the queues of a database, and its workers",
+        "show what waits in the queues of a database, its workers and schedules",
         "--db postgresql://localhost/app",
     ),
     ("tokens add", "tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),

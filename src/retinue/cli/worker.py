@@ -7,12 +7,15 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 
 import msgspec
 
+from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
 from ..runtime.worker import Worker
 from ..storage.legs import Legs, QueueDepth, SeenWorker, Workers
+from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore
 from .database import as_misuse, database_url, open_database
 from .interrupt import Interrupt
@@ -59,11 +62,12 @@ async def _stop_when(interrupt: Interrupt, stop: asyncio.Event, worker: Worker) 
 
 
 async def show_queues(args: argparse.Namespace) -> int:
-    """Print what waits in each queue, and the workers."""
+    """Print what waits in each queue, the workers, and the schedules."""
     async with open_database(database_url(args)) as store:
-        depths, workers = await _read(store)
+        depths, workers, schedules = await _read(store)
     if args.json:
-        print_json({"queues": msgspec.to_builtins(depths), "workers": msgspec.to_builtins(workers)})
+        shown = {"queues": depths, "workers": workers, "schedules": schedules}
+        print_json(msgspec.to_builtins(shown))
         return COMPLETED
     rows = [["QUEUE", "READY", "DELAYED", "WORKING", "OLDEST", "WORKERS"]]
     for one in depths:
@@ -73,13 +77,25 @@ async def show_queues(args: argparse.Namespace) -> int:
     for worker in workers:
         state = f"{worker.busy} of {worker.slots} slots" if worker.is_alive else "gone"
         print(f"worker {worker.owner}: {state}; {', '.join(worker.queues)}; {', '.join(worker.agents)}")
+    for schedule in schedules:
+        print(f"schedule {schedule.id}: {_about(schedule)}")
     return COMPLETED
 
 
-async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
+def _about(schedule: Schedule) -> str:
+    """Say what a schedule starts next, and why it has started nothing for a while."""
+    at = datetime.fromtimestamp(schedule.next_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    said = f"{schedule.agent} in {schedule.queue} at {at}"
+    if schedule.skipped:
+        times = count(schedule.skipped, "time")
+        said += f"; {times} left out, as run {schedule.last_run} had not ended"
+    return said
+
+
+async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker], list[Schedule]]:
     if not store.has_queues:
         raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
-    return await Legs(store).depths(), await Workers(store).seen()
+    return await Legs(store).depths(), await Workers(store).seen(), await Schedules(store).list()
 
 
 @asynccontextmanager

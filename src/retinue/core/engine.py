@@ -132,3 +132,7 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thread_id: str | None = None
     """The thread of each run; None for a new one each time."""
     user_id: str | None = None
+    last_run: str | None = None
+    """The run that it started last."""
+    skipped: int = 0
+    """The times since then at which it started nothing, because that run had not ended."""

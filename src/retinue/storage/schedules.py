@@ -1,4 +1,7 @@
-"""Schedules in a database: runs that start at a time, once for each time, whichever worker is first."""
+"""Schedules in a database: runs that start at a time, once for each time, whichever worker is first.
+
+A schedule has one run at a time. At a time at which its last run has not ended, also because it waits, it starts none.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,12 @@ class Schedules:
 
     async def list(self) -> list[Schedule]:
         """Return all schedules, the next one first."""
-        query = "SELECT next_at, body FROM schedules ORDER BY next_at, schedule_id"
+        query = "SELECT next_at, last_run, skipped, body FROM schedules ORDER BY next_at, schedule_id"
         found = await self._database.read(lambda link: link.run(query))
-        return [replace(_decode(body).schedule, next_at=next_at) for next_at, body in found]
+        return [
+            replace(_decode(body).schedule, next_at=next_at, last_run=last_run, skipped=skipped)
+            for next_at, last_run, skipped, body in found
+        ]
 
     async def fire(self, engine: str) -> list[tuple[str, Placement]]:
         """Store the runs whose time has come; return those that were stored here."""
@@ -94,7 +100,8 @@ class Schedules:
         return started
 
     async def _start(self, stored: _Stored, now: float, next_at: float, placement: Placement) -> str | None:
-        """Store one run and the next time of its schedule, in one transaction; None if another worker did."""
+        """Store one run and the next time of its schedule, in one transaction; None if another worker did, or if the
+        last run has not ended."""
         schedule, made = stored.schedule, unique()
         run_id, thread_id = f"run_{made}", schedule.thread_id or f"thread_{made}"
         identity = RunIdentity(run_id, thread_id, schedule.agent, user_id=schedule.user_id)
@@ -106,9 +113,13 @@ class Schedules:
         def write(link: Link) -> bool:
             if schedule.cron is None:
                 won = link.run(f"DELETE FROM schedules {mine} RETURNING schedule_id", *values)
-            else:  # times that nobody was there for are left out
-                later = next_time(schedule.cron, now)
-                won = link.run(f"UPDATE schedules SET next_at = ? {mine} RETURNING schedule_id", later, *values)
+            else:
+                later = next_time(schedule.cron, now)  # times that nobody was there for are left out
+                is_open = "EXISTS (SELECT 1 FROM runs WHERE run_id = last_run AND ended_at IS NULL)"
+                change = "UPDATE schedules SET next_at = ?"
+                link.run(f"{change}, skipped = skipped + 1 {mine} AND {is_open}", later, *values)
+                change += ", last_run = ?, skipped = 0"
+                won = link.run(f"{change} {mine} RETURNING schedule_id", later, run_id, *values)
             if won:
                 beginning.write(link)
             return bool(won)

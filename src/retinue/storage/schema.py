@@ -92,6 +92,10 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "DROP INDEX runs_queued",
         "CREATE INDEX runs_queued ON runs (thread_id, place) WHERE status = 'queued'",
     ),
+    (
+        "ALTER TABLE schedules ADD COLUMN last_run TEXT",
+        "ALTER TABLE schedules ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a
