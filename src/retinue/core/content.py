@@ -132,6 +132,9 @@ _LISTS = (list, tuple, set, frozenset)
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _TEXTS = frozenset({str, bytes})
+_NUMBERS = _ATOMS - _TEXTS
+_FLAT: dict[Any, frozenset[type]] = {dict: frozenset({dict}), list: frozenset({list})}
+_SHORT = 64
 _PLAIN = frozenset({dict, *_LISTS})
 _BOXES = (dict, *_LISTS, msgspec.Struct)
 
@@ -161,6 +164,8 @@ def check_shape(value: Any) -> Shape:
 
     What is in several places counts for each. The work is left to C where it can be: it holds up the event loop.
     """
+    if (flat := _flat_shape(value)) is not None:
+        return flat
     depth = count = size = boxes = 0
     kinds: set[type] = set()
     level: list[Any] = [value] if _is_box(value.__class__) else []
@@ -187,6 +192,21 @@ def check_shape(value: Any) -> Shape:
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
     return Shape(count, boxes, frozenset(kinds))
+
+
+def _flat_shape(value: Any) -> Shape | None:
+    """Return the shape of a short list or object of atoms, which most values are; None for anything else."""
+    kinds = _FLAT.get(value.__class__)
+    if kinds is None or len(value) > _SHORT:
+        return None
+    size = 0
+    for item in get_referents(value):  # with the keys of an object
+        kind = item.__class__
+        if kind is str:
+            size += len(item)
+        elif kind not in _NUMBERS:
+            return None
+    return Shape(len(value), 1, kinds) if size < MAX_BYTES else None
 
 
 @cache

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.content import MAX_BOXES, clean_text, to_json_bytes, to_json_value
+from ..core.content import MAX_BOXES, check_shape, clean_text, to_json_bytes
 from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
@@ -167,7 +167,8 @@ class _CallDraft(Struct, gc=False):
         try:
             if text.count("[") + text.count("{") > 2 * MAX_BOXES:  # to find out by reading them would take long
                 raise ValueError("there are too many lists and objects")
-            args: Any = to_json_value(_decode(text)) if text else {}
+            args: Any = _decode(text) if text else {}
+            check_shape(args)
         except (ValueError, RecursionError):
             args = text
         if args is None:  # some models say null for "no arguments"
@@ -310,9 +311,10 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
     """Return the end of a turn with clean text and with numbers that can be added up."""
-    counts = msgspec.structs.asdict(end.usage)
-    sane = {name: count for name, count in counts.items() if 0 <= count < inf}
-    usage = end.usage if len(sane) == len(counts) else Usage(**sane)
+    usage = end.usage
+    if not all(0 <= count < inf for count in msgspec.structs.astuple(usage)):
+        counts = msgspec.structs.asdict(usage)
+        usage = Usage(**{name: count for name, count in counts.items() if 0 <= count < inf})
     return replace(end, stop_reason=clean_text(end.stop_reason), model=clean_text(end.model), usage=usage)
 
 
