@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from retinue.core.engine import WorkerInfo
+from retinue.core.engine import LegSlots, WorkerInfo
 from retinue.core.ids import unique
 from retinue.core.stores import LEGS, Placement
 from retinue.storage.legs import Legs, Workers
@@ -116,7 +116,7 @@ async def _collect(url: str) -> tuple[dict[int, dict[str, float]], float, int]:
     await store.open()
     workers, filled = Workers(store), 0
     for number in range(100):
-        info = WorkerInfo(owner=f"w/{number}", lease=3600.0, queues=["default"], agents=["agent"], slots=16)
+        info = WorkerInfo(owner=f"w/{number}", lease=3600.0, queues=["default"], agents=["agent"], slots=LegSlots(16))
         await workers.beat(info, "postgres", 0)
     for size in SIZES:
         for first in range(filled + 1, size + 1, 100_000):

@@ -138,6 +138,6 @@ def _figures(depths: Iterable[QueueDepth], worker: Worker) -> Iterable[str]:
         yield f"retinue_queue_working{label} {one.working}"
         yield f"retinue_queue_oldest_seconds{label} {one.oldest:.3f}"
     yield "# TYPE retinue_worker_slots gauge"
-    yield f"retinue_worker_slots {worker.info.slots}"
+    yield f"retinue_worker_slots {worker.info.slots.total}"
     yield "# TYPE retinue_worker_busy gauge"
-    yield f"retinue_worker_busy {len(worker.at_work)}"
+    yield f"retinue_worker_busy {len(worker.info.slots.working)}"

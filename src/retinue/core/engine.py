@@ -70,6 +70,76 @@ def _unknown(log_id: str) -> None:
     return None
 
 
+class LegSlots:
+    """The slots of a worker: a leg has one while it works.
+
+    Invariant: at most `total` legs work at once. A leg that only waits for other workers lends its slot. Before it goes on
+    it waits for a free one, and comes before legs that are not claimed yet.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.working: set[str] = set()
+        """The legs that have a slot, by log."""
+        self.lent: set[str] = set()
+        """The legs that have lent theirs."""
+        self.on_free: Callable[[], None] = lambda: None
+        self._reserved = 0
+        """Slots for legs that are being claimed."""
+        self._returning: dict[str, asyncio.Future[None]] = {}
+
+    @property
+    def free(self) -> int:
+        """The number of legs that may be claimed."""
+        return max(0, self.total - len(self.working) - self._reserved - len(self._returning))
+
+    def reserve(self) -> int:
+        """Keep all free slots for legs that are being claimed; return how many there are."""
+        self._reserved = free = self.free
+        return free
+
+    def take(self, *log_ids: str) -> None:
+        """Have claimed legs work; what else was reserved is free."""
+        self._reserved = 0
+        self.working.update(log_ids)
+        self._pass_on()
+
+    def lend(self, log_id: str) -> None:
+        """Let another leg work until this one goes on."""
+        if log_id in self.working:
+            self.working.discard(log_id)
+            self.lent.add(log_id)
+            self._free_one()
+
+    async def take_again(self, log_id: str) -> None:
+        """Wait until a leg that has lent its slot may go on."""
+        if log_id in self.lent:
+            self.lent.discard(log_id)
+            self._returning[log_id] = asyncio.get_running_loop().create_future()
+            self._pass_on()
+        if (turn := self._returning.get(log_id)) is not None:
+            await asyncio.shield(turn)
+
+    def release(self, log_id: str) -> None:
+        """End a leg."""
+        self.working.discard(log_id)
+        self.lent.discard(log_id)
+        if (turn := self._returning.pop(log_id, None)) is not None:
+            turn.cancel()
+        self._free_one()
+
+    def _free_one(self) -> None:
+        self._pass_on()
+        if self.free:
+            self.on_free()
+
+    def _pass_on(self) -> None:
+        while self._returning and len(self.working) + self._reserved < self.total:
+            log_id = next(iter(self._returning))
+            self.working.add(log_id)
+            self._returning.pop(log_id).set_result(None)
+
+
 class WorkerInfo(Struct, frozen=True, kw_only=True):
     """A worker as its engine knows it."""
 
@@ -78,8 +148,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     lease: float
     queues: Sequence[str]
     agents: Sequence[str]
-    slots: int
-    """The number of legs that it works on at once."""
+    slots: LegSlots
+    """The legs that it works on at once. An engine takes a slot for each leg it gives, and releases it at its end."""
     look: Callable[[str], LegStatus | None] = _unknown
     """Returns where a leg that it works on stands, by log."""
     begin: Callable[[NewRun], Awaitable[None]] | None = None
@@ -112,7 +182,7 @@ class Engine(Protocol):
         ...
 
     async def work(self, worker: WorkerInfo, do_leg: DoLeg, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        """Give legs to `do_leg`, at most `slots` at once, until `stop` is set; then return without waiting for them.
+        """Give legs to `do_leg`, as many as `slots` are free, until `stop` is set; then return without waiting for them.
 
         `ready` is called once legs can be given.
         """

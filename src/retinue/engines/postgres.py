@@ -66,7 +66,8 @@ class _Claims:
         self._left: list[str] = []
         """Threads that runs have left since the last claim."""
         self._wake = asyncio.Event()
-        self._turn = 0
+        self._slots, self._turn = worker.slots, 0
+        self._slots.on_free = self._wake.set
 
     async def work(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         await self._sweep(0)
@@ -100,12 +101,16 @@ class _Claims:
         self._turn += 1
         count = 0
         for place in range(len(queues)):
-            free = worker.slots - len(self._at_work)
-            if free <= 0:
+            if not (free := self._slots.reserve()):
                 return 0  # woken when one is free
             queue = queues[(self._turn + place) % len(queues)]
             left, self._left = self._left, []
-            for leg in await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free, left):
+            legs = list[Leg]()
+            try:
+                legs = await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free, left)
+            finally:
+                self._slots.take(*[leg.log_id for leg in legs])
+            for leg in legs:
                 self._at_work[leg.log_id] = asyncio.create_task(self._do(leg), name=f"leg {leg.log_id}")
                 count += 1
         return count
@@ -124,6 +129,7 @@ class _Claims:
                 _log.error("run %s: %s", leg.log_id, problem)
         finally:
             self._at_work.pop(leg.log_id, None)
+            self._slots.release(leg.log_id)
             self._wake.set()
 
     async def _thread_of(self, leg: Leg) -> str:

@@ -1,7 +1,8 @@
-"""Slots that several task queues of a Temporal worker share.
+"""Slots that the task queues of a Temporal worker share, and that legs lend while they wait for other workers.
 
 Temporal reserves a slot before it asks a queue for work. So each queue may reserve what is free, and an idle queue keeps
-nothing from a busy one. Two queues can then get work for the same slot: one leg goes back (`LegWorker.leg`).
+nothing from a busy one. Two queues can then get work for the same slot, or a leg that had lent it goes on: the new leg goes
+back (`LegWorker.leg`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from temporalio.worker import (
     SlotReserveContext,
 )
 
+from ..core.engine import LegSlots
+
 
 class _Permit(SlotPermit):
     def __init__(self, queue: str) -> None:
@@ -27,11 +30,13 @@ class _Permit(SlotPermit):
 class SharedSlots(CustomSlotSupplier):
     """Lets each queue reserve the slots that none uses. Everything but `reserve_slot` is called from other threads."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: LegSlots) -> None:
         self._slots, self._used = slots, 0
+        """Activities count as used also while their legs have lent their slots."""
         self._reserved = Counter[str]()
         self._lock, self._loop = threading.Lock(), asyncio.get_running_loop()
         self._released = asyncio.Event()
+        slots.on_free = self._released.set
 
     async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
         while True:
@@ -42,7 +47,8 @@ class SharedSlots(CustomSlotSupplier):
 
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         with self._lock:
-            if self._used + self._reserved[ctx.task_queue] >= self._slots:
+            used = self._used - len(self._slots.lent)
+            if used + self._reserved[ctx.task_queue] >= self._slots.total:
                 return None
             self._reserved[ctx.task_queue] += 1
             return _Permit(ctx.task_queue)

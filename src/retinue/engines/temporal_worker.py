@@ -68,7 +68,7 @@ class LegWorker:
         self._sweeper = Sweeper(engine, info)
         self._at_work: dict[str, asyncio.Task[LegEnd]] = {}
         self._stopping = False
-        self._slots = SharedSlots(info.slots) if len(info.queues) > 1 else None
+        self._supplier = SharedSlots(info.slots)
 
     async def work(
         self, stop: asyncio.Event, ready: Callable[[], None], keep: Callable[[asyncio.Task[None]], None]
@@ -111,7 +111,6 @@ class LegWorker:
 
     def _make_worker(self, queue: str) -> Worker:
         fixed = FixedSizeSlotSupplier(100)
-        slots = self._slots or FixedSizeSlotSupplier(self._info.slots)
         return Worker(
             self._engine.client,
             task_queue=self._engine.task_queue(queue),
@@ -122,7 +121,10 @@ class LegWorker:
             build_id=_BUILD,
             max_cached_workflows=0,
             tuner=WorkerTuner.create_composite(
-                workflow_supplier=fixed, activity_supplier=slots, local_activity_supplier=fixed, nexus_supplier=fixed
+                workflow_supplier=fixed,
+                activity_supplier=self._supplier,
+                local_activity_supplier=fixed,
+                nexus_supplier=fixed,
             ),
             max_heartbeat_throttle_interval=timedelta(seconds=_THROTTLE),
         )
@@ -199,12 +201,17 @@ class LegWorker:
             return await self._report(log_id, "waits", order)
         work = self._at_work.get(log_id)
         if work is None:
-            if len(self._at_work) >= self._info.slots:
+            if not self._info.slots.free:
                 raise RunElsewhere(log_id, "nobody: this worker has no free slot")
+            self._info.slots.take(log_id)
             work = self._at_work[log_id] = asyncio.create_task(self._do_leg(Leg(log_id=log_id)), name=f"leg {log_id}")
-            work.add_done_callback(lambda _: self._at_work.pop(log_id, None))
+            work.add_done_callback(lambda _: self._forget(log_id))
         await self._watch(log_id, work)
         return await self._report(log_id, work.result(), order)
+
+    def _forget(self, log_id: str) -> None:
+        self._at_work.pop(log_id, None)
+        self._info.slots.release(log_id)
 
     async def _is_queued(self, record: RunRecord) -> bool:
         """Return whether a run has nothing to do until its thread is free: it must not take a slot until then."""

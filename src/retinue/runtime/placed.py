@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
 from .owner import owner_notice
 from .placed_calls import CallAgents, PlacedCalls
+from .waits import Waits
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -155,6 +157,8 @@ class PlacedBackend:
         self._store = dispatcher.store
         self._tokens: dict[str, list[CancellationToken]] = {}
         """The tokens of the callers that wait for each run."""
+        self.waits: Waits | None = None
+        """What the worker of this process waits for; None in a process that is no worker."""
 
     def profile(self) -> BackendProfile:
         return BackendProfile(
@@ -180,12 +184,16 @@ class PlacedBackend:
         if request.accepted is not None:
             request.accepted()
         try:
-            result = await self._attend(request)
+            async with self._waiting(identity.run_id):
+                result = await self._attend(request)
         finally:
             waiting.remove(token)
             if not waiting:
                 self._tokens.pop(identity.run_id, None)
         return replace(result, run_id=identity.run_id, thread_id=identity.thread_id)
+
+    def _waiting(self, run_id: str, *, goes_on: bool = True) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self.waits is None else self.waits.waiting(run_id, goes_on=goes_on)
 
     async def _submit(self, request: RunRequest) -> None:
         """Store the run; until that is done nothing has happened."""
@@ -221,10 +229,11 @@ class PlacedBackend:
         stopped = asyncio.create_task(token.wait())
         following = asyncio.create_task(_Follower(self._runs, self._dispatcher, request).follow_rest())
         try:
-            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
-            await following
+            async with self._waiting(request.identity.run_id, goes_on=False):
+                await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
+                await following
         except RetinueError as exc:
             raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
         finally:

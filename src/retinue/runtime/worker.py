@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegStatus, WorkerInfo
+from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
 from ..core.lifecycle import ToolCallStatus
 from ..loop.state import LogState
@@ -20,6 +20,7 @@ from ..loop.tickets import leaves, shown_leaves
 from ..storage.legs import Workers
 from .dispatch import check_queues
 from .live import LiveRun
+from .waits import Waits
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -57,7 +58,7 @@ class Worker:
             lease=self._owner.lease,
             queues=check_queues(queues),
             agents=tuple(runs.registry.agents),
-            slots=slots,
+            slots=LegSlots(slots),
             look=self._look,
             begin=runs.dispatcher.begin,
         )
@@ -65,6 +66,8 @@ class Worker:
         self._workers = Workers(runs.dispatcher.store)
         self.at_work: dict[str, LiveRun] = {}
         """The runs of the legs at work, by log."""
+        assert runs.registry.placement is not None
+        runs.registry.placement.backend.waits = Waits(self.at_work, self.info.slots)
         self._legs: set[asyncio.Future[LegEnd]] = set()
         self.is_draining = False
 
@@ -85,7 +88,7 @@ class Worker:
         while True:
             await asyncio.sleep(min(self.info.lease / 3, 5.0))
             try:
-                await self._workers.beat(self.info, self.engine.name, len(self.at_work))
+                await self._workers.beat(self.info, self.engine.name, len(self.info.slots.working))
             except RetinueError as exc:
                 _log.error("this worker could not report that it is alive, and tries again: %s", exc)
 

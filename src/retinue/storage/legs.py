@@ -58,7 +58,12 @@ class Workers:
 
     async def beat(self, worker: WorkerInfo, engine: str, busy: int) -> None:
         """Report that a worker is alive, for as long as its lease."""
-        values = (_encode(list(worker.queues)).decode(), _encode(sorted(worker.agents)).decode(), worker.slots, busy)
+        values = (
+            _encode(list(worker.queues)).decode(),
+            _encode(sorted(worker.agents)).decode(),
+            worker.slots.total,
+            busy,
+        )
 
         def write(link: Link) -> None:
             link.run(

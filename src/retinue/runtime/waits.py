@@ -1,0 +1,93 @@
+"""Slots of legs that wait for other workers: given back meanwhile, so that two queues cannot wait for each other.
+
+Invariant: a leg has no slot only while each of its runs waits for a placed run or call. When one of those ends, what waited
+for it goes on after the leg has a slot again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ..core.engine import LegSlots
+from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..loop.log import LiveLog
+from ..loop.state import CallState, RunState
+
+if TYPE_CHECKING:
+    from .live import LiveRun
+
+_PAUSE = 0.02
+"""Seconds between two looks at a tree that changes all the time."""
+
+
+class Waits:
+    """What the legs of a worker wait for elsewhere."""
+
+    def __init__(self, at_work: Mapping[str, LiveRun], slots: LegSlots) -> None:
+        self._at_work, self._slots = at_work, slots
+        self._open: dict[str, set[str]] = {}
+        """The placed runs and calls that each leg waits for."""
+        self._watching: dict[str, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def waiting(self, run_id: str, *, goes_on: bool = True) -> AsyncGenerator[None]:
+        """Wait for a placed run or call. If something `goes_on` then, the leg has a slot, unless it is cancelled."""
+        leg = next((leg for leg in self._at_work.values() if _has(leg.log, run_id)), None)
+        if leg is None:
+            yield
+            return
+        log_id = leg.run_id
+        waits = self._open.setdefault(log_id, set())
+        waits.add(run_id)
+        if len(waits) == 1:
+            self._watching[log_id] = asyncio.create_task(self._lend_when_idle(leg, waits), name=f"slot of {log_id}")
+        try:
+            yield
+        finally:
+            waits.discard(run_id)
+            if not waits:
+                self._watching.pop(log_id).cancel()
+                del self._open[log_id]
+        if goes_on and not leg.request.cancellation.is_set() and not leg.log.lost:
+            await self._slots.take_again(log_id)
+
+    async def _lend_when_idle(self, leg: LiveRun, waits: set[str]) -> None:
+        while True:
+            change = leg.log.changed()
+            if leg.run_id in self._slots.working and _only_waits(leg.log, waits):
+                self._slots.lend(leg.run_id)
+            await change
+            await asyncio.sleep(_PAUSE)
+
+
+def _has(log: LiveLog, run_id: str) -> bool:
+    return run_id in log.tree.runs or run_id in log.tree.placed_calls
+
+
+def _only_waits(log: LiveLog, waits: set[str]) -> bool:
+    """Return whether no run of a tree does anything but wait for these placed runs and calls."""
+    for run in log.tree.runs.values():
+        if run.status is not RunStatus.RUNNING:
+            continue
+        if run.run_id not in waits if run.request.queue is not None else not _is_idle(log, run, waits):
+            return False
+    return True
+
+
+def _is_idle(log: LiveLog, run: RunState, waits: set[str]) -> bool:
+    """Return whether a run only waits for its calls, and those for placed runs or for runs of this log."""
+    x = log.executions.get(run.run_id)
+    queued = set[str]() if x is None else {call.call.id for call in run.open()} - x.holding
+    calls = [call for call in run.open() if call.status is not ToolCallStatus.SUSPENDED]
+    at_work = [call for call in calls if call.status is not ToolCallStatus.NEW or call.call.id not in queued]
+    return bool(at_work) and all(_waits_elsewhere(log, call, waits) for call in at_work)
+
+
+def _waits_elsewhere(log: LiveLog, call: CallState, waits: set[str]) -> bool:
+    if call.status is not ToolCallStatus.RUNNING:
+        return False
+    children = [log.tree.runs.get(ref.run_id) for ref in call.children.values()]
+    return call.placed in waits or any(child is not None and child.status is RunStatus.RUNNING for child in children)
