@@ -19,7 +19,7 @@ MODULES = [
     *(
         f"retinue.{name}"
         for name in (
-            "backends client errors events messages models plugins runs state stores subagents tasks telemetry testing tools workers workspace"
+            "backends client errors events messages models plugins runs state stores subagents tasks telemetry temporal testing tools workers workspace"
         ).split()
     ),
 ]

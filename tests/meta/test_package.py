@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 TOPICS = (
-    "backends client errors events messages models plugins runs state stores subagents tasks telemetry testing tools workers workspace"
+    "backends client errors events messages models plugins runs state stores subagents tasks telemetry temporal testing tools workers workspace"
 ).split()
 MODULES = ["retinue", *[f"retinue.{topic}" for topic in TOPICS]]
 
@@ -45,6 +45,12 @@ def test_the_names_at_the_root() -> None:
     """A name that few programs need belongs into a module of its topic."""
     assert retinue.__all__ == sorted(ROOT_NAMES.split())
     assert len(retinue.__all__) <= 90
+
+
+def test_every_module_at_the_top_is_a_topic() -> None:
+    found = {path.stem for path in (ROOT / "src/retinue").glob("[a-z]*.py")}
+    assert found <= {*TOPICS}
+    assert (ROOT / "docs/reference.md").read_text().count("\n## ") == len(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
