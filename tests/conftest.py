@@ -52,6 +52,13 @@ def postgres_server(_the_postgres_server: TestServer) -> TestServer:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: TestServer) -> str:
-    """The URL of a schema that nobody else has."""
+def postgres_url(postgres_server: TestServer) -> Iterator[str]:
+    """The URL of a schema that nobody else has, with tables and no rows."""
+    with postgres_server.empty_url() as url:
+        yield url
+
+
+@pytest.fixture
+def new_postgres_url(postgres_server: TestServer) -> str:
+    """The URL of a schema that does not exist yet."""
     return postgres_server.url()

@@ -233,23 +233,25 @@ def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
 
-def test_postgresql_is_looked_after_alike(cli: Cli, postgres_url: str) -> None:
-    missing = cli("runs", "list", "--db", postgres_url)
+def test_postgresql_is_looked_after_alike(cli: Cli, new_postgres_url: str) -> None:
+    missing = cli("runs", "list", "--db", new_postgres_url)
     assert (missing.code, "there is no Retinue database at postgresql://" in missing.err) == (2, True)
-    assert "would be created" in cli("db", "migrate", "--db", postgres_url, "--dry-run").out
-    assert "was created" in cli("db", "migrate", "--db", postgres_url).out
+    assert "would be created" in cli("db", "migrate", "--db", new_postgres_url, "--dry-run").out
+    assert "was created" in cli("db", "migrate", "--db", new_postgres_url).out
 
     async def put() -> None:
-        store = sql_store(postgres_url)
+        store = sql_store(new_postgres_url)
         await put_run(store, "run_a", thread_id="t1")
         await put_run(store, "run_b", RunStatus.SUSPENDED, thread_id="t2")
         await store.close()
 
     asyncio.run(put())
-    assert cli("db", "check", "--db", postgres_url)[:2] == (0, "no problems\n")
-    assert cli("db", "prune", "--db", postgres_url, "--older-than", "0s").out == "dropped 1 run, 11 events\n"
-    assert [run["run_id"] for run in json.loads(cli("runs", "list", "--db", postgres_url, "--json").out)] == ["run_b"]
-    assert "  retinue runs answer run_b VALUE\n" in finished("runs", "show", "run_b", "--db", postgres_url).out
+    assert cli("db", "check", "--db", new_postgres_url)[:2] == (0, "no problems\n")
+    assert cli("db", "prune", "--db", new_postgres_url, "--older-than", "0s").out == "dropped 1 run, 11 events\n"
+    assert [run["run_id"] for run in json.loads(cli("runs", "list", "--db", new_postgres_url, "--json").out)] == [
+        "run_b"
+    ]
+    assert "  retinue runs answer run_b VALUE\n" in finished("runs", "show", "run_b", "--db", new_postgres_url).out
 
 
 def test_a_wrong_password_is_told_without_it(cli: Cli, postgres_server: TestServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,16 @@ async def test_sqlite(check: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", DurableStoreSuite.names())
 async def test_postgresql(check: str, postgres_server: TestServer) -> None:
     urls: dict[int, str] = {}
+    lent = ExitStack()
 
     def make() -> PostgresStore:
-        url = postgres_server.url()
+        url = lent.enter_context(postgres_server.empty_url())
         made = PostgresStore(url)
         urls[id(made)] = url
         return made
 
-    await getattr(DurableStoreSuite(make, lambda store: PostgresStore(urls[id(store)])), check)()
+    with lent:
+        await getattr(DurableStoreSuite(make, lambda store: PostgresStore(urls[id(store)])), check)()
 
 
 class Broken(SqliteStore):

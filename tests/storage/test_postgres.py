@@ -215,8 +215,8 @@ async def test_jobs_that_wait_together_are_one_round_trip(
     assert len(await store.list_runs(status="running")) == 20
 
 
-async def test_many_may_make_the_schema_at_once(postgres_url: str) -> None:
-    stores = [PostgresStore(postgres_url) for _ in range(6)]
+async def test_many_may_make_the_schema_at_once(new_postgres_url: str) -> None:
+    stores = [PostgresStore(new_postgres_url) for _ in range(6)]
     await asyncio.gather(*[store.open() for store in stores])
     await asyncio.gather(*[store.save_thread(stored_thread(f"t{n}")) for n, store in enumerate(stores)])
     for store in stores:

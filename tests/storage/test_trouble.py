@@ -33,6 +33,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return "postgres", request.getfixturevalue("postgres_url")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place without tables."""
+    if request.param == "sqlite":
+        return "sqlite", str(tmp_path / "app.db")
+    return "postgres", request.getfixturevalue("new_postgres_url")
+
+
 def store_at(place: Place) -> SqliteStore | PostgresStore:
     return SqliteStore(place[1]) if place[0] == "sqlite" else PostgresStore(place[1])
 
@@ -71,21 +79,21 @@ STEPS = (("CREATE TABLE one (a TEXT)", "CREATE TABLE two (a TEXT)"), ("CREATE TA
 @pytest.mark.parametrize("bad", [fail, "CREATE TABLE one (a TEXT)"])
 @pytest.mark.parametrize("version", [0, 1])
 async def test_an_interrupted_migration_changes_nothing(
-    request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch, version: int, bad: Any
+    request: pytest.FixtureRequest, new_place: Place, monkeypatch: pytest.MonkeyPatch, version: int, bad: Any
 ) -> None:
-    server = None if place[0] == "sqlite" else request.getfixturevalue("postgres_server")
+    server = None if new_place[0] == "sqlite" else request.getfixturevalue("postgres_server")
     if version:
-        use_steps(monkeypatch, place, STEPS[:version])
-        await open_and_close(place)
-    before = await tables(place, server)
-    use_steps(monkeypatch, place, (*STEPS[:version], (*STEPS[version], bad)))
+        use_steps(monkeypatch, new_place, STEPS[:version])
+        await open_and_close(new_place)
+    before = await tables(new_place, server)
+    use_steps(monkeypatch, new_place, (*STEPS[:version], (*STEPS[version], bad)))
     with pytest.raises((StoreError, RuntimeError)):
-        await open_and_close(place)
-    assert await tables(place, server) == before
-    use_steps(monkeypatch, place, STEPS)
-    await open_and_close(place)
-    assert await tables(place, server) == ["format", "one", "three", "two"]
-    store = store_at(place)
+        await open_and_close(new_place)
+    assert await tables(new_place, server) == before
+    use_steps(monkeypatch, new_place, STEPS)
+    await open_and_close(new_place)
+    assert await tables(new_place, server) == ["format", "one", "three", "two"]
+    store = store_at(new_place)
     assert await store.database.version() == 2
     await store.close()
 
@@ -98,29 +106,29 @@ async def open_and_close(place: Place) -> None:
         await store.close()
 
 
-async def test_what_an_older_version_wrote_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_an_older_version_wrote_is_kept(new_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(link: Any) -> None:
         link.run("UPDATE one SET a = a || ?", "!")
 
-    use_steps(monkeypatch, place, STEPS[:1])
-    await do(place, "INSERT INTO one VALUES (?)", "kept")
-    use_steps(monkeypatch, place, (*STEPS[:1], (fill,)))
-    store = store_at(place)
+    use_steps(monkeypatch, new_place, STEPS[:1])
+    await do(new_place, "INSERT INTO one VALUES (?)", "kept")
+    use_steps(monkeypatch, new_place, (*STEPS[:1], (fill,)))
+    store = store_at(new_place)
     assert await store.database.read(lambda link: link.run("SELECT a FROM one")) == [("kept!",)]
     await store.close()
 
 
 async def test_runs_that_an_older_version_queued_keep_their_order(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    new_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = schema.MIGRATIONS
-    use_steps(monkeypatch, place, steps[:5])
+    use_steps(monkeypatch, new_place, steps[:5])
     columns = "run_id, log_id, thread_id, agent, identity, status, started_at"
     for run_id, status, started_at in (("r3", "queued", 3.0), ("r1", "running", 1.0), ("r2", "queued", 2.0)):
         values = (run_id, run_id, "t", "agent", b"{}", status, started_at)
-        await do(place, f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
-    use_steps(monkeypatch, place, steps)
-    store = store_at(place)
+        await do(new_place, f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
+    use_steps(monkeypatch, new_place, steps)
+    store = store_at(new_place)
     places = await store.database.read(lambda link: link.run("SELECT run_id, place FROM runs ORDER BY run_id"))
     assert places == [("r1", None), ("r2", 1), ("r3", 2)]
     await store.close()
@@ -139,16 +147,16 @@ OLD = ("CREATE TABLE threads (thread_id TEXT PRIMARY KEY)", "CREATE TABLE logs (
 
 
 async def test_a_database_of_a_development_version_is_refused_and_left_alone(
-    request: pytest.FixtureRequest, place: Place
+    request: pytest.FixtureRequest, new_place: Place
 ) -> None:
-    if place[0] == "sqlite":
-        with sqlite3.connect(place[1]) as file:
+    if new_place[0] == "sqlite":
+        with sqlite3.connect(new_place[1]) as file:
             for statement in (*OLD, "PRAGMA user_version = 6"):
                 file.execute(statement)
         file.close()
-        before = Path(place[1]).read_bytes()
+        before = Path(new_place[1]).read_bytes()
     else:
-        name = place[1].rpartition("=")[2]
+        name = new_place[1].rpartition("=")[2]
         with request.getfixturevalue("postgres_server").connect() as connection:
             connection.execute(f"CREATE SCHEMA {name}".encode())
             connection.execute(f"SET search_path = {name}".encode())
@@ -156,10 +164,10 @@ async def test_a_database_of_a_development_version_is_refused_and_left_alone(
                 connection.execute(statement.encode())
             connection.execute(b"INSERT INTO schema_version VALUES (6)")
     with pytest.raises(StoreError, match=r"development version before the first release .* delete it") as refused:
-        await open_and_close(place)
+        await open_and_close(new_place)
     assert not refused.value.transient
-    if place[0] == "sqlite":
-        assert Path(place[1]).read_bytes() == before
+    if new_place[0] == "sqlite":
+        assert Path(new_place[1]).read_bytes() == before
 
 
 @pytest.mark.parametrize(

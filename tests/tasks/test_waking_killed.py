@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from asyncio.subprocess import PIPE
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ..effort import share
+from ..prepared import PYTHON, ROOT
 
 STRIDE = 5
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 async def waker(*args: str) -> tuple[int, Any]:
     """Let a process live until it is done or killed; return its status, and what it says."""
-    command = [sys.executable, "-m", "tests.tasks.waker", *args]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=env, cwd=ROOT)
+    command = [PYTHON, "-m", "tests.tasks.waker", *args]
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, cwd=ROOT)
     said, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, json.loads(said) if said else None
@@ -37,11 +35,19 @@ async def test_killed_at_a_write(
 ) -> None:
     """Each test kills at every fifth write, from its own place on, until no such write comes."""
     number = place
-    while True:
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
-        server = None if store == "sqlite" else request.getfixturevalue("postgres_server")
-        url = f"sqlite:///{folder}/app.db" if server is None else server.url()
+    while await kill_and_continue(store, when, number, tmp_path / f"{number}", request):
+        number += STRIDE
+    assert number > 10, "it has made too few writes for this to be a test"
+
+
+async def kill_and_continue(store: str, when: str, number: int, folder: Path, request: pytest.FixtureRequest) -> bool:
+    """Return whether there was a write to be killed at."""
+    folder.mkdir()
+    with ExitStack() as lent:
+        if store == "sqlite":
+            url = f"sqlite:///{folder}/app.db"
+        else:
+            url = lent.enter_context(request.getfixturevalue("postgres_server").empty_url())
         given = (str(folder), url, "postgres" if store == "engine" else "-")
         status, said = await waker(*given, when, str(number))
         was_killed = status == -signal.SIGKILL
@@ -49,7 +55,4 @@ async def test_killed_at_a_write(
             status, said = await waker(*given, "never", "0")
         assert status == 0
         assert said == {"runs": ["completed", "completed"], "told": ["a"]}, f"{when} write {number}"
-        if not was_killed:
-            assert number > 10, "it has made too few writes for this to be a test"
-            return
-        number += STRIDE
+        return was_killed
