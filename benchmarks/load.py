@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -299,6 +299,17 @@ def show(title: str, found: dict[str, Any]) -> None:
     print(f"{title:<44} {shown}", flush=True)
 
 
+def store_url(given: str, folder: str, stack: ExitStack) -> str:
+    """Return the URL of a store: `sqlite` is a new file, `postgres` a server of our own, which writes to the disk."""
+    if given == "sqlite":
+        return f"sqlite:///{folder}/load.db"
+    if given == "postgres":
+        from tests.databases import postgres_server
+
+        return stack.enter_context(postgres_server(fsync=True)).url()
+    return given
+
+
 async def main(args: argparse.Namespace) -> None:
     found: dict[str, Any] = {}
 
@@ -306,14 +317,16 @@ async def main(args: argparse.Namespace) -> None:
         found[title] = figures
         show(title, figures)
 
-    with tempfile.TemporaryDirectory() as folder:
-        for db in args.db or ["memory:", f"sqlite:///{folder}/load.db"]:
-            kind = db.partition(":")[0]
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        for given in args.db or ["memory:", "sqlite"]:
+            kind, db = given.partition(":")[0], store_url(given, folder, stack)
             async with server("ours", db) as ours:
                 note(f"{kind}: idle streams", await idle(ours, 1000))
                 note(f"{kind}: 50 runs, 20 readers each", await follow(ours, 50, 20, args.seconds))
                 note(f"{kind}: 200 runs, a reader each", await follow(ours, 200, 1, args.seconds))
-                note(f"{kind}: 200 starts a second", await starts(ours, 200, args.start_seconds))
+                if args.start_seconds:
+                    note(f"{kind}: 200 starts a second", await starts(ours, 200, args.start_seconds))
             async with server("bare") as bare:
                 note("bare Starlette: 1,000 readers", await follow_bare(bare, 1000, args.seconds))
                 note("bare Starlette: 200 readers", await follow_bare(bare, 200, args.seconds))
@@ -341,7 +354,7 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--seconds", type=float, default=10.0, help="length of each run")
-        parser.add_argument("--start-seconds", type=float, default=60.0)
-        parser.add_argument("--db", action="append", help="the store of the server; may be repeated")
+        parser.add_argument("--start-seconds", type=float, default=60.0, help="0: no starts")
+        parser.add_argument("--db", action="append", help="the store: a URL, sqlite or postgres; may be repeated")
         parser.add_argument("--json", action="store_true")
         asyncio.run(main(parser.parse_args()))
