@@ -399,11 +399,9 @@ async def test_as_a_tool_with_a_token(tmp_path: Path) -> None:
 
 
 def test_what_cannot_work_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="not built yet"):
-        SubagentDeclaration("far", "d", url="http://h", protocol="langgraph")
     with pytest.raises(ConfigurationError, match="there is none"):
         SubagentDeclaration("far", "d", inline="x", protocol="a2a")
-    with pytest.raises(ConfigurationError, match="'tasks' or 'a2a'"):
+    with pytest.raises(ConfigurationError, match="'tasks', 'a2a' or 'langgraph'"):
         RemoteSubagentStub("far", url="http://h", protocol="acp")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="begin with http"):
         A2AAgent("far", "ftp://h")

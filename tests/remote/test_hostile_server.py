@@ -132,11 +132,11 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
 
 
 def test_half_a_secret_at_a_cut_is_not_shown() -> None:
-    from retinue.backends.task_client import _ERROR_BODY
+    from retinue.backends.http_client import _ERROR_BODY
 
     client = HttpTaskClient("http://host.example", {"X-Api-Key": "abcdefghij" * 5})
     padded = b" " * (_ERROR_BODY - 20) + b"abcdefghij" * 5
-    assert "abcd" not in client._words(padded)
+    assert "abcd" not in client.words(padded)
 
 
 def test_a_status_that_is_no_word_is_not_passed_on() -> None:
@@ -149,7 +149,7 @@ def test_ordinary_headers_are_no_secrets() -> None:
 
 
 async def test_a_stream_with_a_spoiled_chunk_breaks_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.task_client.SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("retinue.backends.http_client.SILENCE_SECONDS", 0.2)
     event = b'data: {"kind":"text_delta","seq":1,"delta":"a"}\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

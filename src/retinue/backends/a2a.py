@@ -9,7 +9,6 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.backend import BackendProfile, RunRequest
-from ..core.context import CancellationToken
 from ..core.errors import ExecutionBackendError, RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Part, TextPart
@@ -19,6 +18,7 @@ from ..core.state import PersistedState
 from .a2a_client import A2AClient
 from .a2a_follower import A2AFollower, Given
 from .a2a_task import STATUS, data_of
+from .callers import Callers
 from .tasks_http import DEADLINE, PATIENCE, STOP_SECONDS
 
 ACCEPT_SECONDS = 1.0
@@ -39,8 +39,7 @@ class A2ABackend:
 
     def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
         self.client, self._patience = client, patience
-        self._tokens: dict[str, list[CancellationToken]] = {}
-        """The tokens of the callers that wait for each run."""
+        self._callers = Callers()
         self._tasks: dict[str, str] = {}
         """The runs at work, by the ids of their tasks."""
 
@@ -58,24 +57,19 @@ class A2ABackend:
         await self.client.close()
 
     async def abort(self, run_id: str) -> None:
-        for token in self._tokens.get(run_id, ()):
-            token.set("aborted")
+        self._callers.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
-        run_id, token = request.identity.run_id, request.cancellation
+        token = request.cancellation
         if not request.is_dispatched and token.is_set():
             raise ExecutionBackendError(request.identity.agent, "it was cancelled before it was sent")
         patience = PATIENCE if self._patience is None else self._patience
         follower = A2AFollower(self.client, request, patience, self._tasks)
-        waiting = self._tokens.setdefault(run_id, [])
-        waiting.append(token)
-        try:
-            status, error = await self._attend(follower, request)
-        finally:
-            waiting.remove(token)
-            if not waiting:
-                self._tokens.pop(run_id, None)
-            follower.release()
+        with self._callers.waiting(request.identity.run_id, token):
+            try:
+                status, error = await self._attend(follower, request)
+            finally:
+                follower.release()
         return _result(request, follower, status, error)
 
     async def _attend(self, follower: A2AFollower, request: RunRequest) -> tuple[RunStatus, str | None]:

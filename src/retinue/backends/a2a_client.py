@@ -19,7 +19,7 @@ from ..core.secrets import redact, secrets_of
 from ..wire.a2a_budget import BUDGET, limits_json
 from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
-from .task_client import Garbled
+from .http_client import Garbled
 from .tracing import trace_headers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from .task_client import CONNECT_SECONDS
+from .http_client import CONNECT_SECONDS
 
 if TYPE_CHECKING:
     import httpx

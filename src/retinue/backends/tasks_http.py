@@ -20,7 +20,9 @@ from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, RunResult
 from ..core.state import PersistedState
 from ..wire.task_protocol import RemoteTask
-from .task_client import EventsNotOffered, Garbled, HttpTaskClient
+from .callers import Callers
+from .http_client import EventsNotOffered, Garbled
+from .task_client import HttpTaskClient
 
 T = TypeVar("T")
 
@@ -50,8 +52,7 @@ class TaskHttpBackend:
     def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
         self.client, self._agent_id = client, agent_id
         self._patience = PATIENCE if patience is None else patience
-        self._tokens: dict[str, list[CancellationToken]] = {}
-        """The tokens of the callers that wait for each run."""
+        self._callers = Callers()
 
     def profile(self) -> BackendProfile:
         return BackendProfile(
@@ -66,24 +67,16 @@ class TaskHttpBackend:
         await self.client.close()
 
     async def abort(self, run_id: str) -> None:
-        for token in self._tokens.get(run_id, ()):
-            token.set("aborted")
+        self._callers.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
-        identity, token = request.identity, request.cancellation
         if not request.is_dispatched:
             await self._submit(request)
-        waiting = self._tokens.setdefault(identity.run_id, [])
-        waiting.append(token)
-        if request.accepted is not None:
-            request.accepted()
-        follower = TaskFollower(self.client, request, self._patience)
-        try:
+        with self._callers.waiting(request.identity.run_id, request.cancellation):
+            if request.accepted is not None:
+                request.accepted()
+            follower = TaskFollower(self.client, request, self._patience)
             status, state = await self._attend(follower, request)
-        finally:
-            waiting.remove(token)
-            if not waiting:
-                self._tokens.pop(identity.run_id, None)
         if not follower.has_events:
             state = replace(state, open=False)
         return _result(request, status, state, follower.refused)

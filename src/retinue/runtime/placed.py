@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from ..backends.callers import Callers
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..core.agents import Agent
@@ -155,8 +156,7 @@ class PlacedBackend:
         assert runs.elsewhere is not None
         self._runs, self._dispatcher, self._elsewhere = runs, dispatcher, runs.elsewhere
         self._store = dispatcher.store
-        self._tokens: dict[str, list[CancellationToken]] = {}
-        """The tokens of the callers that wait for each run."""
+        self._callers = Callers()
         self.waits: Waits | None = None
         """What the worker of this process waits for; None in a process that is no worker."""
 
@@ -172,24 +172,17 @@ class PlacedBackend:
         )
 
     async def abort(self, run_id: str) -> None:
-        for token in self._tokens.get(run_id, ()):
-            token.set("aborted")
+        self._callers.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
-        identity, token = request.identity, request.cancellation
+        identity = request.identity
         if not request.is_dispatched:
             await self._submit(request)
-        waiting = self._tokens.setdefault(identity.run_id, [])
-        waiting.append(token)
-        if request.accepted is not None:
-            request.accepted()
-        try:
+        with self._callers.waiting(identity.run_id, request.cancellation):
+            if request.accepted is not None:
+                request.accepted()
             async with self._waiting(identity.run_id):
                 result = await self._attend(request)
-        finally:
-            waiting.remove(token)
-            if not waiting:
-                self._tokens.pop(identity.run_id, None)
         return replace(result, run_id=identity.run_id, thread_id=identity.thread_id)
 
     def _waiting(self, run_id: str, *, goes_on: bool = True) -> AbstractAsyncContextManager[None]:

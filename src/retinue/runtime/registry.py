@@ -13,6 +13,8 @@ from ..backends.a2a import A2ABackend
 from ..backends.a2a_client import A2AClient
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
+from ..backends.http_client import HttpClient
+from ..backends.langgraph import LangGraphBackend
 from ..backends.local import LocalBackend
 from ..backends.rest import close, give_up
 from ..backends.task_client import HttpTaskClient
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 def _remote_backend(stub: RemoteSubagentStub) -> Backend:
     if stub.protocol == "a2a":
         return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins, stub.card_key))
+    if stub.protocol == "langgraph":
+        return LangGraphBackend(HttpClient(stub.url, stub.headers, stub.name), stub.name)
     return TaskHttpBackend(HttpTaskClient(stub.url, stub.headers, stub.name), stub.name)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ DEFAULT_STEPS = 10
 """Fewer than an agent of its own has: a sub-agent does one thing."""
 
 Protocol = Literal["tasks", "a2a", "langgraph"]
-"""The protocol of a server: the task protocol, A2A, or that of LangGraph, which is not built yet."""
+"""The protocol of a server: the task protocol, A2A, or the HTTP API of LangGraph."""
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -72,7 +72,7 @@ class SubagentDeclaration:
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     """Sent to `url` with every request; never written anywhere."""
     protocol: Protocol = "tasks"
-    """The protocol of the server: `tasks` (another Retinue) or `a2a`."""
+    """The protocol of the server: `tasks` (another Retinue), `a2a` or `langgraph`."""
     mode: WorkspaceMode | str = WorkspaceMode.ISOLATED
     model: str | Any | None = None
     """Without one it runs on its parent's."""
@@ -138,10 +138,8 @@ def check_server(url: str, headers: Mapping[str, str] | None, protocol: str, own
     for name, value in (headers or {}).items():
         if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
             raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
-    if protocol == "langgraph":
-        raise ConfigurationError(f"{owner}: the protocol 'langgraph' is not built yet: use 'tasks' or 'a2a'")
-    if protocol not in ("tasks", "a2a"):
-        raise ConfigurationError(f"{owner}: protocol is 'tasks' or 'a2a', not {protocol!r}")
+    if protocol not in get_args(Protocol):
+        raise ConfigurationError(f"{owner}: protocol is 'tasks', 'a2a' or 'langgraph', not {protocol!r}")
     if protocol == "a2a" and not all(find_spec(package) for package in ("a2a", "grpc", "httpx")):
         raise ConfigurationError(f'{owner} speaks A2A, which needs: pip install "retinue[a2a]"')
 

@@ -11,7 +11,7 @@ class EventTooLong(ValueError):
 
 
 class EventDecoder:
-    """Decodes bytes as they arrive. It keeps the data and drops names, ids and comments."""
+    """Decodes bytes as they arrive. `feed` keeps the data and drops names, ids and comments."""
 
     __slots__ = ("_held", "_max", "_rest", "_size")
 
@@ -24,6 +24,10 @@ class EventDecoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that are complete now."""
+        return [found for block in self.split(data) if (found := _data_of(block))]
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the blocks of lines that are complete now, for `read_event`."""
         if self._held or b"\r" in data:
             data = self._unify(data)
         # A blank line may be split between chunks, so the last byte of the rest is part of the search.
@@ -39,7 +43,7 @@ class EventDecoder:
         blocks = b"".join(self._rest).split(b"\n\n")
         rest = blocks.pop()
         self._rest, self._size = [rest] if rest else [], len(rest)
-        return [found for block in blocks if block and (found := _data_of(block))]
+        return [block for block in blocks if block]
 
     def finish(self) -> list[bytes]:
         """Return the data of a last event without its blank line, if there is one."""
@@ -53,6 +57,16 @@ class EventDecoder:
         if data.endswith(b"\r"):
             data, self._held = data[:-1], b"\r"
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def read_event(block: bytes) -> tuple[str, str, bytes]:
+    """Return the name, the id and the data of an event; empty if it has none."""
+    fields = {b"event": b"", b"id": b""}
+    for line in block.split(b"\n"):
+        name, _, value = line.partition(b":")
+        if name in fields:
+            fields[name] = value.removeprefix(b" ")
+    return fields[b"event"].decode(errors="replace"), fields[b"id"].decode(errors="replace"), _data_of(block)
 
 
 def _data_of(block: bytes) -> bytes:

@@ -1,0 +1,154 @@
+"""The HTTP client of servers that execute runs: bounds on what they send, their errors, and no leak of credentials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING
+
+from ..core.errors import ExecutionBackendError
+from ..core.secrets import redact, secrets_of
+from .tracing import trace_headers
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+SILENCE_SECONDS = 15.0
+"""Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
+MOST_BYTES = 20_000_000
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+NOT_OFFERED = frozenset({404, 405, 501})
+_SHOWN = 300
+_ERROR_BODY = 64 * 1024
+
+
+class Garbled(ConnectionError):
+    """A request or an answer that nobody can read: spoiled on its way, or not of such a server at all."""
+
+
+class EventsNotOffered(Exception):
+    """The server has no such events."""
+
+
+class HttpClient:
+    """Speaks to one server. A final refusal raises ExecutionBackendError, a failure that may pass raises ConnectionError.
+    The headers come from the declaration and go with every request to that address: no redirect is followed, and their
+    credentials are redacted in all that the server returns."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
+        self.url, self._headers, self.name = url.rstrip("/"), dict(headers or {}), name or url
+        self._secrets = secrets_of(self._headers)
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    async def close(self) -> None:
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    async def stream(self, path: str, headers: Mapping[str, str] | None = None) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a stream of events as they come, until the server ends it.
+
+        EventsNotOffered where the server has none, ConnectionError where the stream breaks."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        given = {"accept": "text/event-stream", **self._headers, **(headers or {})}
+        url = self.url + path
+        try:
+            async with self._session().get(url, headers=given, timeout=timeout, allow_redirects=False) as response:
+                if response.status in _TRANSIENT:
+                    raise ConnectionError(f"{self.url} answered {response.status}")
+                if response.status in NOT_OFFERED:
+                    raise EventsNotOffered
+                if response.status >= 300:
+                    raise self.refused(response.status, b"", "did not send the events of the task")
+                if response.content_type != "text/event-stream":
+                    raise ConnectionError(f"{self.url} answered {response.content_type}")
+                chunks = aiter(response.content.iter_any())
+                while True:
+                    async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits for ever after a spoiled chunk
+                        data = await anext(chunks, b"")
+                    if not data:
+                        return
+                    yield data
+        except aiohttp.InvalidURL:
+            raise ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked") from None
+        except aiohttp.ClientConnectorCertificateError as exc:
+            raise self._untrusted(exc) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            reason = self.words(str(exc)) or type(exc).__name__
+            raise ConnectionError(f"the events of {self.url} cannot be read ({reason})") from None
+
+    def without_secrets(self, data: bytes) -> bytes:
+        return redact(data.decode(errors="replace"), self._secrets).encode() if self._secrets else data
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer. What may pass (no connection, 5xx) raises ConnectionError."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
+        headers = {**trace_headers(), **self._headers}
+        if body:
+            headers.setdefault("content-type", "application/json")
+        try:
+            async with self._session().request(
+                method, self.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                data = await response.content.read(MOST_BYTES + 1)
+                while len(data) <= MOST_BYTES and (more := await response.content.read(MOST_BYTES + 1 - len(data))):
+                    data += more
+                status = response.status
+        except aiohttp.InvalidURL:
+            raise ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked") from None
+        except aiohttp.ClientConnectorCertificateError as exc:
+            raise self._untrusted(exc) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            reason = self.words(str(exc)) or type(exc).__name__
+            raise ConnectionError(f"{self.url} cannot be reached ({reason})") from None
+        if len(data) > MOST_BYTES:
+            raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_BYTES:,} bytes")
+        if status in _TRANSIENT:
+            raise ConnectionError(f"{self.url} answered {status}: {self.words(data)}")
+        if status == 400:
+            raise Garbled(f"{self.url} could not read the request: {status} {self.words(data)}")
+        if 300 <= status < 400:
+            raise ExecutionBackendError(
+                self.name, f"{self.url} answered {status}, a redirect, which is not followed: correct the url"
+            )
+        return status, data
+
+    def refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
+        advice = ": check the headers of the declaration" if status in (401, 403) else ""
+        return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(data)}{advice}")
+
+    def _untrusted(self, exc: Exception) -> ExecutionBackendError:
+        problem = f"{self.url} has a certificate that is not trusted ({self.words(str(exc))})"
+        return ExecutionBackendError(self.name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
+
+    def words(self, said: bytes | str) -> str:
+        """Return the beginning of a text for a message, without credentials, also without half of one."""
+        cut = len(said) > _ERROR_BODY
+        text = said[:_ERROR_BODY].decode(errors="replace") if isinstance(said, bytes) else said[:_ERROR_BODY]
+        text = redact(text, self._secrets)
+        if cut and self._secrets:
+            text = text[: -len(self._secrets[0])]
+        return " ".join(text.split())[:_SHOWN]
+
+    def _session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            self._sessions = {known: kept for known, kept in self._sessions.items() if not known.is_closed()}
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # A connection for each request: whatever is between here and the server, an answer cannot be that to
+                # an earlier request.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            )
+        return session
