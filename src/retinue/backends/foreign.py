@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
     ActivityDelta,
@@ -40,11 +40,11 @@ from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
-from .local import LAST_MOMENT, LocalBackend, append_child_finished, check_child, seconds_left
-from .mirror import append_event, last_seen, streamed_text
+from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
+from .mirror import Heard, append_event, last_seen, streamed_text
+from .outcome import outcome_of, problem_of, wait_for_end
 from .rest import Rest, close, give_up, has_rest
 
-_STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
 
@@ -72,6 +72,7 @@ class ForeignBackend:
         parent = self._local.execution_of(identity.parent_run_id)
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
+        inherit(parent, request)
         ref = self._local.find(parent, request)
         state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
         if state is not None:
@@ -112,20 +113,23 @@ class ForeignBackend:
 
     async def _waiting_again(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
         """Return the result of a run that waits for an answer which has not come yet."""
-        ending = Ending(state.status, "suspended")
-        result = parent.log.results.get(state.run_id)
-        if result is None:
-            result = result_of(parent.log, state, ending, state.response())
-            result.state.extensions.update(state.values)
+        result = _known_result(parent, state, Ending(state.status, "suspended"))
         await self._local.save_child(request, parent.log, state, result, None, 0)
         return result
 
     async def _run_alone(self, request: RunRequest) -> RunResult:
-        """Execute a run without lineage; it has no events."""
+        """Execute a run without lineage; it has no log, and only its caller's sink hears of it."""
         if request.is_dispatched:
             return await self.backend.run(request)  # only watched: it continues when this is cancelled
         self._check(request, None)
-        return await self._attend(request, None)
+        if request.sink is None:
+            return await self._attend(request, None)
+        heard = Heard(request, request.sink)
+        request.emit = request.emit_remote = heard.emit
+        result = await self._attend(request, None)
+        if result.response and not heard.has_text:
+            heard.emit(TextDelta(delta=result.response, message_id=""))
+        return result
 
     async def _reserve(
         self, request: RunRequest, parent: Execution, thread: ThreadRecord | None, own: Limits | None
@@ -176,24 +180,24 @@ class ForeignBackend:
         detach = None if child is None else child.detach
         self._local.elsewhere[request.identity.run_id] = (token, detach)
         try:
-            await _wait_for_end(work, token, seconds, late)
+            await wait_for_end(work, token, seconds, late)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
             stop()
             try:
-                await _wait_for_end(work, token, None, late)
+                await wait_for_end(work, token, None, late)
             finally:
                 if child is not None and child.state is not None:
-                    child.finish(_outcome(work, request))
+                    child.finish(outcome_of(work, request))
             raise
         finally:
             given.forget(stop)
             self._local.elsewhere.pop(request.identity.run_id, None)
             work.cancel()
-        if (child is None or child.state is None) and (problem := _problem(work)) is not None:
+        if (child is None or child.state is None) and (problem := problem_of(work)) is not None:
             if isinstance(problem, ExecutionBackendError):
                 raise problem
             raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
-        result = _outcome(work, request)
+        result = outcome_of(work, request)
         if result.termination == OUT_OF_TIME and child is not None:
             log = child.parent.log
             result = replace(result, error=limit_reached(log.tree, child.begin(), "seconds", log.clock()).text)
@@ -427,74 +431,17 @@ def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | N
     return timeout, TIMED_OUT
 
 
-async def _wait_for_end(
-    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str
-) -> None:
-    """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
-    stop = asyncio.create_task(token.wait())
-    try:
-        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            token.set(late)
-            await asyncio.wait({work}, timeout=GRACE)
-    finally:
-        stop.cancel()
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=LAST_MOMENT)
-
-
-def _problem(work: asyncio.Task[RunResult]) -> Exception | None:
-    """Return the exception of a backend, if it raised one."""
-    if not work.done() or work.cancelled():
-        return None
-    problem = work.exception()
-    if problem is not None and not isinstance(problem, Exception):
-        raise problem
-    return problem
-
-
-def _outcome(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
-    """Return the result of a run, whatever its backend did."""
-    identity, token = request.identity, request.cancellation
-    if (problem := _problem(work)) is not None:
-        words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
-        result = _bare(request, RunStatus.FAILED, "error", words)
-    elif not work.done() or work.cancelled():
-        result = _bare(request, RunStatus.CANCELLED, "cancelled", token.reason or "cancelled")
-    else:
-        result = replace(work.result(), run_id=identity.run_id, thread_id=identity.thread_id)
-    if result.status is RunStatus.RUNNING:
-        return _bare(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
-    if token.reason == OUT_OF_TIME and result.status in _STOPPED:
-        return replace(
-            result, status=RunStatus.FAILED, termination=OUT_OF_TIME, error="the limit on seconds is reached"
-        )
-    if token.reason == TIMED_OUT and result.status in _STOPPED:
-        late = f"it took longer than {request.timeout or 0:g} s"
-        return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
-    return result
-
-
 def _result_again(parent: Execution, state: RunState) -> RunResult:
     """Return the result of a run that had ended; append its end to the parent if that is missing."""
-    result = parent.log.results.get(state.run_id)
-    if result is None:
-        ending = state.ending or Ending(state.status, "error")
-        result = result_of(parent.log, state, ending, state.response(), None, state.output)
-        result.state.extensions.update(state.values)
+    result = _known_result(parent, state, state.ending or Ending(state.status, "error"))
     append_child_finished(parent, state, result)
     return result
 
 
-def _bare(request: RunRequest, status: RunStatus, termination: str, reason: str) -> RunResult:
-    identity = request.identity
-    return RunResult(
-        status=status,
-        run_id=identity.run_id,
-        thread_id=identity.thread_id,
-        state=PersistedState(),
-        error=reason,
-        termination=termination,
-        messages=request.messages,
-    )
+def _known_result(parent: Execution, state: RunState, ending: Ending) -> RunResult:
+    """Return the result of a run whose last leg is in the log."""
+    result = parent.log.results.get(state.run_id)
+    if result is None:
+        result = result_of(parent.log, state, ending, state.response(), None, state.output)
+        result.state.extensions.update(state.values)
+    return result

@@ -144,6 +144,7 @@ class LocalBackend:
         parent = self._executions.get(identity.parent_run_id)
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
+        inherit(parent, request)
         ref = self.find(parent, request)
         state = None if ref is None else parent.log.tree.runs.get(ref.run_id)
         if state is not None:
@@ -402,9 +403,19 @@ def check_child(parent: Execution, request: RunRequest) -> None:
     refusal = refuse_child(parent.log.tree, parent.state, parent.log.dispatching)
     if refusal is not None:
         raise LimitReached(request.agent.name, refusal[0], child_refusal(*refusal))
-    depth = parent.identity.depth + 1
-    if request.identity.depth != depth:
-        request.identity = replace(request.identity, depth=depth)
+
+
+def inherit(parent: Execution, request: RunRequest) -> None:
+    """Fill in what a child has from the run above it, whatever its caller said or left out."""
+    own, above = request.identity, parent.identity
+    if own.depth != above.depth + 1 or own.user_id is None or own.parent_thread_id is None:
+        request.identity = replace(
+            own,
+            depth=above.depth + 1,
+            user_id=own.user_id or above.user_id,
+            parent_thread_id=own.parent_thread_id or above.thread_id,
+        )
+    request.context = request.context or parent.request.context
 
 
 def _is_cancelled() -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.events import DELTAS, Event, RunFinished, RunStarted, TextDelta
+from msgspec.structs import replace
+
+from ..core.backend import RunRequest
+from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TextDelta
 from ..core.rows import Private
 from ..loop.log import LiveLog
 from ..loop.state import RunState
@@ -37,3 +40,18 @@ async def streamed_text(log: LiveLog, run: RunState) -> str:
     if log.earlier is not None and log.first > 0:
         events = [event async for event in log.earlier(0, log.first, True)] + events
     return "".join([event.delta for event in events if isinstance(event, TextDelta) and event.run_id == run.run_id])
+
+
+class Heard:
+    """Gives a sink the events of a run that has no log."""
+
+    def __init__(self, request: RunRequest, sink: Sink) -> None:
+        self._identity, self._sink, self._seq = request.identity, sink, 0
+        self.has_text = False
+
+    def emit(self, event: Event) -> None:
+        if event.ns:  # of a run below it
+            return
+        self._seq += 1
+        self.has_text = self.has_text or isinstance(event, TextDelta)
+        self._sink(replace(event, seq=self._seq, run_id=self._identity.run_id, agent=self._identity.agent))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
+from inspect import iscoroutinefunction
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
@@ -19,7 +20,7 @@ from .plugins import Plugin
 from .queues import check_queue
 from .runs import DEFAULT_LIMITS, Limits, Out
 from .schema import ArgumentCheck, OutputFormat
-from .tools import Tool, ToolDescriptor
+from .tools import Tool, ToolDescriptor, descriptor_of
 
 if TYPE_CHECKING:
     from .backend import Resolver
@@ -288,10 +289,14 @@ class BoundTool:
     __slots__ = ("check", "descriptor", "tool", "validates")
 
     def __init__(self, tool: Tool, owner: str) -> None:
-        given: Any = getattr(tool, "descriptor", None)
-        descriptor: Any = given() if callable(given) else given
-        if not isinstance(descriptor, ToolDescriptor):
-            raise ConfigurationError(f"{owner}: tool class {type(tool).__name__} has no descriptor")
+        try:
+            descriptor = descriptor_of(tool)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{owner}: {exc}") from None
+        if iscoroutinefunction(tool.validate_args):
+            raise ConfigurationError(
+                f"{owner}: validate_args of {descriptor.name!r} is async; write `def validate_args`"
+            )
         name, parameters = descriptor.name, descriptor.parameters
         if not _TOOL_NAME.fullmatch(name):
             raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")

@@ -50,6 +50,11 @@ class BackendProfile(Struct, frozen=True, kw_only=True):
         """The least a remote can do: text in, text out."""
         return cls()
 
+    def __post_init__(self) -> None:
+        for name, level in asdict(self).items():
+            if level not in _LEVELS[name]:
+                raise ConfigurationError(f"BackendProfile({name}={level!r}): it is one of {', '.join(_LEVELS[name])}")
+
     def check(self, needs: Mapping[str, str]) -> list[str]:
         """Return a sentence for each need that this backend does not meet; a higher level than needed is enough."""
         actual = asdict(self)
@@ -188,6 +193,10 @@ class Resolver(Protocol):
     def place_call(self, run: Any, tool: Tool, state: Any, call: ToolCall, resume_input: Any) -> Any:
         """Return a coroutine that has another worker make a call of an execution (`run`), and returns its `CallOutcome`;
         None if the call is to be made here."""
+        ...
+
+    async def stop_waiting(self, tree: Any, reason: str, runs: Iterable[Any] | None = None) -> None:
+        """Have other backends stop these runs of a log, or all, that wait there for a human."""
         ...
 
     def check_subagents(self, agent: Agent) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from copy import copy
 from enum import StrEnum
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from msgspec import Struct
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .runs import Child, Limits, Out, RunIdentity, RunResult
 
 V = TypeVar("V")
+
+_NOTHING: Mapping[str, Any] = {}
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
@@ -118,6 +122,18 @@ class ToolContext:
     A report holds JSON values: one that has no JSON form raises TypeError, one that is too deep or too large ValueError.
     """
 
+    call_id: str
+    tool_name: str
+    run: RunIdentity
+    agent: Agent
+    snapshot: Snapshot
+    cancellation: CancellationToken
+    resolver: Resolver
+    resume_input: Any
+    deadline: float | None
+    context: Mapping[str, Any]
+    _emit: Sink
+
     def __init__(
         self,
         call_id: str,
@@ -132,12 +148,28 @@ class ToolContext:
         deadline: float | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        self.call_id, self.tool_name, self.run, self.agent = call_id, tool_name, run, agent
-        self.snapshot, self.cancellation = snapshot, cancellation
-        self.resolver: Resolver = resolver
-        self.resume_input, self.deadline = resume_input, deadline
-        self.context: Mapping[str, Any] = context if context is not None else {}
-        self._emit = emit
+        self.__dict__.update(
+            call_id=call_id,
+            tool_name=tool_name,
+            run=run,
+            agent=agent,
+            snapshot=snapshot,
+            cancellation=cancellation,
+            resolver=resolver,
+            resume_input=resume_input,
+            deadline=deadline,
+            context=MappingProxyType(_NOTHING if context is None else context),
+            _emit=emit,
+        )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"the context of a call is read-only: {name!r} cannot be set; return a ToolOutput instead")
+
+    def within(self, cancellation: CancellationToken, deadline: float) -> ToolContext:
+        """The same, for an attempt with a token and an end of its own."""
+        made = copy(self)
+        made.__dict__.update(cancellation=cancellation, deadline=deadline)
+        return made
 
     @property
     def sink(self) -> Sink:
@@ -207,6 +239,9 @@ class ToolContext:
         self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
     ) -> None:
         """Show the progress of the call, from 0 to 1."""
+        given: Any = progress
+        if given is not None and not (isinstance(given, int | float) and 0 <= given <= 1):
+            raise ValueError(f"progress is a number from 0 to 1, not {given!r}")
         content = {
             "status": ProgressStatus(status).value,
             "message": message,

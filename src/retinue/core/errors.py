@@ -158,7 +158,7 @@ class KeyAlreadyRegistered(_FieldError, StateError):
 
     key: str
     owner: str
-    template = "state key {key!r} is already registered by plugin {owner!r}"
+    template = "state key {key!r} is already registered by plugin {owner!r}: register it once, in one of the plugins"
 
 
 class PluginAlreadyInstalled(_FieldError, StateError):

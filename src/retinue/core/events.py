@@ -127,6 +127,8 @@ class ToolCallReady(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_r
     call_id: str
     tool_name: str
     args: dict[str, Any]
+    tool_id: str | None = None
+    """The id in the tool's descriptor, if it is not its name."""
 
 
 class ToolCallFinished(Event, frozen=True, kw_only=True, gc=False, tag="tool_call_finished"):

@@ -159,6 +159,11 @@ class ToolOutput:
     @classmethod
     def with_command(cls, result: ToolResult, command: StateCommand) -> ToolOutput:
         """The long form, for commands that do more than update keys."""
+        given: Any = command
+        if not isinstance(given, StateCommand):
+            raise TypeError(
+                f"with_command takes a StateCommand, not {type(given).__name__}: StateCommand().update(key, value)"
+            )
         output = cls(result)
         output.command = command
         return output

@@ -64,7 +64,7 @@ class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
             parent_tool_call_id=ctx.call_id,
             user_id=ctx.run.user_id,
             depth=ctx.run.depth + 1,
-            context=ctx.context,
+            context=dict(ctx.context),
         )
 
 

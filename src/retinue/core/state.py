@@ -294,8 +294,14 @@ class PersistedState(Struct, gc=False):
         """Encode values by their keys, persistent or not."""
         return cls(extensions={as_key(key).name: key.encode(value) for key, value in values.items()})
 
-    def __getitem__(self, key: StateKey[V, Any]) -> V:
-        """The decoded value; KeyError where the key is absent."""
+    @overload
+    def __getitem__(self, key: StateKey[V, Any]) -> V: ...
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    def __getitem__(self, key: StateKey[V, Any] | str) -> Any:
+        """The decoded value, or by a name its JSON; KeyError where the key is absent."""
+        if isinstance(key, str):
+            return self.extensions[key]
         try:
             return key.decode(self.extensions[key.name])
         except KeyError:
@@ -310,8 +316,10 @@ class PersistedState(Struct, gc=False):
     def get(self, key: StateKey[V, Any]) -> V | None: ...
     @overload
     def get(self, key: StateKey[V, Any], default: V) -> V: ...
-    def get(self, key: StateKey[V, Any], default: V | None = None) -> V | None:
-        return self[key] if key.name in self.extensions else default
+    @overload
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def get(self, key: StateKey[V, Any] | str, default: Any = None) -> Any:
+        return self[key] if key in self else default
 
     def __contains__(self, key: StateKey[Any, Any] | str) -> bool:
         return (key if isinstance(key, str) else key.name) in self.extensions

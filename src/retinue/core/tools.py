@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from .errors import ConfigurationError
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
 from .schema import with_defaults
 
@@ -58,7 +59,7 @@ class Tool(ABC):
 
     @property
     def name(self) -> str:
-        return self.descriptor.name
+        return descriptor_of(self).name
 
     def validate_args(self, args: dict[str, Any]) -> None:
         """Check what the schema cannot say, after it; may raise a ToolError."""
@@ -66,11 +67,21 @@ class Tool(ABC):
 
     def complete_args(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return valid arguments with the defaults of those that were omitted. Permission rules compare these."""
-        return with_defaults(self.descriptor.parameters, args)
+        return with_defaults(descriptor_of(self).parameters, args)
 
     @abstractmethod
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput | ToolResult | Any:
         """Do the work. Returns a ToolOutput, a ToolResult or any value that has a JSON form."""
+
+
+def descriptor_of(tool: Tool) -> ToolDescriptor:
+    """Return the descriptor of a tool, which may be an attribute or a method."""
+    given: Any = getattr(tool, "descriptor", None)
+    found: Any = given() if callable(given) else given
+    if not isinstance(found, ToolDescriptor):
+        problem = "has no descriptor" if found is None else f"has a {type(found).__name__} as its descriptor"
+        raise ConfigurationError(f"tool class {type(tool).__name__} {problem}: give it a ToolDescriptor")
+    return found
 
 
 class FrontEndTool(Tool):

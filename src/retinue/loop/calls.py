@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ from ..core.errors import (
     ToolTimeout,
     WriteConflict,
 )
-from ..core.events import Custom, StateDelta, ToolCallFinished
+from ..core.events import Custom, StateDelta, ToolCallFinished, ToolCallReady
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, checked_record
 from ..core.plugins import Block
@@ -41,7 +41,7 @@ from ..core.tools import Tool
 from .budget import deadline
 from .execution import Execution, close_children
 from .phases import WorkItem, private_of
-from .state import CALL_SUSPENDED, RUNNING, CallState
+from .state import CALL_SUSPENDED, RUNNING, CallState, RunState
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +88,9 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
         command, returned = returned.command, returned.result
     if returned.__class__ is str:
         return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, _text(call, returned)), command)
+    if isinstance(returned, ToolError | StateCommand):
+        instead = "raise it" if isinstance(returned, ToolError) else "return ToolOutput.with_command(result, command)"
+        raise InternalError(f"tool {call.name!r} returned a {type(returned).__name__}: {instead} instead")
     result = returned if isinstance(returned, ToolResult) else _PLAIN
     data, message = returned if result is _PLAIN else result.data, result.message
     parts: tuple[Part, ...] = ()
@@ -147,6 +150,13 @@ def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
 # --- prepare
 
 
+def ready(x: Execution, call: ToolCall) -> ToolCallReady:
+    """Return the event with which the work of a call begins."""
+    bound = x.toolbox.get(call.name)
+    tool_id = None if bound is None or bound.descriptor.id == call.name else bound.descriptor.id
+    return ToolCallReady(call_id=call.id, tool_name=call.name, args=call.args, tool_id=tool_id)
+
+
 def prepare(x: Execution, call: ToolCall) -> BoundTool:
     """Return the tool to run once its arguments are checked; raise a ToolError that the model can learn from."""
     bound, offered = x.toolbox.get(call.name), x.state.offered
@@ -158,7 +168,10 @@ def prepare(x: Execution, call: ToolCall) -> BoundTool:
     bound.check.require(call.args)
     if bound.validates:
         try:
-            bound.tool.validate_args(call.args)
+            if bound.tool.validate_args(isolate(call.args)) is not None:
+                raise InternalError(
+                    f"validate_args of {call.name!r} returned a value: it raises InvalidArguments instead"
+                )
         except (ToolError, Escape):
             raise
         except Exception as exc:
@@ -189,7 +202,17 @@ async def execute(
     if writer is not None:
         await writer.flush()
         await writer.confirm()
-    tool, attempt = bound.tool, 0
+    outcome = await _attempt(x, bound.tool, state, call, resume_input, make_context)
+    if state.children and outcome.status is not CALL_SUSPENDED:
+        await x.resolver.stop_waiting(x.log.tree, "the call that started it has ended", _waiting(x, state))
+    return outcome
+
+
+async def _attempt(
+    x: Execution, tool: Tool, state: CallState, call: ToolCall, resume_input: Any, make_context: MakeContext
+) -> CallOutcome:
+    """Run the tool until an attempt succeeds, or no further one is allowed."""
+    attempt = 0
     # Each turn is one attempt.
     while True:
         if attempt and state.children:  # those of the attempt that failed
@@ -198,7 +221,7 @@ async def execute(
         ctx = make_context(x, call, x.snapshot, resume_input)
         try:
             if tool.timeout is None:
-                returned = await tool.execute(isolate(call.args), ctx)
+                returned = await _begin(tool, call, ctx)
             else:
                 returned = await _execute_within(tool.timeout, x, tool, call, ctx)
             return outcome_of(call, returned)
@@ -217,6 +240,21 @@ async def execute(
             return failed(call, error)
         await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
         attempt += 1
+
+
+def _waiting(x: Execution, call: CallState) -> list[RunState]:
+    """Return the runs below a call that wait for a human, on whatever backend."""
+    tree = x.log.tree
+    below = [child for ref in call.children.values() if (child := tree.runs.get(ref.run_id)) is not None]
+    places = [child.ns for child in below if child.waits and not child.request.detached]
+    return [run for run in tree.runs.values() if run.waits and any(run.ns[: len(ns)] == ns for ns in places)]
+
+
+def _begin(tool: Tool, call: ToolCall, ctx: ToolContext) -> Coroutine[Any, Any, Any]:
+    work = tool.execute(isolate(call.args), ctx)
+    if not hasattr(work, "__await__"):
+        raise InternalError(f"tool {call.name!r}: its execute is not async; write `async def execute(self, args, ctx)`")
+    return work
 
 
 def stop_if_given_up(x: Execution) -> None:
@@ -246,11 +284,11 @@ def context_for(
 
 async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCall, ctx: ToolContext) -> Any:
     """Make one attempt with a time limit. Its token is its own: a timeout stops this attempt, not the run."""
-    ctx.cancellation = cancellation = CancellationToken()
-    ctx.deadline = min(x.now() + timeout, ctx.deadline or float("inf"))
+    cancellation = CancellationToken()
+    ctx = ctx.within(cancellation, min(x.now() + timeout, ctx.deadline or float("inf")))
     pass_on = x.cancellation.pass_on_to(cancellation)
     # A task of its own: a tool that swallows its cancellation can be left behind.
-    attempt = asyncio.create_task(tool.execute(isolate(call.args), ctx))
+    attempt = asyncio.create_task(_begin(tool, call, ctx))
     try:
         await asyncio.wait({attempt}, timeout=timeout)
         if attempt.done():
@@ -354,8 +392,7 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         id=call.message_id,
     )
     if status is CALL_SUSPENDED:
-        ticket = SuspendTicket(f"ticket_{made.id}", f"tool:{made.name}", text, made.args)
-        ticket, bound = result.suspension or ticket, x.toolbox.get(made.name)
+        ticket, bound = result.suspension or default_ticket(made, text), x.toolbox.get(made.name)
         result = result.with_ticket(ticket if bound is None else ticket.with_arguments(bound.descriptor.parameters))
         if ticket.takes_arguments and (rules := x.hooks.rules()):
             fields = {**fields, "rules": rules}
@@ -370,6 +407,11 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         ToolCallFinished(call_id=made.id, tool_name=made.name, status=status, result=result, message=message),
         Private(**fields) if fields else None,
     )
+
+
+def default_ticket(call: ToolCall, text: str) -> SuspendTicket:
+    """Return the ticket of a call that was suspended without one."""
+    return SuspendTicket(f"ticket_{call.id}", f"tool:{call.name}", text, call.args)
 
 
 def result_limit(x: Execution, call: ToolCall) -> int:

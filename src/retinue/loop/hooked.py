@@ -10,19 +10,21 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
+from ..core.codec import isolate
 from ..core.decisions import Decision
 from ..core.errors import InvalidArguments, ToolError
-from ..core.events import ToolCallReady, ToolCallResumed
+from ..core.events import ToolCallResumed
 from ..core.functions import FunctionTool, in_thread
 from ..core.hooks import ResultKeeper
 from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall
 from ..core.plugins import Block, Intercept, SetResult, Suspend
-from ..core.results import ResumeMode, ToolResult
+from ..core.results import ResumeMode, ToolResult, ToolStatus
 from ..core.rows import Private
 from ..core.state import StateCommand
 from .calls import (
     CallOutcome,
+    default_ticket,
     end_call,
     execute,
     failed,
@@ -30,6 +32,7 @@ from .calls import (
     interrupted,
     outcome_of,
     prepare,
+    ready,
     result_limit,
     stop_if_given_up,
 )
@@ -112,7 +115,7 @@ def _start(x: Execution, call: CallState) -> None:
     made, decision = call.call, x.state.pending.get(call.call.id)
     hooked = _HOOKED if _has_hooks_before(x, call, decision) else None
     if call.status is CALL_NEW:
-        x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args), hooked)
+        x.emit(ready(x, made), hooked)
         return
     x.asked_again.pop(made.id, None)
     args = None if (runs := call_to_run(call, decision)) is made else runs.args
@@ -176,15 +179,22 @@ async def _perform(
     return outcome
 
 
+def _isolated(call: ToolCall) -> ToolCall:
+    """Return a call that hooks may hold: what they do to its arguments changes no call."""
+    return replace(call, args=isolate(call.args)) if call.args else call
+
+
 async def _before_tool(
     x: Execution, call: CallState, made: ToolCall, decision: Decision | None
 ) -> tuple[Intercept | None, str | None, StateCommand | None]:
     """Run the hooks before a call; return the strongest intercept, the hook that asked for it, and the state change."""
-    context = x.hook_context("before_tool", x.snapshot, call=made, decision=decision)
+    context = x.hook_context("before_tool", x.snapshot, call=_isolated(made), decision=decision)
     at_work = HookRound(x, "before_tool", context)
     chosen: Intercept | None = None
     asked_by: str | None = None
     for hook, intercept in await at_work.run_hooks():
+        if isinstance(intercept, SetResult) and intercept.result.status is ToolStatus.PENDING:
+            intercept = Suspend(intercept.result.suspension or default_ticket(made, intercept.result.text))
         if isinstance(intercept, Suspend) and x.hooks.ids[hook] in call.answered:
             continue  # it has its answer
         strength = _STRENGTH[type(intercept)]
@@ -204,7 +214,7 @@ async def _finalize_after_hooks(
         x.kept[made.id] = await _keep(x, x.hooks.keeper, made, text)
     late = None
     if outcome.status is not CALL_SUSPENDED and "after_tool" in x.hooks.by_phase:
-        context = x.hook_context("after_tool", x.snapshot, call=made, result=outcome.result)
+        context = x.hook_context("after_tool", x.snapshot, call=_isolated(made), result=outcome.result)
         at_work = HookRound(x, "after_tool", context)
         if outcome.command is not None:
             at_work.merge(outcome.command)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from ..core.codec import Codec, JsonCodec, codec_for
+from ..core.codec import Codec, JsonCodec, codec_for, isolate
 from ..core.content import to_json_bytes
 from ..core.errors import (
     Escape,
@@ -137,14 +137,16 @@ class HookRound:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
         others: list[tuple[Hook, Any]] = []
         again: list[Hook] = []
-        context = self.context
+        before = None if self.context.call is None else isolate(self.context.call.args)
         for hook in self.x.hooks.by_phase.get(self.phase, ()):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
-                returned = hook.function(context)
+                returned: Any = hook.function(self.context)
+                returned = None if returned is None else await self._checked(returned)
+                if before is not None:
+                    self._require_unchanged(before)
                 if returned is None:
                     continue
-                returned = await self._checked(returned)
             except Exception as exc:
                 self._failed(hook, exc)
                 continue
@@ -159,6 +161,13 @@ class HookRound:
             if (intercept := await self._run_again(hook)) is not None:
                 others.append((hook, intercept))
         return others
+
+    def _require_unchanged(self, args: dict[str, Any]) -> None:
+        """Raise if a hook has changed the arguments of the call; other hooks see them as they were."""
+        call = self.context.call
+        if call is not None and call.args != args:
+            self.context = replace(self.context, call=replace(call, args=isolate(args)))
+            raise TypeError("changed the arguments of the call; return SetResult, Suspend or Block instead")
 
     async def _run_again(self, hook: Hook) -> Any:
         """Run a hook on the state as it will be after the commands so far; return an intercept."""

@@ -22,7 +22,6 @@ from ..core.events import (
     StateSnapshot,
     StepFinished,
     StepStarted,
-    ToolCallReady,
 )
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
@@ -33,7 +32,7 @@ from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
 from ..core.together import run_together
 from .budget import Reached, limit_reached, reached, time_left
-from .calls import end_call, execute, failed, finalize, outcome_of, prepare, stop_if_given_up
+from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
 from .execution import Execution, close_calls
 from .grants import widen_budget
 from .hooked import run_hooked_call
@@ -128,8 +127,7 @@ def _refuse_calls(x: Execution) -> bool:
     for call in run.open():
         made = call.call
         if call.status is CALL_NEW:
-            ready = ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args)
-            x.emit(ready, Private(hooked=True, limit=code))
+            x.emit(ready(x, made), Private(hooked=True, limit=code))
         end_call(x, call, outcome_of(made, ToolResult.error(reason, code=code)), fields)
     return True
 
@@ -176,7 +174,7 @@ async def _run_call(x: Execution, call: CallState) -> None:
             await run_hooked_call(x, call)
             return
         # The common case: no hooks and no decision.
-        x.emit(ToolCallReady(call_id=made.id, tool_name=made.name, args=made.args))
+        x.emit(ready(x, made))
         try:
             bound = prepare(x, made)
         except ToolError as exc:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ..backends.callers import Callers
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
+from ..backends.outcome import bare_result
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
@@ -27,7 +28,6 @@ from ..core.events import ErrorRaised, Event
 from ..core.lifecycle import RunStatus
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult
-from ..core.state import PersistedState
 from ..core.stores import RunRecord, Watch
 from ..loop.execution import Execution
 from ..loop.grants import Wanted
@@ -211,7 +211,7 @@ class PlacedBackend:
                 await self.stop(request.identity.run_id, token.reason or "cancelled")
             return await following
         except RetinueError as exc:
-            return _failed(request, str(exc))
+            return bare_result(request, RunStatus.FAILED, "error", str(exc))
         finally:
             stopped.cancel()
             following.cancel()
@@ -290,7 +290,7 @@ class _Follower:
             # First: the events of the leg that this result ends are stored before it.
             record = await self._retry(lambda: self._store.load_run(self._run_id))
             if record is None:
-                return _failed(self._request, "its run is not stored any more")
+                return bare_result(self._request, RunStatus.FAILED, "error", "its run is not stored any more")
             found = await self._read()
             events = () if found is None else found[0]
             if len(events) == BATCH:
@@ -351,19 +351,6 @@ async def retry(ask: Callable[[], Awaitable[T]], token: CancellationToken | None
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _failed(request: RunRequest, reason: str) -> RunResult:
-    identity = request.identity
-    return RunResult(
-        status=RunStatus.FAILED,
-        run_id=identity.run_id,
-        thread_id=identity.thread_id,
-        state=PersistedState(),
-        error=reason,
-        termination="error",
-        messages=request.messages,
-    )
 
 
 def _noted(result: RunResult, *, is_open: bool) -> RunResult:

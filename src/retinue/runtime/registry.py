@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -124,9 +124,10 @@ class AgentRegistry:
             return None
         return placement.calls.execute(run, tool, state, call, resume_input)
 
-    async def stop_waiting(self, tree: LogState, reason: str) -> None:
-        """Have other backends stop the runs of a log that wait there, as far as they can be reached."""
-        waiting = [run for run in tree.runs.values() if run.tickets and run.waits and not run.request.detached]
+    async def stop_waiting(self, tree: LogState, reason: str, runs: Iterable[RunState] | None = None) -> None:
+        """Have other backends stop these runs of a log, or all, that wait there, as far as they can be reached."""
+        known = tree.runs.values() if runs is None else runs
+        waiting = [run for run in known if run.tickets and run.waits and not run.request.detached]
         stops = [self._stop(tree.parent_of(run) or run, run, reason) for run in waiting]
         for problem in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(problem, Exception):

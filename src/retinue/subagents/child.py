@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -47,6 +48,7 @@ async def run_child_agent(
     With a `thread_id` it continues that stored conversation; without, it starts a new one.
     Raises ExecutionBackendError if the run could not be set up or dispatched; then it has no events.
     """
+    _check(resolver, agent, parent, sink, timeout)
     try:
         plan = resolver.resolve(agent)
         given, said = PersistedState() if seed is None else as_persisted(seed), as_messages(messages)
@@ -134,6 +136,23 @@ async def run_children(
         ctx.cancellation.forget(stop_all)
 
 
+def _check(resolver: Any, agent: object, parent: Any, sink: Any, timeout: float | None) -> None:
+    """Raise for arguments that cannot work; the error says what to write."""
+    problem = None
+    if isinstance(resolver, ToolContext):
+        problem = "the first argument is ctx.resolver, not ctx; or write ctx.run_child(agent, input)"
+    elif not isinstance(parent, ParentContext):
+        problem = f"parent is a ParentContext, not {type(parent).__name__}: write ParentContext.of(ctx)"
+    elif (parent.parent_run_id is None) is not (parent.parent_tool_call_id is None):
+        problem = "a child belongs to a call of a run: give parent_run_id and parent_tool_call_id, or neither"
+    elif sink is not None and (not callable(sink) or iscoroutinefunction(sink)):
+        problem = "sink is a function of one event, which is not async"
+    elif timeout is not None and timeout < 0:
+        problem = f"timeout is a number of seconds, not {timeout!r}"
+    if problem is not None:
+        raise ExecutionBackendError(_name(agent), problem)
+
+
 def _not_started(reason: str) -> RunResult:
     """Return the result of a child that could not be set up."""
     return RunResult(
@@ -182,7 +201,7 @@ class StreamingPassthroughSink:
 
     def _forward_error(self, event: ErrorRaised) -> None:
         if self._errors is ChildErrorForwarding.WRAP:
-            code = f" {event.code}" if event.code else ""
+            code = f" {event.code}" if event.code not in (None, "", "error") else ""
             self._show(f"[child error{code}: {event.message}]")
         elif self._errors is ChildErrorForwarding.RAW:
             self._parent(ErrorRaised(message=event.message, code=event.code))

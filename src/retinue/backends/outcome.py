@@ -1,0 +1,79 @@
+"""The work of a backend: waiting for its end, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from ..core.backend import RunRequest
+from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.errors import ExecutionBackendError
+from ..core.lifecycle import RunStatus
+from ..core.runs import RunResult
+from ..core.state import PersistedState
+from .local import LAST_MOMENT
+
+_STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
+
+
+async def wait_for_end(
+    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str
+) -> None:
+    """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
+    stop = asyncio.create_task(token.wait())
+    try:
+        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            token.set(late)
+            await asyncio.wait({work}, timeout=GRACE)
+    finally:
+        stop.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=LAST_MOMENT)
+
+
+def problem_of(work: asyncio.Task[RunResult]) -> Exception | None:
+    """Return the exception of a backend, if it raised one."""
+    if not work.done() or work.cancelled():
+        return None
+    problem = work.exception()
+    if problem is not None and not isinstance(problem, Exception):
+        raise problem
+    return problem
+
+
+def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
+    """Return the result of a run, whatever its backend did."""
+    identity, token = request.identity, request.cancellation
+    if (problem := problem_of(work)) is not None:
+        words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
+        result = bare_result(request, RunStatus.FAILED, "error", words)
+    elif not work.done() or work.cancelled():
+        result = bare_result(request, RunStatus.CANCELLED, "cancelled", token.reason or "cancelled")
+    else:
+        result = replace(work.result(), run_id=identity.run_id, thread_id=identity.thread_id)
+    if result.status is RunStatus.RUNNING:
+        return bare_result(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
+    if token.reason == OUT_OF_TIME and result.status in _STOPPED:
+        return replace(
+            result, status=RunStatus.FAILED, termination=OUT_OF_TIME, error="the limit on seconds is reached"
+        )
+    if token.reason == TIMED_OUT and result.status in _STOPPED:
+        late = f"it took longer than {request.timeout or 0:g} s"
+        return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
+    return result
+
+
+def bare_result(request: RunRequest, status: RunStatus, termination: str, reason: str) -> RunResult:
+    identity = request.identity
+    return RunResult(
+        status=status,
+        run_id=identity.run_id,
+        thread_id=identity.thread_id,
+        state=PersistedState(),
+        error=reason,
+        termination=termination,
+        messages=request.messages,
+    )
