@@ -221,13 +221,9 @@ class LegWorker:
         return run_id not in dict(await self._logs.freed(record.identity.thread_id))
 
     async def _watch(self, log_id: str, work: asyncio.Task[LegEnd]) -> None:
-        """Return when a leg has ended. Until then tell Temporal that it is at work."""
+        """Return when a leg has ended. Until then tell Temporal that it is at work: a short one need not."""
         every, wanted = min(_BEAT, self._info.lease / 4), False
-        while not work.done():
-            status = self._info.look(log_id)
-            if status is not None and not status.is_ours:
-                raise RunElsewhere(log_id, f"{self._info.owner}, whose lease has run out")
-            activity.heartbeat(_shown(status))
+        while True:
             try:
                 if wanted:
                     await self._cancel(log_id)
@@ -244,6 +240,12 @@ class LegWorker:
             except StoreError as exc:
                 _log.warning("run %s cannot be cancelled yet: %s", log_id, exc)
                 await asyncio.wait({work}, timeout=every)
+            if work.done():
+                return
+            status = self._info.look(log_id)
+            if status is not None and not status.is_ours:
+                raise RunElsewhere(log_id, f"{self._info.owner}, whose lease has run out")
+            activity.heartbeat(_shown(status))
 
     async def _cancel(self, log_id: str) -> None:
         """Put a cancel into the inbox of a run, unless there is one or the run has ended."""
