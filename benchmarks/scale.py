@@ -14,6 +14,7 @@ from typing import Any
 from retinue.core.engine import LegSlots, WorkerInfo
 from retinue.core.ids import unique
 from retinue.core.stores import LEGS, Placement
+from retinue.storage.depths import read_depths
 from retinue.storage.legs import Legs, Workers
 from retinue.storage.sql import SqlStore
 from retinue.storage.stores import open_store
@@ -77,7 +78,7 @@ async def _operations(store: SqlStore) -> dict[str, float]:
         "sweep: queued runs": await _time(legs.free_queued),
         "sweep: unscheduled runs (every 30 s)": await _time(legs.find_unscheduled),
         "sweep: workers": await _time(workers.seen),
-        "depths of queues": await _time(legs.depths),
+        "depths of queues": await _time(lambda: read_depths(store)),
         "threads of a user": await _time(lambda: store.list_threads("u7", limit=50)),
     }
 

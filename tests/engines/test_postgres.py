@@ -16,6 +16,7 @@ from retinue import RunStatus, Runtime
 from retinue.core.engine import Leg
 from retinue.core.ids import unique
 from retinue.core.stores import LogBatch, Placement, Wish
+from retinue.storage.depths import read_depths
 from retinue.storage.legs import Legs
 from retinue.storage.schedules import next_time
 from retinue.storage.sql import SqlStore
@@ -287,7 +288,7 @@ async def test_a_delay_ends(store: SqlStore) -> None:
     await begin(store, "r1", delay=3600.0)
     await Legs(store).end_delays()
     assert await claim(store) == []
-    (depth,) = await Legs(store).depths()
+    (depth,) = await read_depths(store)
     assert (depth.ready, depth.delayed) == (0, 1)
     await store.database.write(lambda link: link.run("UPDATE logs SET due_at = due_at - 7200"))
     await Legs(store).end_delays()
@@ -331,7 +332,7 @@ async def test_depths(store: SqlStore) -> None:
     await begin(store, "r2")
     await begin(store, "g1", queue="gpu")
     await claim(store)
-    found = {depth.queue: (depth.ready, depth.delayed, depth.working) for depth in await Legs(store).depths()}
+    found = {depth.queue: (depth.ready, depth.delayed, depth.working) for depth in await read_depths(store)}
     assert found == {"default": (1, 0, 1), "gpu": (1, 0, 0)}
 
 

@@ -12,7 +12,7 @@ from retinue import Agent, RunStatus, Runtime, tool
 from retinue.core.errors import ConfigurationError, EngineError
 from retinue.core.model import ModelRequest
 from retinue.engines.temporal import TemporalEngine, parse, priority_of
-from retinue.storage.legs import Legs
+from retinue.storage.depths import read_depths
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
@@ -102,7 +102,7 @@ async def test_priorities_come_first_and_users_take_turns(site: Site) -> None:
 
             await run.stored()
             await until(lambda run_id=run.run_id: has_activity(client, run_id))
-        (depth,) = await Legs(client.store).depths()  # type: ignore[arg-type]
+        (depth,) = await read_depths(client.store)  # type: ignore[arg-type]
         assert (depth.queue, depth.ready, depth.delayed, depth.working) == ("default", 10, 0, 1)
         gate.go.set()
         for run in (held, *runs):

@@ -14,7 +14,8 @@ import msgspec
 from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
 from ..runtime.worker import Worker
-from ..storage.legs import Legs, QueueDepth, SeenWorker, Workers
+from ..storage.depths import QueueDepth, explain_depths, read_depths
+from ..storage.legs import SeenWorker
 from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore
 from .database import as_misuse, database_url, open_database
@@ -74,6 +75,9 @@ async def show_queues(args: argparse.Namespace) -> int:
         serving = sum(worker.is_alive and one.queue in worker.queues for worker in workers)
         rows.append([one.queue, str(one.ready), str(one.delayed), str(one.working), duration(one.oldest), str(serving)])
     print("\n".join(table(rows)) if depths else "nothing waits, nothing works")
+    for one in depths:
+        for reason in one.reasons:
+            print(f"queue {one.queue}: {reason}")
     for worker in workers:
         state = f"{worker.busy} of {worker.slots} slots" if worker.is_alive else "gone"
         print(f"worker {worker.owner}: {state}; {', '.join(worker.queues)}; {', '.join(worker.agents)}")
@@ -95,7 +99,7 @@ def _about(schedule: Schedule) -> str:
 async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker], list[Schedule]]:
     if not store.has_queues:
         raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
-    return await Legs(store).depths(), await Workers(store).seen(), await Schedules(store).list()
+    return *await explain_depths(store), await Schedules(store).list()
 
 
 @asynccontextmanager
@@ -112,7 +116,7 @@ async def _metrics(address: str | None, store: SqlStore, worker: Worker) -> Asyn
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
             async with asyncio.timeout(10):
                 await reader.readuntil(b"\r\n\r\n")
-                body = "".join([f"{line}\n" for line in _figures(await Legs(store).depths(), worker)]).encode()
+                body = "".join([f"{line}\n" for line in _figures(await read_depths(store), worker)]).encode()
                 head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {len(body)}\r\n"
                 writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
                 await writer.drain()

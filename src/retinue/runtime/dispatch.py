@@ -26,6 +26,7 @@ from ..core.queues import check_queue
 from ..core.rows import StoredRequest
 from ..core.runs import Out, RunIdentity, RunResult
 from ..core.stores import Placement, RunRecord, WhenBusy
+from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time
 from ..storage.sql import SqlStore
@@ -284,15 +285,7 @@ class Dispatcher:
         if queue is None:
             return None
         workers = [worker for worker in await self._workers.seen(self.engine.name) if worker.is_alive]
-        serving = [worker for worker in workers if queue in worker.queues]
-        if not serving:
-            served = ", ".join(sorted({name for worker in workers for name in worker.queues})) or "none"
-            return (
-                f"no worker serves queue {queue!r} (served: {served}): start one with retinue worker --queues {queue}"
-            )
-        if not any(agent in worker.agents for worker in serving):
-            return f"no worker of queue {queue!r} has agent {agent!r}: start one whose TARGET has it"
-        return None
+        return unserved(queue, agent, workers)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         job = asyncio.create_task(work)

@@ -21,7 +21,7 @@ from .database import Later, Link
 from .sql import SqlStore, decode_identity
 from .writes import POSTGRES, TAKEN_OVER, next_turn
 
-_OURS = f"engine = '{POSTGRES}' AND ended = 0"
+OURS = f"engine = '{POSTGRES}' AND ended = 0"
 _encode = msgspec.json.encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -36,18 +36,6 @@ class SeenWorker(Struct, frozen=True, kw_only=True):
     slots: int
     busy: int
     is_alive: bool
-
-
-class QueueDepth(Struct, frozen=True, kw_only=True):
-    """The number of legs that wait or work in a queue."""
-
-    queue: str
-    ready: int
-    """Legs that wait for a worker."""
-    delayed: int
-    working: int
-    oldest: float
-    """Seconds for which the oldest has waited."""
 
 
 class Workers:
@@ -141,7 +129,7 @@ class Legs:
             # MATERIALIZED: else the choice might be made again for each row, and more than `most` be claimed.
             return link.ask(
                 "WITH chosen AS MATERIALIZED (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL "
-                f"AND turn IS NOT NULL AND {_OURS} "
+                f"AND turn IS NOT NULL AND {OURS} "
                 "AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
                 "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) "
                 f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
@@ -160,7 +148,7 @@ class Legs:
 
         def release(link: Link) -> int:
             lost = (
-                f"SELECT log_id FROM logs WHERE {_OURS} AND owner IS NOT NULL "
+                f"SELECT log_id FROM logs WHERE {OURS} AND owner IS NOT NULL "
                 f"AND (lease_until < {link.lease_now} OR owner = ANY(?) OR log_id = ANY(?)) FOR UPDATE SKIP LOCKED"
             )
             found = link.run(
@@ -184,7 +172,7 @@ class Legs:
 
         def end(link: Link) -> None:
             over = f"due_at <= {link.now} AND NOT {waits}"
-            if link.run(f"SELECT 1 FROM logs WHERE {over} AND turn IS NULL AND {_OURS} LIMIT 1"):
+            if link.run(f"SELECT 1 FROM logs WHERE {over} AND turn IS NULL AND {OURS} LIMIT 1"):
                 _make_all_due(link, over)
 
         await self._database.write(end)
@@ -204,42 +192,11 @@ class Legs:
 
         def write(link: Link) -> None:
             link.run(
-                f"UPDATE logs SET turn = NULL, due_at = {link.now} + ? WHERE log_id = ? AND owner IS NULL AND {_OURS}",
+                f"UPDATE logs SET turn = NULL, due_at = {link.now} + ? WHERE log_id = ? AND owner IS NULL AND {OURS}",
                 *(seconds, log_id),
             )
 
         await self._database.write(write, log_id)
-
-    async def depths(self) -> list[QueueDepth]:
-        """Return what waits and works in each queue."""
-
-        def read(link: Link) -> list[QueueDepth]:
-            # Each part has an index of its own, so what has ended or waits for an answer is not read.
-            parts = (
-                "owner IS NOT NULL AND engine IS NOT NULL AND ended = 0",
-                f"owner IS NULL AND turn IS NOT NULL AND {_OURS}",
-                f"owner IS NULL AND due_at IS NOT NULL AND turn IS NULL AND {_OURS}",
-            )
-            each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in parts]
-            # Other engines have legs that are no rows: here they are runs at work that nobody owns.
-            delayed = f"COALESCE(due_at, 0) > {link.now}"
-            each.append(
-                f"SELECT queue, NULL, CASE WHEN {delayed} THEN NULL ELSE 0 END, GREATEST(due_at, started_at) "
-                "FROM runs JOIN logs ON logs.log_id = run_id WHERE status = 'running' AND owner IS NULL AND ended = 0 "
-                f"AND engine <> '{POSTGRES}'"
-            )
-            found = link.run(
-                "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
-                "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
-                f"COALESCE(MAX({link.now} - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
-                f"FROM ({' UNION ALL '.join(each)}) AS legs GROUP BY queue ORDER BY queue"
-            )
-            return [
-                QueueDepth(queue=queue, ready=ready, delayed=delayed, working=working, oldest=max(0.0, oldest))
-                for queue, ready, delayed, working, oldest in found
-            ]
-
-        return await self._database.read(read)
 
 
 def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
@@ -258,7 +215,7 @@ def _make_all_due(link: Link, where: str, *values: Any) -> None:
     chosen = (
         f"SELECT log_id, {next_turn('logs.queue', 'logs.flow')} AS first, "
         "ROW_NUMBER() OVER (PARTITION BY queue, flow ORDER BY due_at, log_id) - 1 AS place "
-        f"FROM logs WHERE turn IS NULL AND owner IS NULL AND {_OURS} AND {where}"
+        f"FROM logs WHERE turn IS NULL AND owner IS NULL AND {OURS} AND {where}"
     )
     link.run(
         f"UPDATE logs SET turn = chosen.first + chosen.place, due_at = COALESCE(due_at, {link.now}) "

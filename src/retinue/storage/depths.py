@@ -1,0 +1,120 @@
+"""Depths of queues: how many legs wait or work in each, and why those that wait do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .database import Link
+from .legs import OURS, SeenWorker, Workers
+from .sql import SqlStore
+from .writes import POSTGRES
+
+
+class QueueDepth(Struct, frozen=True, kw_only=True):
+    """The number of legs that wait or work in a queue."""
+
+    queue: str
+    ready: int
+    """Legs that wait for a worker."""
+    delayed: int
+    working: int
+    oldest: float
+    """Seconds for which the oldest has waited."""
+    reasons: tuple[str, ...] = ()
+    """Why legs of it wait."""
+
+
+_AT_WORK = "owner IS NOT NULL AND engine IS NOT NULL AND ended = 0"
+_READY = f"owner IS NULL AND turn IS NOT NULL AND {OURS}"
+_DELAYED = f"owner IS NULL AND due_at IS NOT NULL AND turn IS NULL AND {OURS}"
+# Other engines have legs that are no rows: here they are runs at work that nobody owns.
+_ELSEWHERE = (
+    "FROM runs JOIN logs ON logs.log_id = run_id WHERE status = 'running' AND owner IS NULL AND ended = 0 "
+    f"AND engine <> '{POSTGRES}'"
+)
+
+
+async def read_depths(store: SqlStore) -> list[QueueDepth]:
+    """Return what waits and works in each queue."""
+    return await store.database.read(_depths)
+
+
+def _depths(link: Link) -> list[QueueDepth]:
+    # Each part has an index of its own, so what has ended or waits for an answer is not read.
+    each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in (_AT_WORK, _READY, _DELAYED)]
+    turn = f"CASE WHEN COALESCE(due_at, 0) > {link.now} THEN NULL ELSE 0 END"
+    each.append(f"SELECT queue, NULL, {turn}, GREATEST(due_at, started_at) {_ELSEWHERE}")
+    found = link.run(
+        "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
+        "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
+        f"COALESCE(MAX({link.now} - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
+        f"FROM ({' UNION ALL '.join(each)}) AS legs GROUP BY queue ORDER BY queue"
+    )
+    return [
+        QueueDepth(queue=queue, ready=ready, delayed=delayed, working=working, oldest=max(0.0, oldest))
+        for queue, ready, delayed, working, oldest in found
+    ]
+
+
+async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
+    """Return what waits and works in each queue, with reasons; and the workers."""
+    workers = await Workers(store).seen()
+
+    def read(link: Link) -> list[QueueDepth]:
+        waiting = link.run(
+            f"SELECT DISTINCT queue, engine, agent FROM logs JOIN runs ON run_id = logs.log_id WHERE {_READY} UNION "
+            f"SELECT queue, engine, agent {_ELSEWHERE} AND COALESCE(due_at, 0) <= {link.now} ORDER BY 1, 2, 3"
+        )
+        delayed = link.run(
+            f"SELECT queue, MIN(due_at) FROM (SELECT queue, due_at FROM logs WHERE {_DELAYED} UNION ALL "
+            f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > {link.now} GROUP BY queue"
+        )
+        legs, due = [(queue, (engine, agent)) for queue, engine, agent in waiting], dict(delayed)
+        return [
+            replace(
+                one,
+                reasons=tuple(
+                    _reasons(one.queue, [leg for queue, leg in legs if queue == one.queue], due.get(one.queue), workers)
+                ),
+            )
+            for one in _depths(link)
+        ]
+
+    return await store.database.read(read), workers
+
+
+def _reasons(
+    queue: str, legs: Sequence[tuple[str, str]], due_at: float | None, workers: Sequence[SeenWorker]
+) -> Iterator[str]:
+    """Say why legs wait, each by its engine and agent."""
+    said = list[str]()
+    for engine, agent in legs:
+        alive = [worker for worker in workers if worker.is_alive and worker.engine == engine]
+        problem = unserved(queue, agent, alive) or _busy(queue, agent, alive)
+        said += [] if problem is None else [problem]
+    yield from dict.fromkeys(said)
+    if due_at is not None:
+        yield f"not due before {datetime.fromtimestamp(due_at, UTC).strftime('%Y-%m-%d %H:%M:%S UTC')}"
+
+
+def unserved(queue: str, agent: str, workers: Sequence[SeenWorker]) -> str | None:
+    """Return why none of these workers can take a leg; None if one can."""
+    serving = [worker for worker in workers if queue in worker.queues]
+    if not serving:
+        served = ", ".join(sorted({name for worker in workers for name in worker.queues})) or "none"
+        return f"no worker serves queue {queue!r} (served: {served}): start one with retinue worker --queues {queue}"
+    if not any(agent in worker.agents for worker in serving):
+        return f"no worker of queue {queue!r} has agent {agent!r}: start one whose TARGET has it"
+    return None
+
+
+def _busy(queue: str, agent: str, workers: Sequence[SeenWorker]) -> str | None:
+    able = [worker for worker in workers if queue in worker.queues and agent in worker.agents]
+    slots = sum(worker.slots for worker in able)
+    if any(worker.busy < worker.slots for worker in able):
+        return None  # it is about to be claimed
+    return f"all slots of the workers with agent {agent!r} are busy ({slots} of {slots})"
