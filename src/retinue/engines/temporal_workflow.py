@@ -27,8 +27,6 @@ QUESTIONS = SearchAttributeKey.for_keyword_list("RetinueQuestions")
 
 _FOREVER, _SHORT = timedelta(days=3650), timedelta(seconds=10)
 _RETRY = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=1))
-_SOON = Priority(priority_key=1)
-"""The priority of a leg that continues a run: it comes before runs that have not begun."""
 
 
 @workflow.defn(name=WORKFLOW, sandboxed=False)
@@ -41,12 +39,8 @@ class RetinueRun:
     @workflow.init
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = {"run_id": workflow.info().workflow_id, **order}
-        self._wakes = 0
-        """The number of times that something was put into the inbox of the run."""
-        self._seen = 0
-        """That number when the last leg began."""
-        self._legs = 0
-        """The number of legs that have ended."""
+        self._wakes = self._seen = self._legs = 0
+        """Times that something was put into the inbox; that number when the last leg began; legs that have ended."""
         self._shown: dict[str, Any] = {}
 
     @workflow.run
@@ -61,19 +55,23 @@ class RetinueRun:
                 if waits:
                     await workflow.wait_condition(lambda: self._is_woken() or self._is_long())
                 if self._is_long():
-                    await self._continue_as_new(waits and not self._is_woken())
+                    await workflow.wait_condition(workflow.all_handlers_finished)
+                    waits = waits and not self._is_woken()
+                    workflow.continue_as_new({**self._order, "waits": waits}, memo=workflow.memo())
                 self._seen = self._wakes
                 leg = await self._execute(LEG, {**self._order, "cancel": cancel})
                 cancel, self._legs = False, self._legs + 1
             except (asyncio.CancelledError, ActivityError) as exc:
-                if workflow.cancellation_reason() is None or _is_refused(exc):
+                if workflow.cancellation_reason() is None or getattr(exc.__cause__, "non_retryable", False):
                     raise
                 waits, cancel = False, True  # the next leg ends the run
                 continue
-            if leg["end"] == "ended":
+            if (end := leg.pop("end")) == "ended":
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                return self._end(leg)
-            waits = leg["end"] == "waits"
+                if leg["status"] == "cancelled" and workflow.cancellation_reason() is not None:
+                    raise asyncio.CancelledError
+                return leg
+            waits = end == "waits"
             self._show(leg)
 
     @workflow.update
@@ -88,8 +86,10 @@ class RetinueRun:
             await self._execute_here(DECIDE, {**wish, "decisions": decisions})
         self._wakes += 1
         refused, pause = "" if decisions is None else None, 0.5
-        while refused is None:
-            await self._wait_for_leg(pause)
+        while refused is None:  # until the next leg has read them, but not for long
+            legs = self._legs
+            with contextlib.suppress(asyncio.TimeoutError):
+                await workflow.wait_condition(lambda legs=legs: self._legs != legs, timeout=pause)
             refused, pause = await self._execute_here(REPLY, wish), min(2 * pause, 8.0)
         if refused:
             raise ApplicationError(refused, type="DecisionRefused", non_retryable=True)
@@ -101,23 +101,16 @@ class RetinueRun:
 
     async def _execute(self, activity: str, order: dict[str, Any]) -> Any:
         functions = cast("dict[str, Any]", workflow.extern_functions())  # pyright: ignore[reportUnknownMemberType]
-        lease = functions[LEASE]() if LEASE in functions else 30.0
         return await workflow.execute_activity(
             activity,
             order,
             start_to_close_timeout=_FOREVER,
-            heartbeat_timeout=timedelta(seconds=lease),
+            heartbeat_timeout=timedelta(seconds=functions[LEASE]() if LEASE in functions else 30.0),
             retry_policy=_RETRY,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-            priority=_SOON if self._shown else Priority.default,
+            priority=Priority(priority_key=1) if self._shown else Priority.default,  # first what was begun before
             summary=str(order.get("agent", "")),
         )
-
-    async def _wait_for_leg(self, seconds: float) -> None:
-        """Wait for the end of the next leg, but not for long."""
-        legs = self._legs
-        with contextlib.suppress(asyncio.TimeoutError):
-            await workflow.wait_condition(lambda: self._legs != legs, timeout=seconds)
 
     async def _execute_here(self, activity: str, order: dict[str, Any]) -> Any:
         """Execute something short, which needs no slot, in the worker that has the workflow."""
@@ -133,36 +126,14 @@ class RetinueRun:
         longest = max(int(self._order.get("longest", LONGEST)), 10)
         return info.is_continue_as_new_suggested() or info.get_current_history_length() >= longest
 
-    async def _continue_as_new(self, waits: bool) -> None:
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new({**self._order, "waits": waits}, memo=workflow.memo())
-
     def _show(self, leg: dict[str, Any]) -> None:
         """Show where the run stands in the lists and pages of Temporal."""
-        shown = {"agent": leg["agent"], "step": leg["step"], "questions": leg["questions"]}
+        shown = {name: leg[name] for name in ("agent", "step", "questions")}
         if shown == self._shown:
             return
-        self._shown = shown
-        asked = ", ".join(shown["questions"])
-        workflow.set_current_details(
-            f"{shown['agent']}, step {shown['step']}" + (f", waits for {asked}" if asked else "")
-        )
+        self._shown, asked = shown, ", ".join(shown["questions"])
+        workflow.set_current_details(f"{leg['agent']}, step {leg['step']}" + (asked and f", waits for {asked}"))
         workflow.upsert_memo(shown)
         if self._order.get("indexed"):
-            workflow.upsert_search_attributes(  # pyright: ignore[reportUnknownMemberType]
-                [
-                    AGENT.value_set(shown["agent"]),
-                    STEP.value_set(shown["step"]),
-                    QUESTIONS.value_set(shown["questions"]),
-                ]
-            )
-
-    def _end(self, leg: dict[str, Any]) -> dict[str, Any]:
-        if leg["status"] == "cancelled" and workflow.cancellation_reason() is not None:
-            raise asyncio.CancelledError
-        return {name: leg[name] for name in leg if name != "end"}
-
-
-def _is_refused(exc: BaseException) -> bool:
-    cause = exc.__cause__
-    return isinstance(cause, ApplicationError) and cause.non_retryable
+            values = [AGENT.value_set(leg["agent"]), STEP.value_set(leg["step"]), QUESTIONS.value_set(leg["questions"])]
+            workflow.upsert_search_attributes(values)  # pyright: ignore[reportUnknownMemberType]
