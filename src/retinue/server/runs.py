@@ -126,6 +126,9 @@ async def start_run(call: Call) -> Any:
             state=None if body.state is None else PersistedState(extensions=body.state),
             limits=None if body.limits is None else body.limits.as_limits(),
             when_busy=body.when_busy,
+            queue=body.queue,
+            priority=body.priority,
+            delay=body.delay,
         )
         call.note_run(run.run_id)
         try:

@@ -71,6 +71,12 @@ class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
     """Values of state keys to begin with, by the names of the keys."""
     limits: LimitsBody | None = None
     when_busy: Literal["reject", "enqueue", "interrupt"] = "reject"
+    queue: Name | None = None
+    """On a server with an engine: the queue whose workers do the work."""
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    """With an engine: runs of a higher priority come first."""
+    delay: Annotated[float, Meta(ge=0)] = 0.0
+    """With an engine: seconds until the run may start."""
 
 
 class DecisionBody(Struct, frozen=True, forbid_unknown_fields=True):
