@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from retinue import Runtime
+from retinue import Agent, Runtime
 from retinue.storage.stores import open_store
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskStatus
 from retinue.tasks.service import TaskService
 from retinue.tasks.sweeper import is_node_gone
+from retinue.testing import ScriptedModel, call, say
 
 from .node import LEASE, SETTINGS, harness
 from .office import eventually
@@ -111,3 +113,32 @@ async def test_a_process_that_loses_the_log_writes_nothing_of_the_task(tmp_path:
         record = await found(tasks, task_id)
         assert (record.status, record.version) == (TaskStatus.RUNNING, 2)
     await store.close()
+
+
+async def test_a_sub_agent_of_a_killed_process_takes_messages_when_its_task_has_ended(
+    tmp_path: Path, node: Start, url: str
+) -> None:
+    def send(request: Any) -> Any:
+        (key,) = re.findall(r"agent:worker:[0-9a-f-]+", request.messages[-1].text)
+        return call("agent_send", {"agent_key": key, "message": "until 0"})
+
+    boss = harness(tmp_path, [call("agent_list"), send, say("end")] * 2, url)
+    process = node("start", str(time.time() + 3600), url)
+    task_id = said(process)
+    tasks = boss.task_repository
+    assert isinstance(tasks, SqlTaskRepository)
+    async with Runtime.open(url, [boss], lease=LEASE) as runtime, asyncio.timeout(90):
+        refused = await runtime.run("boss", "more", thread_id="s1")
+        assert " is busy: it works on an earlier message in another process" in refused.messages[-2].text
+        kill(process)
+        (tmp_path / "stop").touch()
+        while not (await found(tasks, task_id)).status.is_terminal:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        answered = await runtime.run("boss", "more", thread_id="s1")
+        assert answered.messages[-2].text.endswith("status: ok\nreply:\nworked")
+        (worker,) = [one for one in boss.subagents if isinstance(one, Agent)]
+        assert isinstance(worker.model, ScriptedModel)
+        users = [message.text for message in worker.model.requests[-1].messages if message.role == "user"]
+        assert len(users) == 2, "it remembers what the other process sent it"
+        assert users[1] == "until 0"
+    await tasks.close()

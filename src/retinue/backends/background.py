@@ -51,6 +51,12 @@ class LocalBackground:
         x = self._backend.execution_of(ctx.run.run_id)
         return x is not None and x.log.is_resumed
 
+    async def is_held_elsewhere(self, ctx: ToolContext, thread_id: str) -> bool:
+        x = self._backend.execution_of(ctx.run.run_id)
+        if x is None or x.log.writer is None:
+            return False
+        return await x.log.writer.holder_of(thread_id) not in (None, x.log.writer.log_id)
+
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None:

@@ -44,6 +44,7 @@ from .local import LocalBackend, append_child_finished, check_child, inherit, se
 from .mirror import Heard, append_event, last_seen, streamed_text
 from .outcome import outcome_of, problem_of, wait_for_end
 from .rest import Rest, close, give_up, has_rest
+from .setup import held_thread
 
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
@@ -96,8 +97,7 @@ class ForeignBackend:
         request.may_be_sent = ref is not None and state is None
         child = ForeignRun(request, parent, self._local, self.backend, ref, state)
         try:
-            loads = request.keeps_thread and not self._is_own
-            thread = await self._local.store.load_thread(request.identity.thread_id) if loads else None
+            thread = None if self._is_own else await held_thread(self._local.store, request, parent.log)
             if state is None:
                 request.remote = {} if thread is None else thread.state.extensions.get(REMOTE_KEY, {})
                 await self._reserve(request, parent, thread, child.limits)
@@ -164,9 +164,8 @@ class ForeignBackend:
 
     async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
         """Execute a run in a task of its own, so that it can stop in its own way."""
-        given, token = request.cancellation, CancellationToken()
+        given, token, loop = request.cancellation, CancellationToken(), asyncio.get_running_loop()
         request.cancellation = token
-        loop = asyncio.get_running_loop()
         seconds, late = _time_left(request, child)
         work = asyncio.create_task(self.backend.run(request), name=request.identity.run_id)
 
@@ -177,8 +176,7 @@ class ForeignBackend:
                 token.set(given.reason or "cancelled")
 
         given.on_set(stop)
-        detach = None if child is None else child.detach
-        self._local.elsewhere[request.identity.run_id] = (token, detach)
+        self._local.elsewhere[request.identity.run_id] = (token, None if child is None else child.detach)
         try:
             await wait_for_end(work, token, seconds, late)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
@@ -348,8 +346,11 @@ class ForeignRun:
         """Take nothing more from the backend."""
         self._is_closed = True
         self._count_no_more()
-        run_id, log = self.request.identity.run_id, self.parent.log
-        if self.state is None and run_id in log.tree.grants:  # it could not be dispatched
+        if self.state is not None:
+            return
+        run_id, log = self.request.identity.run_id, self.parent.log  # it could not be dispatched
+        log.leave_thread(self.request.identity)
+        if run_id in log.tree.grants:
             log.append_private(Private(kind="commit", run_id=self.parent.run_id, grants={run_id: None}))
 
     def _count_no_more(self) -> None:

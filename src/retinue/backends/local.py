@@ -16,7 +16,6 @@ from ..core.content import to_json_bytes
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Sink
-from ..core.messages import Role
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
@@ -26,7 +25,7 @@ from ..loop.grants import widen_for_child
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState
-from .setup import Blueprint, begin, continue_tasks, result_again, thread_after
+from .setup import Blueprint, begin, continue_tasks, held_thread, hold_thread, restore_text, result_again, thread_after
 
 LAST_MOMENT = 1.0
 """Seconds that a run has at least which continues after its time is up."""
@@ -208,10 +207,15 @@ class LocalBackend:
 
     async def _start_later(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
         """Start a child when its thread was read, and the runs above in another log allow one more."""
-        thread = await self.store.load_thread(request.identity.thread_id) if request.keeps_thread else None
-        if ref is None:
-            await widen_for_child(parent)
-        return await self._start(request, parent, ref, thread)
+        thread = await held_thread(self.store, request, parent.log)
+        try:
+            if ref is None:
+                await widen_for_child(parent)
+            started = self._start(request, parent, ref, thread)
+        except BaseException:
+            parent.log.leave_thread(request.identity)
+            raise
+        return await started
 
     def _start(
         self, request: RunRequest, parent: Execution, ref: ChildRef | None, thread: ThreadRecord | None
@@ -234,6 +238,8 @@ class LocalBackend:
         request, log = x.request, x.log
         if request.sink is not None:
             log.listen(x.run_id, request.sink)
+        if x.state.leg:
+            await hold_thread(request, log)
         if x.state.leg == 0:
             begin(x, thread)
         elif x.state.waits:
@@ -278,6 +284,7 @@ class LocalBackend:
             await writer.settle(
                 runs=(record,) if request.detached else (),
                 threads=() if thread is None else (ThreadUpdate(thread, kept),),
+                left=() if thread is None else (thread.thread_id,),
             )
 
     def detach(self, run_id: str) -> None:
@@ -298,7 +305,7 @@ class LocalBackend:
             x = self._blueprint(request.agent).continued_run(request, state, log, parent)
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
-        _restore_text(request.sink, state)
+        restore_text(request.sink, state)
         if state.is_over or (state.waits and not state.pending):
             return self._result_again(x, parent)
         self.enter(x)
@@ -465,6 +472,8 @@ def _give_up(x: Execution) -> RunResult:
 
 
 def append_child_finished(parent: Execution, child: RunState, result: RunResult) -> None:
+    if result.status.is_terminal:
+        parent.log.leave_thread(child.identity)
     ref = parent.state.children.get(child.run_id)
     if ref is not None and ref.ended:
         return
@@ -483,13 +492,3 @@ def _asked_for(request: RunRequest, stored: bool) -> Any:
     said = tuple([(message.role, message.parts) for message in request.messages])
     asked = request.identity.agent, said, request.seed.extensions
     return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked
-
-
-def _restore_text(sink: Sink | None, state: RunState) -> None:
-    """Replay the earlier text of a child to its sink, when the child is found again."""
-    restore_text = getattr(sink, "restore_text", None)
-    if restore_text is None:
-        return
-    for message in state.messages[state.own_from :]:
-        if message.role is Role.ASSISTANT and message.text:
-            restore_text(message.text)

@@ -9,16 +9,17 @@ from typing import Any
 from ..core.agents import Agent, Toolbox, check_thread, delegation_tools, linked_agents, resume_tasks
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_value
-from ..core.errors import ConfigurationError, RecordUnreadable, UnknownKey
-from ..core.events import Namespace
+from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownKey
+from ..core.events import Namespace, Sink
 from ..core.hooks import Registrar
 from ..core.lifecycle import RunStatus
+from ..core.messages import Role
 from ..core.model import Model
 from ..core.rows import Ending, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, RunResult
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
-from ..core.stores import ThreadRecord
+from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
 from ..loop.calls import context_for
 from ..loop.execution import Equipment, Execution, Slots, result_of
@@ -146,6 +147,31 @@ def begin(x: Execution, thread: ThreadRecord | None) -> None:
     begin_run(x, x.request.messages, thread.messages, foreign)
 
 
+async def hold_thread(request: RunRequest, log: LiveLog) -> None:
+    """Hold the conversation of a child in the store, unless it is held for it already.
+
+    Invariant: one run at a time has a conversation, whichever process works on it. The store holds the thread for the
+    log of the child from before it is read until it is saved, also while the child waits for a human. Whoever takes the
+    log over has the thread with it. So nobody can save a conversation that another run has changed meanwhile.
+    """
+    identity, held = request.identity, log.held_threads
+    if not request.keeps_thread or log.writer is None or held.get(identity.thread_id) == identity.run_id:
+        return
+    held[identity.thread_id] = identity.run_id  # before it is: a leg that ends meanwhile must not leave it
+    holder = await log.writer.hold_thread(identity.thread_id, identity.user_id)
+    if holder is not None:
+        del held[identity.thread_id]
+        raise ExecutionBackendError(request.agent.name, f"its conversation is busy, in run {holder!r}")
+
+
+async def held_thread(store: Store, request: RunRequest, log: LiveLog) -> ThreadRecord | None:
+    """Hold the conversation that a child continues, and return it; None if it has none."""
+    if not request.keeps_thread:
+        return None
+    await hold_thread(request, log)
+    return await store.load_thread(request.identity.thread_id)
+
+
 async def continue_tasks(x: Execution) -> None:
     """Continue the background tasks that a run had when its process ended."""
     for agent in dict.fromkeys(x.agents):
@@ -159,6 +185,16 @@ def thread_after(x: Execution) -> ThreadRecord:
     return ThreadRecord(
         thread_id=identity.thread_id, user_id=identity.user_id, messages=tuple(x.state.messages), state=state
     )
+
+
+def restore_text(sink: Sink | None, state: RunState) -> None:
+    """Replay the earlier text of a child to its sink, when the child is found again."""
+    restore_text = getattr(sink, "restore_text", None)
+    if restore_text is None:
+        return
+    for message in state.messages[state.own_from :]:
+        if message.role is Role.ASSISTANT and message.text:
+            restore_text(message.text)
 
 
 def result_again(x: Execution) -> RunResult:

@@ -93,6 +93,8 @@ class LogBatch(Struct, kw_only=True):
     """Runs of the log whose status has changed: its root, and background children."""
     threads: Sequence[ThreadUpdate] = ()
     replies: Sequence[Reply] = ()
+    left: Sequence[str] = ()
+    """Threads that children of the log need no more."""
     released: bool = False
     """The owner releases the log: it waits for a human, or is left to another process."""
     ended: bool = False
@@ -256,7 +258,8 @@ class EventStore(Protocol):
 class DurableStore(Store, EventStore, Protocol):
     """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
 
-    Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time.
+    Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time: a root
+    run, or a child that continues a conversation, for which its log holds the thread.
     After a `transient` StoreError the call may be repeated: nothing is done twice, even if a broken connection hid the
     success of the first call. A terminal run is never changed.
     """
@@ -301,6 +304,17 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def take_thread(self, run_id: str) -> str | None:
         """Claim the thread of a queued run if it is its turn; else return the run before it. A run keeps its thread."""
+        ...
+
+    async def hold_thread(self, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
+        """Hold a thread for a child in a log, until the log leaves it or ends; return the run that has it, if another has.
+
+        OwnershipLost as for `write`. A log may hold a thread again.
+        """
+        ...
+
+    async def holder_of(self, thread_id: str) -> str | None:
+        """Return the root run that has a thread, or whose child has it; None if it is free."""
         ...
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:

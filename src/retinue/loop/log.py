@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink
 from ..core.rows import LogRow, Private
-from ..core.runs import RunResult
+from ..core.runs import RunIdentity, RunResult
 from ..core.sinks import deliver
 from .fold import CHANGES, fold_event, fold_private
 from .state import EMPTY, RUNNING, LogState, RunState
@@ -72,6 +72,8 @@ class LiveLog:
         """The background tasks at work here, by id: how each is cancelled."""
         self.on_release: Callable[[], None] | None = None
         """Called when a background task has ended."""
+        self.held_threads: dict[str, str | None] = {}
+        """The threads that the store holds for children, with the run that has each; None if none has it any more."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
         self._waiting_for_store: list[asyncio.Future[None]] = []
@@ -84,6 +86,18 @@ class LiveLog:
             writer.on_stored = self._wake_stored
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a follower must get the next event at once."""
+
+    def leave_thread(self, identity: RunIdentity) -> None:
+        """Note that a child has ended, or did not begin: the thread held for it is left when the leg or the log ends."""
+        if self.held_threads.get(identity.thread_id) == identity.run_id:
+            self.held_threads[identity.thread_id] = None
+
+    def left_threads(self, *, ended: bool) -> list[str]:
+        """Return the held threads that no child needs any more; if the log has `ended`, that is all of them."""
+        runs, held = self.tree.runs.values(), self.held_threads
+        if ended:
+            return [*{run.identity.thread_id for run in runs if run.request.keeps_thread} | held.keys()]
+        return [thread_id for thread_id, run_id in held.items() if run_id is None]
 
     def append(self, run: RunState, event: Event, private: Private | None = None) -> Event | None:
         """Append an event of a run and fold it; return it with its number and time.

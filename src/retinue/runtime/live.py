@@ -238,7 +238,13 @@ class LiveRun:
         if self.writer is not None:
             idle, replies = not (self.log.holders or keep or self.may_wake), self.pop_replies()
             await self.writer.settle(
-                runs=(self.record,), threads=threads, replies=replies, ended=ended and idle, released=idle, rests=True
+                runs=(self.record,),
+                threads=threads,
+                replies=replies,
+                left=self.log.left_threads(ended=ended and idle),
+                ended=ended and idle,
+                released=idle,
+                rests=True,
             )
             self.is_done = idle
         else:
@@ -277,8 +283,9 @@ class LiveRun:
             may_end = not self.may_wake or await wake(self)
             if may_end and not (self.log.holders or self._is_release_due or self.log.lost):
                 if self.writer is not None:
+                    left = self.log.left_threads(ended=ended)
                     with contextlib.suppress(RetinueError):
-                        await self.writer.settle(ended=ended, released=True, rests=True)
+                        await self.writer.settle(left=left, ended=ended, released=True, rests=True)
                 self.is_done, self.may_wake = self.writer is not None or ended, False
             self.home.leg_ended(self)
         finally:
@@ -334,7 +341,7 @@ class LiveRun:
         self.record.result = result
         with contextlib.suppress(RetinueError):
             if self.writer is not None:
-                await self.writer.settle(runs=(self.record,), ended=True)
+                await self.writer.settle(runs=(self.record,), left=self.log.left_threads(ended=True), ended=True)
             else:
                 await self.home.store.save_run(self.record)
         self._close(True)
@@ -480,6 +487,8 @@ class LiveRun:
             return
         # Else the log keeps its owner, and is found when that is gone.
         idle = not (self.log.tree.has_open_tasks() or self.may_wake)
+        ended = idle and state.is_over
         with contextlib.suppress(RetinueError):
-            await self.writer.settle(released=idle, ended=idle and state.is_over, rests=state.waits)
+            left = self.log.left_threads(ended=ended)
+            await self.writer.settle(left=left, released=idle, ended=ended, rests=state.waits)
         self.is_done = True

@@ -198,8 +198,10 @@ _NO_RUN = """SELECT log_id FROM logs
     WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id) ORDER BY log_id"""
 _ENDED = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
     WHERE ended = 1 AND ended_at IS NULL ORDER BY run_id"""
+# The log of a run holds the threads of children, too, until it ends, which may be after the run.
 _HELD = """SELECT threads.thread_id, holder, COALESCE('has ended (' || status || ')', 'is not there') FROM threads
-    LEFT JOIN runs ON run_id = holder WHERE holder IS NOT NULL AND (status IS NULL OR ended_at IS NOT NULL)
+    LEFT JOIN runs ON run_id = holder LEFT JOIN logs ON logs.log_id = holder WHERE holder IS NOT NULL
+    AND (status IS NULL OR ended = 1 OR (ended_at IS NOT NULL AND runs.thread_id = threads.thread_id))
     ORDER BY threads.thread_id"""
 _OWNERLESS = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
     WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 AND engine IS NULL ORDER BY run_id"""

@@ -111,12 +111,20 @@ class LogWriter:
         if self.is_fresh is not None and not self.is_fresh():
             await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
 
+    async def hold_thread(self, thread_id: str, user_id: str | None) -> str | None:
+        """Hold a thread for a child, as the store does; return the run that has it, if another has."""
+        return await self._store.hold_thread(self.log_id, self.epoch, thread_id, user_id)
+
+    async def holder_of(self, thread_id: str) -> str | None:
+        return await self._store.holder_of(thread_id)
+
     async def settle(
         self,
         *,
         runs: Sequence[RunRecord] = (),
         threads: Sequence[ThreadUpdate] = (),
         replies: Sequence[Reply] = (),
+        left: Sequence[str] = (),
         released: bool = False,
         ended: bool = False,
         rests: bool = False,
@@ -124,7 +132,7 @@ class LogWriter:
         """Flush, with more in the same transaction; with `released` or `ended` it is the last one."""
         extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
-        extra.replies = (*extra.replies, *replies)
+        extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
         extra.released, extra.ended, extra.rests = (
             extra.released or released,
             extra.ended or ended,

@@ -33,7 +33,17 @@ from ..core.stores import (
 )
 from .database import Database, Later, Link
 from .packs import UNREADABLE, read_events, read_log
-from .writes import BatchWrite, RunBeginning, delete_thread, make_due, run_write, take_thread, thread_write
+from .writes import (
+    HOLDER,
+    BatchWrite,
+    RunBeginning,
+    delete_thread,
+    hold_thread,
+    make_due,
+    run_write,
+    take_thread,
+    thread_write,
+)
 
 T = TypeVar("T")
 
@@ -232,6 +242,15 @@ class SqlStore:
             raise StoreError(self.place, f"there is no run {run_id!r}")
         thread_id = found[0][0]
         return await self.database.write(lambda link: take_thread(link, run_id, thread_id), run_id, threads=[thread_id])
+
+    async def hold_thread(self, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
+        def hold(link: Link) -> str | None:
+            return hold_thread(link, self.place, log_id, epoch, thread_id, user_id)
+
+        return await self.database.write(hold, log_id, threads=[thread_id])
+
+    async def holder_of(self, thread_id: str) -> str | None:
+        return await self._value(HOLDER, thread_id)
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
         try:

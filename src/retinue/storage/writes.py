@@ -135,13 +135,16 @@ class BatchWrite:
         self._packs = pack_rows(batch.log_id, batch.rows)
         saved = [update.record.thread_id for update in batch.threads]
         ended = [run.identity.thread_id for run in batch.runs if has_ended(run)]
-        self.threads = saved + ended
+        self.threads = [*saved, *ended, *batch.left]
         """The threads that it changes."""
         # Saving the thread of a root that has ended releases it too, in one statement.
         own = {run.identity.thread_id for run in batch.runs if has_ended(run) and run.identity.run_id == batch.log_id}
+        left = own.union(batch.left)
         self._writes = [
-            thread_write(update, batch.log_id if update.record.thread_id in own else None) for update in batch.threads
+            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
         ]
+        if only_left := sorted({*batch.left} - {*saved}):
+            self._writes.append(partial(_leave_threads, log_id=batch.log_id, thread_ids=only_left))
         self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
 
     def write(self, link: Link) -> None:
@@ -327,6 +330,30 @@ class RunBeginning:
         # What an engine schedules may have been claimed since.
         if (self._placement is None and log != [(self._owner, 1)]) or run != [self._values[-2:]]:
             raise StoreError(self._place, f"there is a run {run_id!r} already")
+
+
+def _leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
+    marks = ", ".join("?" * len(thread_ids))
+    link.run(f"UPDATE threads SET holder = NULL WHERE holder = ? AND thread_id IN ({marks})", log_id, *thread_ids)
+
+
+HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
+"""A log that has ended holds no thread."""
+
+
+def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
+    """Hold a thread for a child in a log, unless another log has it; then return that."""
+    if not link.run(f"SELECT 1 FROM logs WHERE {_OWNED}", log_id, epoch):
+        raise OwnershipLost(place, log_id)
+    holder = _value(link, HOLDER, thread_id)
+    if holder in (None, log_id):
+        link.run(
+            "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) "
+            "ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder",
+            *(thread_id, user_id, log_id),
+        )
+        return None
+    return holder
 
 
 def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:

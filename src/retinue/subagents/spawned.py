@@ -120,7 +120,11 @@ class Turns:
             self._expected -= Counter((session_id,))  # drops a count of 0
 
     def is_busy(self, session_id: str) -> bool:
-        return session_id in self._expected or self.of(session_id).locked()
+        return session_id in self._expected or self.is_working(session_id)
+
+    def is_working(self, session_id: str) -> bool:
+        """Return whether this process has a message for it, at work or queued."""
+        return self.of(session_id).locked()
 
     def close(self, session_id: str, ctx: ToolContext) -> None:
         """Refuse further messages, also from calls of the same step, whose snapshot cannot show it."""

@@ -107,6 +107,8 @@ class AgentTools:
             entry = (await self._catalog.load_entries()).get(found.agent_id)
             if entry is None:
                 return error_answer(f"The sub-agent {found.agent_id} of this key is not declared any more")
+            if await self._workers.is_busy_elsewhere(found, ctx):
+                return error_answer(_busy_elsewhere(found, "send your message"))
             return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx)
 
     async def agent_list(self, ctx: ToolContext) -> str:
@@ -137,6 +139,8 @@ class AgentTools:
             return error_answer(f"{found.agent_key} waits for a decision: close it when it has gone on")
         if self._workers.turns.is_busy(found.session_id):
             return error_answer(f"{found.agent_key} is working on a message: wait for its answer first")
+        if await self._workers.is_busy_elsewhere(found, ctx):
+            return error_answer(_busy_elsewhere(found, "close it"))
         if found.label is not None:
             self.labels.release(found.label, ctx)
         self._workers.turns.close(found.session_id, ctx)
@@ -259,6 +263,13 @@ def _head(spawned: Spawned, is_new: bool) -> str:
     """Return the first lines of an answer."""
     more = f"\nagent_id: {spawned.agent_id}\nsession_id: {spawned.session_id}" if is_new else ""
     return f"agent_key: {spawned.agent_key}{more}"
+
+
+def _busy_elsewhere(spawned: Spawned, advice: str) -> str:
+    return (
+        f"{spawned.agent_key} is busy: it works on an earlier message in another process, or waits there for a "
+        f"decision. Look at its task with task_list(), and {advice} when that has ended."
+    )
 
 
 def _limit_text(limit: str, value: int) -> str:

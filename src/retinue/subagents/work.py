@@ -138,6 +138,13 @@ class Workers:
 
         self.service(ctx).attach(record, work)
 
+    async def is_busy_elsewhere(self, spawned: Spawned, ctx: ToolContext) -> bool:
+        """Return whether a run that this process does not know has the conversation of a sub-agent."""
+        session_id = spawned.session_id
+        if self.turns.is_working(session_id) or self.turns.is_held(session_id, ctx):
+            return False  # here: messages wait their turn
+        return await _background(ctx).is_held_elsewhere(ctx, session_id)
+
     def service(self, ctx: ToolContext) -> TaskService:
         return _background(ctx).service(self.repository)
 

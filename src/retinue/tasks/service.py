@@ -396,6 +396,10 @@ class Background(Protocol):
         """Return whether the call belongs to a run that continues after its process ended."""
         ...
 
+    async def is_held_elsewhere(self, ctx: ToolContext, thread_id: str) -> bool:
+        """Return whether a run of another log has a conversation, perhaps in another process."""
+        ...
+
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
         """Write to the log that a child was started. It may begin after its parent has ended."""
 

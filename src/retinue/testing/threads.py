@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.errors import StoreError
+from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event, StepStarted, TextDelta, ToolCallReady
 from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
@@ -116,6 +116,46 @@ class ThreadSuite(StoreSuite[DurableStore]):
             saved_at = await other.saved_at("t1")
             assert saved_at > seen
             assert await other.begin_run(stored_run("r2", 2.0), b"r2", "p2", LONG, saved_at=saved_at) is None
+
+    async def check_a_log_holds_the_threads_of_its_children(self) -> None:
+        async with self._two() as (store, other):
+            await begin(store, stored_run("r1"))
+            await begin(other, stored_run("r2", 2.0, thread_id="t2"), "p2")
+            assert await store.holder_of("sub") is None
+            for _ in range(2):
+                assert await store.hold_thread("r1", 1, "sub", "u1") is None
+            assert await store.load_thread("sub") is None
+            assert await other.holder_of("sub") == "r1"
+            assert await other.hold_thread("r2", 1, "sub", "u1") == "r1"
+            assert await begin(other, stored_run("r3", 3.0, thread_id="sub"), "p2") == "r1"
+            # The root has ended, and a task in its log works on.
+            await store.write(msgspec.structs.replace(ended_run("r1"), ended=False))
+            assert await other.hold_thread("r2", 1, "sub", "u1") == "r1"
+            thread = ThreadUpdate(stored_thread("sub", "one"))
+            await store.write(LogBatch(log_id="r1", epoch=1, threads=[thread]))
+            assert await other.holder_of("sub") == "r1", "saved, but not left"
+            await store.write(LogBatch(log_id="r1", epoch=1, threads=[thread], left=["sub"]))
+            assert await other.hold_thread("r2", 1, "sub", "u1") is None
+            assert await other.load_thread("sub") == stored_thread("sub", "one")
+            await store.write(LogBatch(log_id="r1", epoch=1, left=["sub", "unknown"]))
+            assert await store.holder_of("sub") == "r2", "only the holder can leave it"
+            await other.write(LogBatch(log_id="r2", epoch=1, left=["sub"]))
+            assert await begin(other, stored_run("r3", 3.0, thread_id="sub"), "p2") is None
+            assert await store.hold_thread("r1", 1, "sub", "u1") == "r3"
+
+    async def check_who_takes_a_log_over_has_its_threads(self) -> None:
+        async with self._two() as (store, other):
+            await begin(store, stored_run("r1"))
+            await begin(other, stored_run("r2", 2.0, thread_id="t2"), "p2")
+            assert await store.hold_thread("r1", 1, "sub", None) is None
+            assert await other.claim("r1", "p2", LONG, gone="p1") == 2
+            await refused(store.hold_thread("r1", 1, "sub", None), OwnershipLost)
+            await refused(store.hold_thread("r1", 1, "free", None), OwnershipLost)
+            assert await other.hold_thread("r2", 1, "sub", None) == "r1"
+            assert await other.hold_thread("r1", 2, "sub", None) is None
+            await other.write(LogBatch(log_id="r1", epoch=2, ended=True))
+            assert await store.holder_of("sub") is None, "a log that has ended holds nothing"
+            assert await other.hold_thread("r2", 1, "sub", None) is None
 
     async def check_a_run_that_was_placed_for_another_is_in_no_list(self) -> None:
         async with self._two() as (store, other):
