@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from retinue.core.engine import LegSlots, WorkerInfo
-from retinue.core.ids import unique
+from retinue.core.runs import unique
 from retinue.core.stores import LEGS, Placement
 from retinue.storage.depths import read_depths
 from retinue.storage.legs import Legs, Workers

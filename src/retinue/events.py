@@ -11,7 +11,7 @@ from .core.events import (
     StateSnapshot, StepFinished, StepStarted, TaskUpdated, TextDelta, ToolCallArgsDelta, ToolCallFinished,
     ToolCallReady, ToolCallResumed, ToolCallStarted, ToolCallStreamDelta, UnknownEvent, event_from_json, event_to_json,
 )
-from .core.sinks import FanOut, NullSink
+from .core.events import FanOut, NullSink
 
 __all__ = [
     "ActivityDelta", "ActivitySnapshot", "AnyEvent", "ChildFinished", "ChildStarted", "Custom", "ErrorRaised",

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retinue.core.ids import unique
+from retinue.core.runs import unique
 
 
 def test_an_id_is_twenty_hexadecimal_digits() -> None:
@@ -24,7 +24,7 @@ def test_threads_get_different_ids() -> None:
 
 _FORKING = """
 import os
-from retinue.core.ids import unique
+from retinue.core.runs import unique
 unique()
 reader, writer = os.pipe()
 if os.fork() == 0:

@@ -16,7 +16,7 @@ from retinue.loop.fold import fold_all
 from retinue.models import ModelChunk, TextChunk
 from retinue.runtime.owner import Owner
 from retinue.tasks import TaskScope, TaskStatus, service
-from retinue.tasks.lifecycle import give_up
+from retinue.tasks.task import give_up
 from retinue.testing import ScriptedModel, call, say
 
 from ..waiting import let_others_run, until

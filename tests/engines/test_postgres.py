@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retinue import RunStatus, Runtime
 from retinue.core.engine import Leg
-from retinue.core.ids import unique
+from retinue.core.runs import unique
 from retinue.core.stores import LogBatch, Placement, Wish
 from retinue.storage.depths import read_depths
 from retinue.storage.legs import Legs

@@ -40,8 +40,7 @@ from retinue.models.responses import ResponsesWire
 from retinue.models.wire import WireModel
 from retinue.plugins import Plugin
 from retinue.tasks import MemoryTaskRepository, WorkspaceTaskRepository
-from retinue.tasks.lifecycle import finish
-from retinue.tasks.task import TaskStatus
+from retinue.tasks.task import TaskStatus, finish
 from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, say
 from retinue.testing.tasks import S1, task_record
 from tests.models.streams import RENDER

@@ -28,7 +28,7 @@ from retinue import (
     ToolResult,
     tool,
 )
-from retinue.core import codec
+from retinue.core import schema
 from retinue.core.content import check_shape, clean_text, to_json_anyway, to_json_value
 from retinue.errors import DecisionRefused, StateError, UnknownRun
 from retinue.loop import turn
@@ -422,16 +422,16 @@ def test_a_long_broken_text_is_cleaned_in_one_go() -> None:
 )
 def test_a_copy_at_once_is_a_copy_piece_by_piece(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_MANY", -1)
-        made = codec.isolate(value)
-    assert repr(made) == repr(codec.isolate(value)) == repr(value)
+        patch.setattr(schema, "_MANY", -1)
+        made = schema.isolate(value)
+    assert repr(made) == repr(schema.isolate(value)) == repr(value)
     assert made is not value or not isinstance(value, list | dict)
 
 
 def test_a_copy_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "_MANY", 1)
+    monkeypatch.setattr(schema, "_MANY", 1)
     inner: list[Any] = []
-    made = codec.isolate([inner, inner, {"a": {1}}])
+    made = schema.isolate([inner, inner, {"a": {1}}])
     made[0].append(1)
     assert (made, inner) == ([[1], [], {"a": {1}}], [])
 

@@ -20,9 +20,9 @@ from retinue.storage.sqlite import BootClock, SqliteDatabase, SqliteStore
 from retinue.storage.stores import open_store
 from retinue.stores import MemoryStore, SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskRepository, TaskScope, TaskSettings, TaskStatus
-from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
 from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.sweeper import Sweeper
+from retinue.tasks.task import await_human, beat, begin, finish, request_cancel
 from retinue.testing import TaskRepositorySuite
 from retinue.testing.stores import stored_run
 from retinue.testing.tasks import NOW, S1, task_record
@@ -301,7 +301,7 @@ WRITE = """
 import asyncio, sys
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskScope
-from retinue.tasks.lifecycle import beat
+from retinue.tasks.task import beat
 
 async def main():
     async with SqlTaskRepository(sys.argv[1]) as tasks:

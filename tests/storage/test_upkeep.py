@@ -25,8 +25,8 @@ from retinue.storage.sqlite import SqliteStore
 from retinue.storage.stores import migrate, sql_store
 from retinue.stores import Retention, RunRecord, SqlTaskRepository, ThreadRecord
 from retinue.tasks import TaskStatus
-from retinue.tasks.lifecycle import finish
 from retinue.tasks.repository import LONGEST_RESULT
+from retinue.tasks.task import finish
 from retinue.testing.tasks import NOW, task_record
 
 from .stored import OWNER, put_run, rows_in, sql, tamper

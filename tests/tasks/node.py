@@ -16,7 +16,7 @@ from typing import Any
 from retinue import Agent, HarnessAgent, LocalFilesystem, Runtime, tool
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, WorkspaceTaskRepository
-from retinue.tasks.lifecycle import beat, finish
+from retinue.tasks.task import beat, finish
 from retinue.testing import ScriptedModel, call, say
 from tests.waiting import until as wait_until
 

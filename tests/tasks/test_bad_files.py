@@ -16,7 +16,7 @@ import pytest
 from retinue import ConfigurationError, HarnessAgent, LocalFilesystem, RunStatus, Runtime
 from retinue.errors import PathError, TaskStoreError
 from retinue.tasks import TaskScope, TaskStatus, WorkspaceTaskRepository
-from retinue.tasks.lifecycle import request_cancel
+from retinue.tasks.task import request_cancel
 from retinue.testing import ScriptedModel, call
 from retinue.testing.tasks import task_record
 from tests.workspace.conftest import permissions as permissions

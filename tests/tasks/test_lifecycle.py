@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus
-from retinue.tasks.lifecycle import TASK_MOVES, await_human, beat, begin, finish, request_cancel, sweep
-from retinue.tasks.task import at
+from retinue.tasks.task import TASK_MOVES, at, await_human, beat, begin, finish, request_cancel, sweep
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = TaskStatus
 ENDS = (COMPLETED, FAILED, CANCELLED)

@@ -12,8 +12,8 @@ import pytest
 from retinue import LocalFilesystem
 from retinue.tasks import MemoryTaskRepository, TaskRepository, TaskSettings, TaskStatus
 from retinue.tasks import WorkspaceTaskRepository as Workspace
-from retinue.tasks.lifecycle import finish
 from retinue.tasks.repository import LONGEST_RESULT
+from retinue.tasks.task import finish
 from retinue.testing import TaskRepositorySuite
 from retinue.testing.tasks import NOW, S1, task_record
 

@@ -7,9 +7,9 @@ import pytest
 
 from retinue.errors import StoreError
 from retinue.tasks import MemoryTaskRepository, TaskScope, TaskSettings, TaskStatus
-from retinue.tasks.lifecycle import beat
 from retinue.tasks.service import TaskService
 from retinue.tasks.sweeper import Sweeper
+from retinue.tasks.task import beat
 from retinue.testing.tasks import NOW, S1, task_record
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from retinue.tasks import MemoryTaskRepository, TaskRecord, TaskScope, TaskSettings, TaskStatus
-from retinue.tasks.lifecycle import await_human, beat, begin, finish, request_cancel
 from retinue.tasks.sweeper import Sweeper
-from retinue.tasks.task import at
+from retinue.tasks.task import at, await_human, beat, begin, finish, request_cancel
 from retinue.testing.tasks import NOW, task_record
 
 from ..effort import share

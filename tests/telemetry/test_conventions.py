@@ -11,7 +11,7 @@ from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 
 from retinue import FilePart, ImagePart, Message, ToolCall
 from retinue.messages import ReasoningPart, TextPart
-from retinue.telemetry import conventions, metrics
+from retinue.telemetry import conventions, spans
 from retinue.telemetry.conventions import input_messages, provider_and_model
 
 KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
@@ -48,7 +48,7 @@ def test_metric_names_are_those_of_the_conventions() -> None:
             return lambda metric, *args, **options: made.append(metric)
 
     made: list[str] = []
-    metrics.Metrics(Meter())  # pyright: ignore[reportArgumentType]
+    spans.Metrics(Meter())  # pyright: ignore[reportArgumentType]
     known = {value for name, value in vars(gen_ai_metrics).items() if re.match("GEN_AI_CLIENT", name)}
     assert {name for name in made if name.startswith("gen_ai.")} <= known | AGENT_METRICS
     assert [name for name in made if not name.startswith("gen_ai.")] == [

@@ -15,7 +15,7 @@ from retinue.core.context import CancellationToken
 from retinue.core.errors import PathError
 from retinue.testing import ScriptedModel, say
 from retinue.testing import call as called
-from retinue.workspace import folders, local, text, tools, tree
+from retinue.workspace import folders, local, paths, text, tools
 
 from ..effort import share
 from .conftest import Call
@@ -84,7 +84,7 @@ def test_a_search_for_old_text_does_not_backtrack() -> None:
 
 
 def test_entries_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    monkeypatch.setattr(tree, "_SORTED_AT_ONCE", 3)
+    monkeypatch.setattr(paths, "_SORTED_AT_ONCE", 3)
     for number in range(10):
         (root / f"{number}").touch()
     assert [entry.path for entry in LocalFilesystem(root).list()] == [str(number) for number in range(10)]
@@ -132,7 +132,7 @@ def test_no_entry_is_looked_at_after_a_cancel(
             token.set("enough")
         return original(*args)
 
-    place, name = (tree.GlobPattern, "step") if tool == "glob_files" else (LocalFilesystem, "open")
+    place, name = (paths.GlobPattern, "step") if tool == "glob_files" else (LocalFilesystem, "open")
     original = getattr(place, name)
     monkeypatch.setattr(place, name, counted)
 

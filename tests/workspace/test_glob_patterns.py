@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retinue.core.errors import InvalidArguments
 from retinue.core.filesystem import FileEntry
-from retinue.workspace.tree import GlobPattern, walk_files
+from retinue.workspace.paths import GlobPattern, walk_files
 
 from ..effort import share
 

@@ -281,7 +281,7 @@ def test_it_behaves_like_a_dictionary_of_paths(
 
 
 def test_a_large_folder_is_sorted_in_parts(files: LocalFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.workspace.tree._SORTED_AT_ONCE", 3)
+    monkeypatch.setattr("retinue.workspace.paths._SORTED_AT_ONCE", 3)
     names = [f"{number * 7 % 20:02}" for number in range(20)]
     for name in names:
         files.write(f"{name}/x", b"")

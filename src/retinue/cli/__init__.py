@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import os
 import sys
@@ -48,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
     name, _, function = args.command.partition(":")
     module = import_module(f".{name}", __name__)
     execute = getattr(module, function)
-    if not args.handles_interrupt:
+    if len(inspect.signature(execute).parameters) == 1:
         return asyncio.run(execute(args))
     from .interrupt import Interrupt
 

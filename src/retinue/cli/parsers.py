@@ -6,8 +6,8 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -128,15 +128,6 @@ _ABOUT = {
     "queues": "docs/scale.md says more.",
     "db check": _CHECK_CODES,
 }
-_HANDLE_INTERRUPT = (
-    "run:run",
-    "serve:serve",
-    "worker:work",
-    "demo:demo",
-    "tasks:wait_task",
-    *[f"steering:{name}" for name in _STEERED],
-)
-"""Functions that handle Ctrl-C themselves."""
 _MAX_INTEGER = 2**63 - 1
 """The largest integer of a database."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -210,7 +201,7 @@ def _make_parser() -> CommandParser:
         _ADD[group](command, name)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=_VERBOSE)
-        command.set_defaults(command=function, parser=command, handles_interrupt=function in _HANDLE_INTERRUPT)
+        command.set_defaults(command=function, parser=command)
     return parser
 
 
@@ -392,9 +383,9 @@ def _add_runs(parser: CommandParser, name: str) -> None:
 
 
 def _add_agent_source(parser: CommandParser, *, asks: bool) -> None:
+    """Add the options that say where the agent of a run is, and what it may do."""
     engine = "the engine whose workers do the run, if it is not postgres: temporal://host:port/namespace"
     parser.add_argument("--engine", metavar="E", help=engine)
-    """Add the options that say where the agent of a run is, and what it may do."""
     if asks:
         _add_consent(parser)
     where = parser.add_mutually_exclusive_group()
@@ -445,23 +436,21 @@ def _integer(text: str, least: int) -> int:
 
 def seconds(text: str) -> float:
     """Read seconds, 0 or more."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return found
+    return _number(text, lambda found: 0 <= found < inf, "a number of seconds")
 
 
 def above_0(text: str) -> float:
     """Read a number above 0."""
+    return _number(text, lambda found: 0 < found < inf, "a number above 0")
+
+
+def _number(text: str, fits: Callable[[float], bool], what: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        found = -1.0
+    if not fits(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return found
 
 

@@ -17,8 +17,8 @@ from ..core.events import AnyEvent
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
-from ..runtime.run import Run
-from ..runtime.runtime import RunInput, RunOptions, as_input, check_loop
+from ..runtime.run import Run, check_loop
+from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
 from ..wire.resources import decisions_json
 from .connection import Connection, encode_body

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
-from ..core.ids import unique
 from ..core.messages import Message
-from ..core.runs import Out, RunResult
+from ..core.runs import Out, RunResult, unique
 from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
 from ..runtime.run import Opened, Run, RunLog

@@ -11,16 +11,14 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
 from .content import is_no_type
-from .delegation import AgentTool, TaskTool, TransferTool
 from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
 from .plugins import Plugin
-from .queues import check_queue
-from .runs import DEFAULT_LIMITS, Limits, Out
+from .runs import DEFAULT_LIMITS, Limits, Out, check_limits
 from .schema import ArgumentCheck, OutputFormat
-from .tools import Tool, ToolDescriptor, descriptor_of
+from .tools import AgentTool, TaskTool, Tool, ToolDescriptor, TransferTool, check_queue, descriptor_of
 
 if TYPE_CHECKING:
     from .backend import Resolver
@@ -235,8 +233,7 @@ def _check_options(agent: Agent, owner: str) -> None:
         raise ConfigurationError(f"{owner}: instructions is text, not {text!r}: write Agent(name, model, instructions)")
     if not isinstance(steps, int) or steps < 1:
         raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
-    if not isinstance(limits, Limits):
-        raise ConfigurationError(f"{owner}: limits is not {limits!r}: write Limits(depth=…, tokens=…)")
+    check_limits(limits, f"{owner}: ")
     if not isinstance(settings, Mapping):
         raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {settings!r}')
     if agent.queue is not None:

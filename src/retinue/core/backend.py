@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast, get_args, get_type_hints
+from typing import Any, Literal, Protocol, get_args, get_type_hints
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -130,13 +130,6 @@ class RunRequest(Struct, kw_only=True):
     `remote` for whoever continues it; `context_id` among them is kept for the next run of the conversation."""
     decisions: Mapping[str, Decision] = {}
     """For a backend elsewhere: decisions on the tickets of its last result, by path (`call/call`). They may come again."""
-
-    def __post_init__(self) -> None:
-        limits, context = cast("Any", self.limits), cast("Any", self.context)
-        if limits is not None and not isinstance(limits, Limits):
-            raise ConfigurationError(f"limits is not {limits!r}: write Limits(depth=…, tokens=…)")
-        if not isinstance(context, Mapping):
-            raise ConfigurationError(f"context is a dict of values for tools, not {context!r}")
 
     def remote_messages(self) -> tuple[Message, ...]:
         """The messages for a backend elsewhere: visible user messages, and nothing else of the conversation."""

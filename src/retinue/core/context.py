@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from enum import StrEnum
-from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -89,7 +88,10 @@ class CancellationToken(Struct, eq=False):
 
     def pass_on_to(self, other: CancellationToken) -> Callable[[], None]:
         """Set another token when this one is set; return the callback to `forget` afterwards."""
-        pass_on = partial(_pass_on, self, other)
+
+        def pass_on() -> None:
+            other.set(self.reason or "cancelled")
+
         self.on_set(pass_on)
         return pass_on
 
@@ -110,10 +112,6 @@ class CancellationToken(Struct, eq=False):
             await done
         finally:
             self.forget(wake_from_anywhere)
-
-
-def _pass_on(source: CancellationToken, target: CancellationToken) -> None:
-    target.set(source.reason or "cancelled")
 
 
 class ToolContext:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from .errors import ConfigurationError
-from .ids import unique
+from .runs import unique
 
 
 class Decision(Struct, frozen=True, kw_only=True):

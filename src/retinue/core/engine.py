@@ -66,10 +66,6 @@ class NewRun(Struct, frozen=True, kw_only=True):
     context: Mapping[str, Any] = {}
 
 
-def _unknown(log_id: str) -> None:
-    return None
-
-
 class LegSlots:
     """The slots of a worker: a leg has one while it works.
 
@@ -150,7 +146,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     agents: Sequence[str]
     slots: LegSlots
     """The legs that it works on at once. An engine takes a slot for each leg it gives, and releases it at its end."""
-    look: Callable[[str], LegStatus | None] = _unknown
+    look: Callable[[str], LegStatus | None] = lambda log_id: None
     """Returns where a leg that it works on stands, by log."""
     begin: Callable[[NewRun], Awaitable[None]] | None = None
     """Stores a run, if it is not stored yet."""

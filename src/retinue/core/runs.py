@@ -1,7 +1,9 @@
-"""Runs: identity, lineage, limits, usage and result."""
+"""Runs: ids, identity, lineage, limits, usage and result."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -18,6 +20,25 @@ from .state import PersistedState
 
 if TYPE_CHECKING:
     from .context import ToolContext
+
+
+_BYTES = 10
+_ready: list[str] = []
+"""Made in bulk, because one call of the system costs as much as a short tool call."""
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_ready.clear)  # or two processes would use the same ids
+
+
+def unique() -> str:
+    """Return twenty hexadecimal digits that are unique and cannot be guessed."""
+    while True:
+        try:
+            return _ready.pop()
+        except IndexError:  # also where another thread took the last one
+            digits = os.urandom(_BYTES * 128).hex()
+            _ready.extend([digits[place : place + 2 * _BYTES] for place in range(0, len(digits), 2 * _BYTES)])
+
 
 Out = TypeVar("Out", covariant=True, default=Any)
 """The type of a structured answer, as `Agent(output=…)` says."""
@@ -142,6 +163,12 @@ class Limits(Struct, frozen=True, kw_only=True):
             given = [one for one in (getattr(self, name), getattr(other, name)) if one is not None]
             found[name] = min(given, default=None)
         return Limits(**found)
+
+
+def check_limits(given: Any, owner: str = "") -> None:
+    """Raise ConfigurationError for what is not limits."""
+    if not isinstance(given, Limits):
+        raise ConfigurationError(f"{owner}limits is not {given!r}: write Limits(depth=…, tokens=…)")
 
 
 DEFAULT_LIMITS = Limits()

@@ -30,7 +30,9 @@ def secrets_of(headers: Mapping[str, str]) -> tuple[str, ...]:
 def sort_secrets(found: Iterable[str]) -> tuple[str, ...]:
     """Return the secrets among these, quoted and unquoted, the longest first, because one may contain another."""
     known = {secret for secret in found if len(secret) > 3}
-    spelled = {text for secret in known for text in (secret, quote(secret, safe=""), unquote(secret), _escaped(secret))}
+    spelled = {
+        text for secret in known for text in (secret, quote(secret, safe=""), unquote(secret), json.dumps(secret)[1:-1])
+    }
     return tuple(sorted({text for text in spelled if len(text) > 3}, key=len, reverse=True))
 
 
@@ -39,10 +41,6 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, REDACTED)
     return text
-
-
-def _escaped(secret: str) -> str:
-    return json.dumps(secret)[1:-1]
 
 
 def _cookies(header: str, value: str) -> Iterable[str]:

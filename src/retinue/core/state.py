@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, TypedDict, Unpack, cast, get_origin, i
 from msgspec import Struct, field
 from typing_extensions import TypeVar
 
-from .codec import JsonCodec, codec_for, default_of, isolate
 from .content import is_no_type, to_json_value
 from .errors import ConfigurationError, KeyDecodeError, KeyEncodeError, MissingValue, StateError, UnknownKey
+from .schema import JsonCodec, codec_for, default_of, isolate
 
 V = TypeVar("V")
 U = TypeVar("U", default=V)

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from .codec import isolate
 from .errors import (
     KeyAlreadyRegistered,
     KeyEncodeError,
@@ -21,6 +20,7 @@ from .errors import (
 )
 from .hooks import Registrar
 from .plugins import Plugin
+from .schema import isolate
 from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
 
 _log = logging.getLogger(__name__)
@@ -173,35 +173,22 @@ class StateStore:
         return Snapshot(self._keys, read, revision)
 
     def _reduced(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all values after a batch, and the new values of persistent keys as JSON."""
         keys, values = self._keys, self._values.copy()
         changes: dict[str, Any] = {}
-        # Most updates are plain values, which need no copy, check or reducer.
         for key, update in patch.updates:
             name = key.name
             known = keys.get(name)
             if known is None:
                 raise UnknownKey(name)
-            if update.__class__ is not known.plain:
-                return self._reduced_one_by_one(patch)
-            values[name] = update
+            if update.__class__ is known.plain:  # as most are: nothing to copy, check or reduce
+                values[name] = encoded = update
+            else:
+                values[name] = value = _reduce(known, values, update)
+                # A value that leaves the run or stays with the thread needs a JSON form.
+                is_kept = known.persistent or (known.scope == "thread" and not known.sure)
+                encoded = known.encode(value) if is_kept else None
             if known.persistent:
-                changes[name] = update
-        return values, changes
-
-    def _reduced_one_by_one(self, patch: MutationBatch) -> tuple[dict[str, Any], dict[str, Any]]:
-        keys, values = self._keys, self._values.copy()
-        changes: dict[str, Any] = {}
-        for key, _ in patch.updates:
-            if key.name not in keys:
-                raise UnknownKey(key.name)
-        for key, update in patch.updates:
-            name = key.name
-            key = keys[name]
-            values[name] = value = _reduce(key, values, update)
-            # A value that leaves the run or stays with the thread needs a JSON form.
-            tried = key.persistent or (key.scope == "thread" and not key.sure)
-            encoded = key.encode(value) if tried else None
-            if key.persistent:
                 changes[name] = encoded
         return values, changes
 

@@ -1,23 +1,27 @@
-"""The tool contract, and tools that the client answers."""
+"""The tool contract, tools that the client answers, and tools that delegate: handoff, `agent_run_<name>` and `task`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from .content import to_json_text
 from .errors import ConfigurationError
+from .lifecycle import RunStatus
+from .messages import DataPart
+from .plugins import TransferTo
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
+from .runs import RunResult
 from .schema import with_defaults
+from .state import StateCommand
 
 if TYPE_CHECKING:
+    from .agents import Agent
     from .context import ToolContext
-
-
-def _no_parameters() -> dict[str, Any]:
-    return {"type": "object", "properties": {}}
 
 
 class ToolDescriptor(Struct, frozen=True):
@@ -26,7 +30,7 @@ class ToolDescriptor(Struct, frozen=True):
     id: str
     name: str
     description: str
-    parameters: dict[str, Any] = field(default_factory=_no_parameters)
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     category: str | None = None
     metadata: dict[str, Any] = {}
 
@@ -101,3 +105,102 @@ class FrontEndTool(Tool):
             resume_mode=ResumeMode.USE_DECISION,
         )
         return ToolResult.suspended(ticket.message, ticket=ticket)
+
+
+class TransferTool(Tool):
+    """Hands the run over to another agent, after this step."""
+
+    idempotent = True
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        name = f"transfer_to_{target}"
+        text = f"Hand the conversation over to {target}, who goes on from here."
+        reason = {"type": "string", "description": "Why, in a few words."}
+        self.descriptor = ToolDescriptor(name, name, text, _object({"reason": reason}, []))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
+        command = StateCommand().schedule(TransferTo(self.target, args.get("reason", "")))
+        return ToolOutput.with_command(ToolResult.success(f"{self.target} goes on from here."), command)
+
+
+class AgentTool(Tool):
+    """Delegates to one agent: the model writes a prompt and reads the answer."""
+
+    idempotent = True  # a second run finds the child and continues it
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        name = f"agent_run_{agent.name}"
+        prompt = {"type": "string", "description": "The whole task: the agent sees nothing else.", "minLength": 1}
+        text = agent.description or f"Give a task to the agent {agent.name} and get its answer."
+        self.descriptor = ToolDescriptor(name, name, text, _object({"prompt": prompt}, ["prompt"]))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+        return answer_of(await ctx.run_child(self.agent, args["prompt"]), self.agent.name, ctx)
+
+
+class TaskTool(Tool):
+    """Delegates to one of an agent's sub-agents; the child reads only the description of the task."""
+
+    idempotent = True
+
+    def __init__(self, subagents: Mapping[str, Agent]) -> None:
+        self._known = dict(subagents)
+        listed = "\n".join(f"- {name}: {agent.description or 'no description'}" for name, agent in self._known.items())
+        text = (
+            "Give a task to a sub-agent, which works on it alone and returns one report. It sees only the "
+            "description, so write everything it needs. Make several calls at once for independent tasks.\n"
+            f"Sub-agents:\n{listed}"
+        )
+        properties = {
+            "subagent_type": {"type": "string", "description": f"One of: {', '.join(self._known)}."},
+            "description": {"type": "string", "description": "The whole task.", "minLength": 1},
+        }
+        self.descriptor = ToolDescriptor("task", "task", text, _object(properties, ["subagent_type", "description"]))
+
+    async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+        name = args["subagent_type"]
+        if name not in self._known:
+            known = ", ".join(self._known)
+            return ToolResult.error(f"there is no sub-agent {name!r}; known: {known}", code="unknown_subagent")
+        return answer_of(await ctx.run_child(self._known[name], args["description"]), name, ctx)
+
+
+def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
+    """Return a child's outcome as a tool result: its answer, its error with the text it had, or a wait for a human."""
+    metadata = {"child_run_id": outcome.run_id, "child_status": str(outcome.status), "steps": outcome.steps}
+    if outcome.status is RunStatus.COMPLETED:
+        data = outcome.response or "" if outcome.output is None else outcome.output
+        return ToolResult(data=data, message=text_beside_data(outcome), metadata=metadata)
+    if outcome.status.is_waiting:
+        ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{name}", f"{name} waits for a decision")
+        return ToolResult.suspended(ticket.message, ticket=ticket)
+    text = f"sub-agent {name} did not complete: {outcome.status}"
+    if outcome.error:
+        text += f": {outcome.error}"
+    if outcome.response:
+        text += f"\nWhat it had by then:\n{outcome.response}"
+    failed = ToolResult.error(text, code=outcome.status.value)
+    return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
+
+
+def text_beside_data(outcome: RunResult) -> str | None:
+    """Return the text and the data of an answer that has both, for the model; None if it has one of them."""
+    parts = outcome.messages[-1].parts if outcome.messages else ()
+    if not outcome.response or outcome.output is None or not any(isinstance(part, DataPart) for part in parts):
+        return None
+    return f"{outcome.response}\n{to_json_text(outcome.output)}"
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def check_queue(queue: Any, owner: str = "") -> str:
+    """Return the name of a queue; raise ConfigurationError if it cannot be one."""
+    if not isinstance(queue, str) or not queue or len(queue) > 100 or not all(c.isalnum() or c in "-_." for c in queue):
+        where = f"{owner}: " if owner else ""
+        raise ConfigurationError(f"{where}a queue is named with letters, digits, '-', '_' and '.', not {queue!r}")
+    return queue

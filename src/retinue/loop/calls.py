@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.codec import isolate
 from ..core.content import check_shape, clean_text, to_json_value
 from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import (
@@ -36,6 +35,7 @@ from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, 
 from ..core.plugins import Block
 from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
+from ..core.schema import isolate
 from ..core.state import Snapshot, StateCommand
 from ..core.tools import Tool
 from .budget import deadline

@@ -241,11 +241,8 @@ class Execution:
             step=state.step,
             usage=state.total,
             compacted=state.compacted.count if state.compacted else 0,
-            elapsed=self._elapsed,
+            elapsed=lambda: state.elapsed(self.now()),
         )
-
-    def _elapsed(self) -> float:
-        return self.state.elapsed(self.now())
 
     def next_message_id(self) -> str:
         return message_id(self.state, self.state.message_count + 1)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..core.delegation import AgentTool, TaskTool
 from ..core.runs import Grant, Limits, RunIdentity, Usage
+from ..core.tools import AgentTool, TaskTool
 from .budget import (
     Amount,
     closing_from,

@@ -10,7 +10,6 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.codec import isolate
 from ..core.decisions import Decision
 from ..core.errors import InvalidArguments, ToolError
 from ..core.events import ToolCallResumed
@@ -21,6 +20,7 @@ from ..core.messages import ToolCall
 from ..core.plugins import Block, Intercept, SetResult, Suspend
 from ..core.results import ResumeMode, ToolResult, ToolStatus
 from ..core.rows import Private
+from ..core.schema import isolate
 from ..core.state import StateCommand
 from .calls import (
     CallOutcome,

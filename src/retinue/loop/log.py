@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink
+from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink, deliver
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity, RunResult
-from ..core.sinks import deliver
 from .fold import CHANGES, fold_event, fold_private
 from .state import EMPTY, RUNNING, LogState, RunState
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from ..core.codec import Codec, JsonCodec, codec_for, isolate
 from ..core.content import to_json_bytes
 from ..core.errors import (
     Escape,
@@ -33,6 +32,7 @@ from ..core.hooks import Handler, Hook, HookReturn, Registrar, ResultKeeper
 from ..core.plugins import Block, Phase, SetResult, Suspend
 from ..core.rows import Job, LoopAction, Private
 from ..core.rules import Rules
+from ..core.schema import Codec, JsonCodec, codec_for, isolate
 from ..core.state import StateCommand
 
 if TYPE_CHECKING:

@@ -104,7 +104,7 @@ def _check_budget(x: Execution) -> Ending | None:
         error = f"{limit.text}, too little is left for another step"
         return Ending(RunStatus.FAILED, f"limit:{limit.name}", error)
     if run.step and run.limit is None:
-        said = f"[limit:{limit.name}] {_last_turn(limit)}"
+        said = f"[limit:{limit.name}] {limit.text}: no further calls are made, answer with what you have"
         message = Message.user(said, id=x.next_message_id(), visibility=Visibility.INTERNAL)
         x.emit_error(said, f"limit:{limit.name}", Private(message=message, limit=limit.name))
     return None
@@ -139,10 +139,6 @@ def _limit_of_calls(x: Execution) -> Reached | None:
         return limit_reached(x.log.tree, run, run.limit, now)
     limit = reached(x.log.tree, run, now)
     return limit if limit is not None and limit.is_over else None
-
-
-def _last_turn(limit: Reached) -> str:
-    return f"{limit.text}: no further calls are made, answer with what you have"
 
 
 def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:

@@ -148,7 +148,9 @@ class _Draft(Struct, eq=False):
         if self.calls:
             calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
             if self.end.stop_reason == "length":
-                calls = (*calls[:-1], _cut_off(calls[-1]))
+                last = calls[-1]
+                # Without arguments, they were not reached: it is not made.
+                calls = (*calls[:-1], last if last.args else replace(last, malformed=last.malformed or "(cut off)"))
         said = self.run.partial_text
         if said:
             self.parts.append(TextPart("".join(said)))
@@ -201,11 +203,6 @@ async def continue_turn(x: Execution) -> None:
         _check_ending(x, run.stop_reason, run.messages[-1], x.model.name)
     if x.has_hooks:
         await run_phase(x, "after_inference", x.own_messages(), _request(x))
-
-
-def _cut_off(call: ToolCall) -> ToolCall:
-    """The last call of an answer that was cut: without arguments, they were not reached, so it is not made."""
-    return call if call.args else replace(call, malformed=call.malformed or "(cut off)")
 
 
 async def ask_model(x: Execution) -> Ending | None:

@@ -13,8 +13,8 @@ from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, blocks_of, chosen_tool, rename_settings
 from .refusals import error_in_stream
+from .wire import Block, blocks_of, chosen_tool, rename_settings
 
 VERSION = "2026-10-21"
 

@@ -29,10 +29,10 @@ from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPar
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.secrets import sort_secrets
-from .content import chosen_tool, rename_settings
 from .http import redact_message
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
+from .wire import chosen_tool, rename_settings
 
 if TYPE_CHECKING:
     from pydantic_ai import messages as theirs

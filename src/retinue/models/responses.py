@@ -13,8 +13,8 @@ from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, Role
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
-from .content import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings, sent_settings
 from .refusals import error_in_stream
+from .wire import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings, sent_settings
 
 SIGNED = "responses:"
 """The prefix of our signatures; the id of the reasoning item and its encrypted content follow."""

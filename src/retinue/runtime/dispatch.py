@@ -20,12 +20,11 @@ from ..core.context import GRACE, CancellationToken
 from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.events import ErrorRaised, Event
-from ..core.ids import unique
 from ..core.messages import Message, as_messages
-from ..core.queues import check_queue
 from ..core.rows import StoredRequest
-from ..core.runs import Out, RunIdentity, RunResult
+from ..core.runs import Out, RunIdentity, RunResult, unique
 from ..core.stores import Placement, RunRecord, WhenBusy
+from ..core.tools import check_queue
 from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time

@@ -28,9 +28,18 @@ from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
 from ..loop.tickets import encode_decisions
 from ..storage.logs import LogWriter
-from .inbox import Refusal, StoredStart, decode_reply, decode_start, encode_cancel, make_wish, read_cancel, restored
+from .inbox import (
+    NoModel,
+    Refusal,
+    StoredStart,
+    decode_reply,
+    decode_start,
+    encode_cancel,
+    make_wish,
+    read_cancel,
+    restored,
+)
 from .live import LiveRun
-from .nomodel import NoModel
 from .owner import Owner, is_gone
 from .run import Opened
 

@@ -11,10 +11,9 @@ from ..core.backend import RunRequest
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, UnknownRun
 from ..core.events import ChildFinished, ChildStarted, Event, RunStarted
-from ..core.ids import unique
 from ..core.messages import Message
 from ..core.rows import LogRow, Private
-from ..core.runs import RunIdentity
+from ..core.runs import RunIdentity, unique
 from ..core.stores import Placement, RunRecord, ThreadRecord
 from ..loop.execution import start_leg
 from ..loop.fold import fold, fold_all

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,11 +21,11 @@ from ..core.backend import RunRequest
 from ..core.content import clean_text, to_json_bytes
 from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError
-from ..core.ids import unique
+from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError, UnknownAgent
 from ..core.messages import Message
+from ..core.model import ModelChunk, ModelRequest
 from ..core.rows import Private, StoredRequest
-from ..core.runs import Limits, RunIdentity
+from ..core.runs import Limits, RunIdentity, unique
 from ..core.state import PersistedState
 from ..core.stores import DurableStore, Reply, Wish, WishKind
 from ..loop.grants import Wanted, falls_short, grant, wanted_with_child
@@ -111,6 +112,15 @@ def restored(
         wakes=stored.wakes,
         call=stored.call,
     )
+
+
+class NoModel:
+    """The model of a run that calls none: one that is only cancelled, or that is a single tool call."""
+
+    name = "none"
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        raise UnknownAgent("of a run without a model")
 
 
 def make_wish(log_id: str, run_id: str, kind: WishKind, body: bytes = b"") -> Wish:

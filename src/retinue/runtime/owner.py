@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ..core.events import ErrorRaised
-from ..core.ids import unique
 from ..core.processes import has_process_ended, process_identity
+from ..core.runs import unique
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
 
 if TYPE_CHECKING:

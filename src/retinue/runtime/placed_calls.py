@@ -38,7 +38,7 @@ from ..loop.execution import Execution
 from ..loop.placed_call import decode_outcome
 from ..loop.state import CallState
 from ..subagents.harness import StateOf
-from .nomodel import NoModel
+from .inbox import NoModel
 
 if TYPE_CHECKING:
     from .placed import PlacedBackend

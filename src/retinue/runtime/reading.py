@@ -53,11 +53,7 @@ class StoredEvents:
 
     async def has_event(self, seq: int) -> bool:
         """Return whether the log has an event of this number, or a later one."""
-        if self._runs.owner is None:
-            run = self._runs.get(self.log_id)
-            return run is not None and run.log.tree.seq >= seq
-        found = await self._runs.owner.store.read_events(self.log_id, seq - 1, 1)
-        return found is not None and bool(found[0])
+        return await self.last() >= seq
 
     async def last(self) -> int:
         """Return the number of the last event that is stored; 0 if there is none."""

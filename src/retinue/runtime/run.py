@@ -272,3 +272,13 @@ async def result_or_cancel(run: Run[Out]) -> RunResult[Out]:
     except asyncio.CancelledError:
         await run.cancel("the caller was cancelled")
         raise
+
+
+def check_loop() -> None:
+    """Raise unless an event loop runs here."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "stream() needs an event loop: call it in an async function, or write runtime.stream_sync(…)"
+        ) from None

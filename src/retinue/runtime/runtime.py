@@ -17,10 +17,9 @@ from ..core.decisions import Decision
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink
-from ..core.ids import unique
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, Out, RunIdentity, RunResult
+from ..core.runs import Limits, Out, RunIdentity, RunResult, check_limits, unique
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
@@ -30,7 +29,7 @@ from .fork import fork_run, state_at
 from .owner import LEASE
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Run, result_or_cancel
+from .run import Run, check_loop, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
 
@@ -296,6 +295,10 @@ class Runtime:
             raise ConfigurationError(f"a run has no option {option!r}: write {', '.join(known)}")
         if model is not None:
             check_model(model, "run")
+        if limits is not None:
+            check_limits(limits)
+        if not isinstance(cast("Any", context or {}), Mapping):
+            raise ConfigurationError(f"context is a dict of values for tools, not {context!r}")
         check_loop()
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
@@ -486,13 +489,3 @@ def as_input(given: RunInput) -> tuple[Message, ...]:
     if isinstance(given, str) and not given.strip():
         raise ConfigurationError('the input is empty: give text, such as "Hello"')
     return as_messages(given)
-
-
-def check_loop() -> None:
-    """Raise unless an event loop runs here."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigurationError(
-            "stream() needs an event loop: call it in an async function, or write runtime.stream_sync(…)"
-        ) from None

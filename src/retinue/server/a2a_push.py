@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from ..core.content import to_json_bytes
 from ..core.errors import StoreError
-from ..core.ids import unique
+from ..core.runs import unique
 from ..storage.database import Link
 from ..storage.sql import SqlStore
 from ..wire.a2a import Json, TaskProjection

@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..core.ids import unique
 from ..core.messages import Visibility
+from ..core.runs import unique
 from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
 from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState

@@ -21,8 +21,7 @@ from ..core.filesystem import FileEntry, KeptBack, Stamp
 from ..core.runs import RunIdentity
 from ..core.stores import Store
 from ..workspace.local import READ_LIMIT
-from ..workspace.paths import join_path, name_of_part, split_path
-from ..workspace.tree import walk_files
+from ..workspace.paths import join_path, name_of_part, split_path, walk_files
 from .stores import sql_store
 
 if TYPE_CHECKING:

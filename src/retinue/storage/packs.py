@@ -73,7 +73,9 @@ def pack_rows(log_id: str, rows: Iterable[LogRow]) -> list[PackedRow]:
         if is_delta:
             deltas: list[Any] = [row.event for row in group]
             for first in range(0, len(deltas), MOST_ROWS):
-                packed.append(_pack_deltas(log_id, deltas[first : first + MOST_ROWS]))
+                some = deltas[first : first + MOST_ROWS]
+                body = to_json_anyway(_as_message(some) or some)
+                packed.append((log_id, some[-1].seq, 0, DELTAS_KIND, len(some), body, None))
         else:
             packed += _pack_others(log_id, group)
     return packed
@@ -104,11 +106,6 @@ def _pack_others(log_id: str, rows: Iterable[LogRow]) -> Iterator[PackedRow]:
 
 def _json_list(parts: list[bytes]) -> bytes | None:
     return b"[%b]" % b",".join(parts) if parts else None
-
-
-def _pack_deltas(log_id: str, deltas: list[Event]) -> PackedRow:
-    body = to_json_anyway(_as_message(deltas) or deltas)
-    return (log_id, deltas[-1].seq, 0, DELTAS_KIND, len(deltas), body, None)
 
 
 def _as_message(deltas: Sequence[Any]) -> _Message | None:

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
-from ..core.ids import unique
-from ..core.runs import RunIdentity
+from ..core.runs import RunIdentity, unique
 from ..core.stores import Placement, RunRecord
 from .database import Link
 from .sql import SqlStore

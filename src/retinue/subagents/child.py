@@ -14,13 +14,21 @@ from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ChildAgentError, ExecutionBackendError, ExecutionFailed, RetinueError
-from ..core.events import ErrorRaised, Event, Sink, StepStarted, TextDelta, ToolCallStreamDelta
-from ..core.ids import unique
+from ..core.events import ErrorRaised, Event, NullSink, Sink, StepStarted, TextDelta, ToolCallStreamDelta
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Child, ChildErrorForwarding, Limits, Out, ParentContext, RunIdentity, RunResult
-from ..core.sinks import NullSink
+from ..core.runs import (
+    Child,
+    ChildErrorForwarding,
+    Limits,
+    Out,
+    ParentContext,
+    RunIdentity,
+    RunResult,
+    check_limits,
+    unique,
+)
 from ..core.state import PersistedState, Seed, as_persisted
 from ..core.together import run_together
 
@@ -57,6 +65,8 @@ async def run_child_agent(
     if given.extensions and not plan.is_local:
         reason = "its backend is not local and takes no state seed: write what it needs into the prompt"
         raise ExecutionBackendError(plan.agent.name, reason)
+    if limits is not None:
+        check_limits(limits)
     made = unique()
     identity = RunIdentity(
         run_id=run_id or f"run_{made}",

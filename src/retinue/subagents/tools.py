@@ -10,14 +10,13 @@ from typing import Any
 
 from ..core.content import to_json_text
 from ..core.context import ToolContext
-from ..core.delegation import text_beside_data
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool
 from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket, ToolOutput, ToolResult
 from ..core.runs import RunResult
 from ..core.state import StateKey
-from ..core.tools import Tool
+from ..core.tools import Tool, text_beside_data
 from ..tasks.task import TaskRecord, TaskStatus
 from .catalog import Catalog, Entry
 from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of

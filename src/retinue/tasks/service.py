@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -21,10 +22,9 @@ from ..core.errors import RetinueError
 from ..core.lifecycle import RunStatus
 from ..core.processes import process_identity
 from ..core.runs import RunResult
-from .lifecycle import await_human, beat, begin, finish, request_cancel, take_over
 from .repository import TaskRepository
 from .sweeper import Sweeper, is_abandoned
-from .task import TaskRecord, TaskScope, TaskStatus
+from .task import TaskRecord, TaskScope, TaskStatus, await_human, beat, begin, finish, request_cancel, take_over
 
 _log = logging.getLogger(__name__)
 
@@ -355,12 +355,10 @@ class TaskService:
             known = await self.repository.liveness(scope)  # a task whose life is known needs no heartbeat
             beating = [task.record for task in due if task.record.task_id not in known]
             if beating:
-                await self.repository.update_all([(one.scope, one.task_id, self._beat) for one in beating])
+                now_alive = partial(beat, now=self._clock(), node=self.node)
+                await self.repository.update_all([(one.scope, one.task_id, now_alive) for one in beating])
             for task in due:
                 task.last_beat = now
-
-    def _beat(self, record: TaskRecord) -> TaskRecord | None:
-        return beat(record, self._clock(), self.node)
 
 
 def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection
 
 from ..core.errors import RetinueError
 from ..core.processes import has_process_ended, is_pid_used
-from .lifecycle import give_up, give_up_killed, sweep
 from .repository import Change, TaskLiveness, TaskRepository
-from .task import TaskRecord
+from .task import TaskRecord, give_up, give_up_killed, sweep
 
 _log = logging.getLogger(__name__)
 _Sign = tuple[object, float]

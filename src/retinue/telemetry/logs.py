@@ -56,7 +56,8 @@ class RunLogSink(TreeReader):
             what, status, facts = _told(node)
             extra = place.ids | facts | {"event": what, "status": status, "seconds": round(node.seconds, 6)}
             words = what.removesuffix("_finished").replace("_", " ")
-            self._logger.log(level, "%s %s: %s", words, _target(node), status, extra=extra)
+            target = node.tool if isinstance(node, CallNode) else f"of {node.agent}"
+            self._logger.log(level, "%s %s: %s", words, target, status, extra=extra)
         place.ended = True
         if _here.get() is place:
             here: _Place | None = place
@@ -118,10 +119,6 @@ def _ids(node: Node) -> Ids:
     if isinstance(node, CallNode):
         ids["call_id"] = node.call_id
     return ids
-
-
-def _target(node: Node) -> str:
-    return node.tool if isinstance(node, CallNode) else f"of {node.agent}"
 
 
 def _told(node: Node) -> tuple[str, str, dict[str, Any]]:

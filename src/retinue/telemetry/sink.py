@@ -123,8 +123,7 @@ class Telemetry(TreeReader):
             from opentelemetry.metrics import get_meter
             from opentelemetry.trace import get_tracer
 
-            from .metrics import Metrics
-            from .spans import Spans
+            from .spans import Metrics, Spans
         except ImportError as exc:
             raise ConfigurationError('Telemetry needs: pip install "retinue[otel]"') from exc
         spans = Spans(get_tracer(INSTRUMENTATION, tracer_provider=tracer_provider), content=content)

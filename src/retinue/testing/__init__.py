@@ -4,9 +4,8 @@
 from .backends import BackendHarness, BackendSuite, example_work
 from .durable import DurableStoreSuite
 from .filesystems import FilesystemSuite
-from .model import ScriptedModel, ScriptedTurn, ScriptError, call, fail, say, think
+from .model import RecordingSink, ScriptedModel, ScriptedTurn, ScriptError, call, fail, say, think
 from .models import MODEL_CHECKS, HeardTurn, KnownCall, KnownTurn, ModelCheck, ModelHarness, hear
-from .sinks import RecordingSink
 from .stores import StoreSuite
 from .tasks import TaskRepositorySuite
 

@@ -14,10 +14,9 @@ from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import Event
-from ..core.ids import unique
 from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunIdentity, RunResult, unique
 from .suite import Suite
 
 PATIENCE = 10.0

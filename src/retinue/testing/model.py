@@ -1,4 +1,4 @@
-"""A model that follows a script and fails on an unexpected request."""
+"""Test doubles: a model that follows a script and fails on an unexpected request, and a sink that keeps its events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError, Escape, as_tuple
+from ..core.events import Event
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 
@@ -135,3 +136,21 @@ class ScriptedModel:
         left = len(self._turns) - self._next
         if left:
             raise ScriptError(f"{left} of {len(self._turns)} scripted turns were not asked for")
+
+
+class RecordingSink:
+    """Keeps every event it receives, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def of(self, *kinds: str) -> list[Any]:
+        """Return the events of these kinds."""
+        return [event for event in self.events if event.kind in kinds]

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import TaskStoreError
-from ..tasks.lifecycle import beat, begin, finish, request_cancel
 from ..tasks.repository import TaskRepository
-from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
+from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at, beat, begin, finish, request_cancel
 from .suite import Suite
 
 NOW = 1_800_000_000.0

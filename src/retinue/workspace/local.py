@@ -15,8 +15,7 @@ from typing import BinaryIO, Self, TypeVar
 from ..core.errors import ConfigurationError, FileMissing, PathDenied, PathError
 from ..core.filesystem import Command, FileEntry, KeptBack, Stamp
 from .folders import CAN_ANCHOR, LINK, MOST_SCANNED, Folder, ResolvedFolder, is_link, locked, refusal_of
-from .paths import TEMPORARY, join_path, name_problem, split_path
-from .tree import sort_entries, walk_files
+from .paths import TEMPORARY, join_path, name_problem, sort_entries, split_path, walk_files
 
 T = TypeVar("T")
 

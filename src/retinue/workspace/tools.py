@@ -26,9 +26,8 @@ from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
 from .grep import SECONDS, LinePattern, grep
-from .paths import join_path, normal_path, split_path
+from .paths import GlobPattern, Places, first_entries, join_path, normal_path, shown, split_path, walk_files
 from .text import READ_BYTES, Edit, Window, is_binary, nearly_at, read_window, replace_text
-from .tree import GlobPattern, Places, first_entries, shown, walk_files
 
 READ_ONLY_TOOLS = frozenset({"read_file", "list_files", "glob_files", "grep_files"})
 """The tools that change nothing."""
@@ -161,7 +160,8 @@ class _FileTools:
             entries = first_entries(self._filesystem.list(path), MOST_ENTRIES + 1)
         if not entries:
             return f"{shown_path(normal_path(path))} is empty"
-        return _capped([_entry_line(entry) for entry in entries], "entries", "use glob_files with a narrower pattern")
+        lines = [f"{one.path}/" if one.is_dir else f"{one.path} ({_count(one.size, 'byte')})" for one in entries]
+        return _capped(lines, "entries", "use glob_files with a narrower pattern")
 
     def glob_files(self, pattern: str, path: str = "", ctx: ToolContext | None = None) -> str:
         """Find files by name, one path a line.
@@ -293,7 +293,11 @@ def _render(window: Window, path: str, offset: int) -> str:
 def _check_edit(edit: Edit, path: str, data: bytes, old: bytes, replace_all: bool) -> None:
     """Refuse an edit that matches nothing, matches too much or changes nothing."""
     if not edit.occurrences:
-        raise ExecutionFailed(_not_found(path, data, old))
+        near = nearly_at(data, old)
+        hint = "read the file again" if near is None else f"line {near} differs in white space or in what follows it"
+        raise ExecutionFailed(
+            f"{path}: the old text does not occur; it must match exactly, with its white space: {hint}"
+        )
     if edit.occurrences > 1 and not replace_all:
         raise ExecutionFailed(
             f"{path}: the old text occurs {edit.occurrences} times, at {_lines(edit)}; "
@@ -301,16 +305,6 @@ def _check_edit(edit: Edit, path: str, data: bytes, old: bytes, replace_all: boo
         )
     if edit.data == data:
         raise InvalidArguments("old and new are the same; nothing was changed")
-
-
-def _not_found(path: str, data: bytes, old: bytes) -> str:
-    near = nearly_at(data, old)
-    hint = "read the file again" if near is None else f"line {near} differs in white space or in what follows it"
-    return f"{path}: the old text does not occur; it must match exactly, with its white space: {hint}"
-
-
-def _entry_line(entry: FileEntry) -> str:
-    return f"{entry.path}/" if entry.is_dir else f"{entry.path} ({_count(entry.size, 'byte')})"
 
 
 def _capped(lines: list[str], what: str, advice: str) -> str:
