@@ -97,6 +97,14 @@ class Link:
             raise ConditionFailed
         self.insert(into, rows)
 
+    def gather(self, make_sql: Callable[[int], str], row: Sequence[Any]) -> bool:
+        """Run a statement for this row and for others of the transaction together, before the next other statement.
+
+        `make_sql` makes it for a number of rows, which differ in their first value. It must fail if it cannot be done for one of them. Return False, and do
+        nothing, where statements are not run together.
+        """
+        return False
+
     def prepare_schema(self) -> None:
         """Lock the schema against other processes; create it if there is none."""
 

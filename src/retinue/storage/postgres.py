@@ -34,6 +34,8 @@ _NOTIFY_EVERY = 0.01
 """Seconds in which topics are gathered, while there are many."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds before it listens again after the connection broke."""
+_TOGETHER = 32
+"""Rows that one statement handles at most."""
 _FEW = 8
 """Rows that one statement inserts."""
 
@@ -247,6 +249,9 @@ class PostgresLink(Link):
         self._pipeline = self._entered.__enter__()
         self._topics: set[str] = set()
         self._is_open = False
+        self._gathered: dict[str, Sequence[Any]] = {}
+        """Rows for `_make_sql`, by their first value."""
+        self._make_sql: Callable[[int], str] | None = None
 
     def is_alive(self) -> bool:
         if self.is_lost or self.connection.closed:
@@ -260,10 +265,12 @@ class PostgresLink(Link):
     def begin(self, *, eager: bool = True) -> None:
         self.eager = eager
         self._topics = set()
+        self._gathered = {}
         if self.begin_statement:
             self._execute(self.begin_statement)
 
     def commit(self) -> None:
+        self._run_gathered()
         if self.begin_statement:
             self._execute(b"COMMIT")
         if self._is_open:
@@ -322,6 +329,24 @@ class PostgresLink(Link):
         self.run(f"WITH met AS ({sql}), {met} SELECT 1 / COUNT(*) FROM done", *values, *first)
         self.insert(into, rows[1:])
 
+    def gather(self, make_sql: Callable[[int], str], row: Sequence[Any]) -> bool:
+        if self.eager:
+            return False
+        if make_sql is not self._make_sql or row[0] in self._gathered:
+            self._run_gathered()
+        self._make_sql = make_sql
+        self._gathered[row[0]] = row
+        return True
+
+    def _run_gathered(self) -> None:
+        """Run the statement that rows were gathered for, in as many parts as powers of two make up their number: the
+        server soon has all of them prepared."""
+        rows, self._gathered = list(self._gathered.values()), {}
+        while rows and self._make_sql is not None:
+            count = min(1 << (len(rows).bit_length() - 1), _TOGETHER)
+            self.run(self._make_sql(count), *[value for row in rows[:count] for value in row])
+            del rows[:count]
+
     def prepare_schema(self) -> None:
         self.run("SELECT pg_advisory_xact_lock(?)", _MIGRATION_LOCK)
         if not self.run("SELECT 1 FROM pg_namespace WHERE nspname = ?", self._schema):
@@ -335,6 +360,8 @@ class PostgresLink(Link):
         self._topics.add(topic)
 
     def _execute(self, statement: bytes, values: Sequence[Any] = ()) -> psycopg.Cursor[Any]:
+        if self._gathered:
+            self._run_gathered()
         self._is_open = True
         return self.connection.execute(statement, values, binary=True)
 
