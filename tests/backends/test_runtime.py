@@ -160,7 +160,8 @@ async def test_what_its_backend_cannot_do_is_refused_before_dispatch() -> None:
     await stage.run()
     assert str(stage.given[0]) == (
         "agent 'typed' could not be run: its backend cannot do this: transcript: needs 'user_messages', has "
-        "'single_prompt'; output: needs 'text_and_artifacts', has 'text'"
+        "'single_prompt': give it one user message; output: needs 'text_and_artifacts', has 'text': leave out the "
+        "output type of the agent"
     )
     assert (stage.backend.requests, stage.child()) == ([], [])
     assert [event.kind for event in stage.events if event.kind == "child_started"] == []

@@ -14,6 +14,7 @@ from retinue import (
     Decision,
     ExecutionBackendError,
     HookContext,
+    Message,
     ParentContext,
     Permissions,
     PersistedState,
@@ -234,6 +235,26 @@ def test_state_is_read_by_name_as_json() -> None:
     assert state.get("other", 1) == 1
     with pytest.raises(KeyError):
         state["other"]
+
+
+async def test_what_a_backend_cannot_do_says_what_to_do_instead() -> None:
+    @tool
+    async def ask(ctx: ToolContext) -> str:
+        """Ask."""
+        with pytest.raises(ExecutionBackendError) as caught:
+            await ctx.run_child("kid", [Message.user("one"), Message.user("two")])
+        return str(caught.value)
+
+    result = await parent_of(ask, Far()).run("p", "go")
+    assert "has 'single_prompt': give it one user message" in result.messages[-2].text
+
+
+def test_parameters_have_names() -> None:
+    wrong = Described()
+    made = ToolDescriptor("count", "count", "Count.").with_parameters({"type": "array"})
+    wrong.descriptor = made  # type: ignore[assignment,method-assign]
+    with pytest.raises(ConfigurationError, match="the parameters of 'count' must be of type object"):
+        Agent("a", tools=[wrong])
 
 
 def test_a_profile_has_known_levels() -> None:

@@ -49,6 +49,13 @@ from .setup import held_thread
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
 
+_INSTEAD = {
+    "transcript": "give it one user message",
+    "continuation": "start a new conversation, without thread_id",
+    "output": "leave out the output type of the agent",
+}
+
+
 class ForeignBackend:
     """Runs children through a backend that is not local, with their events in their parent's log.
 
@@ -154,7 +161,10 @@ class ForeignBackend:
 
     def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
         """Raise where the backend cannot do what is asked; the error names every reason."""
-        problems = self.profile().check(needs_of(request, thread))
+        problems = [
+            f"{problem}: {_INSTEAD[problem.partition(':')[0]]}"
+            for problem in self.profile().check(needs_of(request, thread))
+        ]
         if request.seed.extensions and not self._is_own:
             problems.append("it is not local and takes no state seed")
         if not request.remote_messages() and not self._is_own:

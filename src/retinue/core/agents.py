@@ -301,3 +301,7 @@ class BoundTool:
         self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
         """True if it checks more than its schema."""
         self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)
+        if parameters.get("type", "object") != "object":
+            raise ConfigurationError(
+                f"{owner}: the parameters of {name!r} must be of type object, as arguments have names"
+            )

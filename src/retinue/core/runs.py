@@ -67,7 +67,8 @@ class RunIdentity(Struct, frozen=True, gc=False):
 
 
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
-    """The lineage of a child. Without one, the run is the root of its own log."""
+    """The lineage of a child. A run without one is a root of its own: its log is not stored, no limit, permission or usage
+    of the run that starts it holds for it, and only its sink sees its events."""
 
     parent_run_id: str | None = None
     parent_thread_id: str | None = None
