@@ -142,3 +142,29 @@ async def test_a_sub_agent_of_a_killed_process_takes_messages_when_its_task_has_
         assert len(users) == 2, "it remembers what the other process sent it"
         assert users[1] == "until 0"
     await tasks.close()
+
+
+async def test_a_task_that_was_cancelled_when_its_process_was_gone_does_not_run_again(
+    tmp_path: Path, node: Start, url: str
+) -> None:
+    boss = harness(tmp_path, [], url)
+    process = node("start", str(time.time() + 3600), url)
+    task_id = said(process)
+    tasks = boss.task_repository
+    assert isinstance(tasks, SqlTaskRepository)
+    await eventually(lambda: (tmp_path / "calls.txt").exists())
+    kill(process)
+    made = calls(tmp_path)
+    asked = await TaskService(tasks).cancel(S1, task_id, grace=0)
+    assert asked is not None
+    assert (asked.status, asked.cancel_requested) == (TaskStatus.RUNNING, True)
+    async with Runtime.open(url, [boss], lease=LEASE) as runtime, asyncio.timeout(90):
+        (run,) = await runtime.store.list_runs("s1")
+        events = [event async for event in runtime.events(run.identity.run_id)]
+    record = await found(tasks, task_id)
+    assert (record.status, record.error_message) == (TaskStatus.CANCELLED, "the task was cancelled")
+    assert calls(tmp_path) == made
+    ends = [(event.agent, event.status) for event in events if event.kind == "run_finished"]
+    assert ends == [("boss", "completed"), ("worker", "cancelled")]
+    assert events[-1].kind == "task_updated"
+    await tasks.close()

@@ -57,6 +57,11 @@ class LocalBackground:
             return False
         return await x.log.writer.holder_of(thread_id) not in (None, x.log.writer.log_id)
 
+    def child_status(self, ctx: ToolContext, run_id: str) -> RunStatus | None:
+        x = self._backend.execution_of(ctx.run.run_id)
+        child = None if x is None else x.log.tree.runs.get(run_id)
+        return None if child is None else child.status
+
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None:

@@ -21,7 +21,7 @@ from ..core.messages import as_messages
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Background, TaskService, Waits, Work
+from ..tasks.service import TASK_CANCELLED, Background, TaskService, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
 from .declarations import RemoteSubagentStub
@@ -188,6 +188,8 @@ class Workers:
                 raise ExecutionBackendError(record.sub_agent_id, "it is not declared any more")
             agent = await entry.agent(ctx)
             job = ChildJob(entry, agent, spawned, record.input, ctx, run_id, token, in_background=True)
+            if record.cancel_requested and not job.is_elsewhere:
+                return await self._end_cancelled(job)
             self._enqueue(job)
             return await self._follow(job, await self._run(job), waits)
 
@@ -196,6 +198,16 @@ class Workers:
         if ended is not None:  # meanwhile
             background.close_task(ctx, ended, given_up)
             reporter.close()
+
+    async def _end_cancelled(self, job: ChildJob) -> RunResult:
+        """End a child whose task was cancelled when no process was at work on it. Nothing of it runs again."""
+        background, status = _background(job.ctx), _background(job.ctx).child_status(job.ctx, job.run_id)
+        if status is not None and status.is_terminal:
+            return await self._child(job)  # only its result
+        job.token.set(TASK_CANCELLED)
+        if status is None:
+            return _never_began(job)
+        return await background.give_up(job.ctx, job.agent, job.run_id, TASK_CANCELLED)
 
     async def _promote(self, job: ChildJob, running: asyncio.Task[RunResult]) -> TaskRecord:
         job.in_background = True

@@ -28,6 +28,7 @@ from .task import TaskRecord, TaskScope, TaskStatus, await_human, beat, begin, f
 
 _log = logging.getLogger(__name__)
 
+TASK_CANCELLED = "the task was cancelled"
 
 Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
 """Does the work of a task. It stops when the token is set, and calls the second argument when it waits for a human."""
@@ -168,7 +169,7 @@ class TaskService:
         if record is None or record.status.is_terminal:
             return record
         if (task := self._local.get(task_id)) is not None:
-            task.token.set("the task was cancelled")
+            task.token.set(TASK_CANCELLED)
         return await self.wait(scope, task_id, grace)
 
     async def sweep(self, *, trust_clock: bool = False) -> list[TaskRecord]:
@@ -346,7 +347,7 @@ class TaskService:
             if record is None or task.job is None:
                 continue
             if record.cancel_requested:
-                task.token.set("the task was cancelled")
+                task.token.set(TASK_CANCELLED)
             elif record.status.is_terminal:
                 task.token.set("another process has given up on it")
             elif now - task.last_beat >= settings.heartbeat:
@@ -398,6 +399,10 @@ class Background(Protocol):
         """Return whether a run of another log has a conversation, perhaps in another process."""
         ...
 
+    def child_status(self, ctx: ToolContext, run_id: str) -> RunStatus | None:
+        """Return the status of a child that this run has started; None if it has not begun."""
+        ...
+
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
         """Write to the log that a child was started. It may begin after its parent has ended."""
 
@@ -417,5 +422,5 @@ class Background(Protocol):
         ...
 
     async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
-        """End a suspended detached child that will get no answer; its conversation stays."""
+        """End a detached child that waits, or is not at work here; its conversation stays."""
         ...
