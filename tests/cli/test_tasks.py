@@ -214,6 +214,24 @@ def test_a_task_in_a_workspace_whose_process_is_gone_is_told_as_such(cli: Cli, t
     assert listed_status(cli, "--workspace", str(tmp_path)) == ["running", "failed", "running"]
 
 
+def test_a_remote_task_that_no_process_watches_is_told_as_such(cli: Cli, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    node = f"{socket.gethostname()}-{ended.pid}-0a"
+    tasks = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "orch")
+    asyncio.run(tasks.add(open_task("task_far", node=node, transport_type="task-protocol")))
+    where = ("--workspace", str(tmp_path))
+    assert listed_status(cli, *where) == ["running (its process is gone)"]
+    waited = cli("tasks", "wait", "task_far", *where)
+    assert waited.code == 1
+    again = "task task_far: its process is gone; a process that runs agent 'orch' here asks its server for it again"
+    assert again in waited.err
+    cancelled = cli("tasks", "cancel", "task_far", *where)
+    assert cancelled.code == 1
+    asked = "its process is gone; its server is asked to stop it when a process runs agent 'orch' here again"
+    assert asked in cancelled.err
+
+
 @pytest.mark.parametrize("has_database", [True, False])
 def test_a_killed_task_is_reported_at_once(cli: Cli, folder: Path, has_database: bool) -> None:
     url = f"sqlite:///{folder}/app.db"

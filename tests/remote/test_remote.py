@@ -24,6 +24,7 @@ from retinue import (
     ToolContext,
     tool,
 )
+from retinue.core.processes import process_identity
 from retinue.messages import Visibility
 from retinue.subagents import RemoteSubagentStub
 from retinue.tasks import TaskScope, TaskStatus
@@ -33,6 +34,8 @@ from tests.remote.server import TaskServer
 from ..waiting import until
 
 SECRET = "s3cret-token"
+GONE = f"{process_identity().rpartition('/')[0]}/0"
+"""The identity of a process that has ended: its id was given to this one later."""
 
 
 async def answer(request: Any) -> Any:
@@ -280,6 +283,30 @@ async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_pa
         assert len(server.submissions) == 1
         (record,) = json.loads(path.read_text()).values()
         assert record["status"] in ("COMPLETED", "CANCELLED")
+
+
+async def test_a_new_process_watches_a_remote_task_without_being_asked(tmp_path: Path) -> None:
+    async with far_runtime() as far, TaskServer(far, SECRET) as server:
+        agent = orchestrator(
+            server.url, tmp_path, lambda told: spawn("slow", timeout_seconds=0) if not told else say("done")
+        )
+        first = Runtime([agent])
+        await first.run(agent, "go", thread_id="t1")
+        await server.has_work.wait()
+        path = tmp_path / "agents/orch/tasks/t1.json"
+        await running(path)
+        (record,) = json.loads(path.read_text()).values()
+        await first.close()
+        gone = {**record, "node": f"{record['node'].partition('@')[0]}@{GONE}"}
+        path.write_text(json.dumps({record["taskId"]: gone}))
+
+        again = orchestrator(server.url, tmp_path, lambda told: say("done"))
+        async with Runtime([again]) as second:
+            await second.run(again, "go", thread_id="t1")
+            await until(lambda: '"RUNNING"' not in path.read_text())
+            result = await second.run(again, "go", thread_id="t1")
+        assert len(server.submissions) == 1
+        assert result.messages[1].text.startswith("<task-notification>")
 
 
 async def test_only_visible_user_messages_go_to_the_server_and_the_run_id_is_local(tmp_path: Path) -> None:

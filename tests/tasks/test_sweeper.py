@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from retinue.core.processes import process_identity
 from retinue.errors import StoreError
-from retinue.tasks import MemoryTaskRepository, TaskScope, TaskSettings, TaskStatus
+from retinue.tasks import MemoryTaskRepository, TaskRecord, TaskScope, TaskSettings, TaskStatus
 from retinue.tasks.service import TaskService
 from retinue.tasks.sweeper import Sweeper
 from retinue.tasks.task import beat
 from retinue.testing.tasks import NOW, S1, task_record
+
+GONE = f"{process_identity().rpartition('/')[0]}/0"
+"""The identity of a process that has ended: its id was given to this one later."""
 
 
 class Clocks:
@@ -41,6 +46,40 @@ async def test_after_a_downtime_it_takes_two_heartbeats_to_be_sure() -> None:
     assert [record.status for record in await sweeper.sweep()] == [TaskStatus.FAILED]
     assert await sweeper.sweep() == []
     assert not sweeper.suspects
+
+
+async def test_a_remote_task_whose_process_is_gone_is_watched_again_once() -> None:
+    repository, watched = MemoryTaskRepository(), list[TaskRecord]()
+    gone: dict[str, Any] = {"status": TaskStatus.RUNNING, "node": f"host-1-2@{GONE}", "transport_type": "task-protocol"}
+    await repository.add(task_record("t1", **gone))
+    await repository.add(task_record("stored", **gone, log_id="r1"))
+    gone["node"] = "another-1-2@another/1"
+    await repository.add(task_record("other", **gone))
+
+    async def watch(record: TaskRecord) -> None:
+        watched.append(record)
+
+    services = [TaskService(repository) for _ in range(2)]
+    for service in services:
+        await service.sweep()
+        service.watchers["boss"] = watch
+    for service in services:
+        assert await service.sweep() == []
+    assert [(record.task_id, record.node) for record in watched] == [("t1", services[0].node)]
+
+
+async def test_a_remote_task_that_nobody_gives_a_sign_of_is_watched_again() -> None:
+    repository, clocks = MemoryTaskRepository(), Clocks()
+    far = task_record("t1", status=TaskStatus.RUNNING, node="another-1-2@another/1", transport_type="a2a")
+    await repository.add(far)
+    sweeper = Sweeper(repository, lambda: clocks.wall, lambda: clocks.passed)
+    await sweeper.sweep()
+    clocks.wait(599)
+    await sweeper.sweep()
+    assert sweeper.unwatched == []
+    clocks.wait(1)
+    assert await sweeper.sweep() == []
+    assert sweeper.unwatched == [far]
 
 
 async def test_a_clock_that_was_set_forward_or_back_ends_no_living_task() -> None:

@@ -42,7 +42,7 @@ class _Task(NamedTuple):
     record: TaskRecord
     repository: _Repository
     is_orphaned: bool = False
-    """No process works on it; one that resumes its run will continue it."""
+    """No process works on it or, if a server does, watches it."""
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +112,9 @@ async def cancel_task(args: argparse.Namespace) -> int:
         task = task._replace(record=after)
         await _print_task(task, as_json=args.json)
     if task.is_open and task.is_orphaned:
-        complain(f"{_GONE}; the task ends when a process resumes its run {after.log_id or ''}".rstrip())
+        again = f"its server is asked to stop it when a process runs agent {after.parent_agent_id!r} here again"
+        resume = f"the task ends when a process resumes its run {after.log_id}"
+        complain(f"{_GONE}; {again if after.log_id is None else resume}")
     elif task.is_open:
         complain("it has not stopped yet; its process looks for cancels twice a second")
     return COMPLETED if after.status is TaskStatus.CANCELLED else FAILED
@@ -133,7 +135,9 @@ async def wait_task(args: argparse.Namespace, interrupt: Interrupt) -> int:
         await _print_task(task, as_json=args.json)
     record = task.record
     if task.is_orphaned:
-        complain(f"task {record.task_id}: {_GONE}; retinue runs resume {record.log_id} continues its run")
+        again = f"a process that runs agent {record.parent_agent_id!r} here asks its server for it again"
+        resume = f"retinue runs resume {record.log_id} continues its run"
+        complain(f"task {record.task_id}: {_GONE}; {again if record.log_id is None else resume}")
     elif task.is_open:
         complain(f"task {record.task_id} still runs after {args.timeout:g} s")
     return COMPLETED if record.status is TaskStatus.COMPLETED else FAILED
@@ -174,20 +178,17 @@ async def _all_tasks(repositories: Sequence[_Repository]) -> list[_Task]:
     for repository in repositories:
         await TaskService(repository).sweep(trust_clock=True)
         records = await repository.everything()
-        known = {scope: await repository.liveness(scope) for scope in {one.scope for one in records if _is_local(one)}}
+        scopes = {one.scope for one in records if not one.status.is_terminal}
+        known = {scope: await repository.liveness(scope) for scope in scopes}
         for record in records:
-            life = known[record.scope].get(record.task_id) if _is_local(record) else None
+            is_open = not record.status.is_terminal
+            life = known[record.scope].get(record.task_id) if is_open else None
             if life is not None:
                 gone = life.status == "orphaned" or (life.owner is not None and is_gone(life.owner))
             else:
-                gone = _is_local(record) and record.node is not None and is_node_gone(record.node)
+                gone = is_open and record.node is not None and is_node_gone(record.node)
             found.append(_Task(record, repository, gone))
     return sorted(found, key=lambda task: task.record.created_at)
-
-
-def _is_local(record: TaskRecord) -> bool:
-    """Return whether a process of ours works on a task."""
-    return not (record.status.is_terminal or record.is_remote)
 
 
 async def _find(repositories: Sequence[_Repository], task_id: str, place: str) -> _Task:

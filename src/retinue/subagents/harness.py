@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import (
@@ -33,7 +34,7 @@ from ..plugins import Compaction, ResultFiles
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
 from ..tasks.service import Background
-from ..tasks.task import TaskScope
+from ..tasks.task import TaskRecord, TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
@@ -228,7 +229,11 @@ def _(agent: HarnessAgent, resolver: Resolver) -> Iterable[Tool]:
         agent.catalog.set_named_agents({name: resolver.agent(name) for name in names})
         assert agent.task_repository is not None
         background: Background = resolver.background
-        background.service(agent.task_repository).watch()
+        service = background.service(agent.task_repository)
+        for plugin in agent.plugins:
+            if isinstance(plugin, Subagents):
+                service.watchers[agent.name] = partial(plugin.watch_remote_task, resolver=resolver)
+        service.watch()
     return ()
 
 
@@ -319,6 +324,9 @@ class Subagents(Plugin):
         for record in await self._repository.list(TaskScope(self._agent_name, run.thread_id, run.user_id)):
             if record.parent_run_id == run.run_id and record.parent_tool_call_id is not None:
                 await self._workers.resume(record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {})))
+
+    async def watch_remote_task(self, record: TaskRecord, resolver: Resolver) -> None:
+        await self._workers.watch_remote_task(record, resolver)
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.forget_run(ctx.run.run_id)

@@ -56,7 +56,7 @@ class TaskTools:
         seconds = min(max(timeout, 0), MOST_MILLISECONDS) / 1000 if block else 0
         before = await self._repository.get(scope, task_id)
         if before is not None:
-            await self._workers.watch_remote_task(before, ctx)
+            await self._workers.watch_remote_task(before, ctx.resolver)
         record = before and await service.wait(scope, task_id, seconds)
         if record is None:
             advice = "Use task_list() to see all known tasks for this session."
@@ -82,7 +82,7 @@ class TaskTools:
             return error_answer(f"No background task found with ID: {task_id}")
         if before.status.is_terminal:
             return _note(task_id, before.status.lower(), "Task already in terminal state, cannot cancel.")
-        await self._workers.watch_remote_task(before, ctx)
+        await self._workers.watch_remote_task(before, ctx.resolver)
         after = await service.cancel(scope, task_id) or before
         if not after.status.is_terminal:
             return _note(task_id, "cancelling", "Cancellation requested; the task has not stopped yet.")
@@ -102,7 +102,7 @@ class TaskTools:
             return error_answer(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
         known = await self._repository.list(self._workers.scope(ctx))
         for record in known:
-            await self._workers.watch_remote_task(record, ctx)
+            await self._workers.watch_remote_task(record, ctx.resolver)
         records = [record for record in known if wanted in ("all", record.status.lower())]
         if not records:
             return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")

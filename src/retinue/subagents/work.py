@@ -13,7 +13,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from ..core.agents import Agent
-from ..core.backend import RunRequest
+from ..core.backend import Resolver, RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.lifecycle import RunStatus
@@ -24,7 +24,7 @@ from ..tasks.repository import TaskRepository
 from ..tasks.service import TASK_CANCELLED, Background, TaskService, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
-from .declarations import RemoteSubagentStub
+from .declarations import RemoteSubagentStub, remote_stub
 from .spawned import Spawned, Turns
 
 OnTimeout = Literal["promote", "cancel"]
@@ -114,14 +114,14 @@ class Workers:
             raise
         return running.result() if done else await self._promote(job, running)
 
-    async def watch_remote_task(self, record: TaskRecord, ctx: ToolContext) -> None:
+    async def watch_remote_task(self, record: TaskRecord, resolver: Resolver) -> None:
         """Watch a remote task that another process has started."""
         if record.status.is_terminal or not record.is_remote:
             return
         entry = (await self._catalog.load_entries()).get(record.sub_agent_id)
         if entry is None or entry.declaration is None or not entry.declaration.is_remote:
             return
-        plan, seconds = ctx.resolver.resolve(await entry.agent(ctx)), entry.declaration.timeout
+        plan, seconds = resolver.resolve(remote_stub(entry.declaration)), entry.declaration.timeout
 
         async def work(token: CancellationToken, waits: Waits) -> RunResult:
             run = RunIdentity(record.run_id or "", record.sub_session_id or "", record.sub_agent_id)
@@ -136,7 +136,8 @@ class Workers:
                     await asyncio.wait_for(token.wait(), LOOK_EVERY)
             return outcome
 
-        self.service(ctx).attach(record, work)
+        background: Background = resolver.background
+        background.service(self.repository).attach(record, work)
 
     async def is_busy_elsewhere(self, spawned: Spawned, ctx: ToolContext) -> bool:
         """Return whether a run that this process does not know has the conversation of a sub-agent."""

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
@@ -93,6 +93,8 @@ class TaskService:
         self._is_down = False
         """True if the last sweep failed, which was logged then."""
         self._closing = False
+        self.watchers: dict[str, Callable[[TaskRecord], Awaitable[None]]] = {}
+        """For each agent: watches a remote task of it whose process is gone."""
         self._left: Collection[str] = ()
         """The logs whose tasks are left to others."""
 
@@ -173,8 +175,23 @@ class TaskService:
         return await self.wait(scope, task_id, grace)
 
     async def sweep(self, *, trust_clock: bool = False) -> list[TaskRecord]:
-        """End the tasks whose executors are gone, and return them."""
-        return await self._sweeper.sweep(self._local.keys(), trust_clock=trust_clock)
+        """End the tasks whose executors are gone, and return them; watch remote ones that nobody watches."""
+        ended = await self._sweeper.sweep(self._local.keys(), trust_clock=trust_clock)
+        for record in self._sweeper.unwatched:
+            await self._watch_again(record)
+        return ended
+
+    async def _watch_again(self, record: TaskRecord) -> None:
+        """Watch a remote task whose process is gone, unless another process has begun to."""
+        watch, gone = self.watchers.get(record.parent_agent_id), record.node
+
+        def take(old: TaskRecord) -> TaskRecord | None:
+            return take_over(old, self._clock(), self.node) if old.node == gone else None
+
+        if watch is not None:
+            now = await self.repository.update(record.scope, record.task_id, take)
+            if now is not None and now.node == self.node:
+                await watch(now)
 
     def watch(self) -> None:
         """Start the watch, unless it runs: it sweeps for orphans and writes the heartbeats of this process."""

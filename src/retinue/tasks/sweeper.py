@@ -35,6 +35,8 @@ class Sweeper:
         """Seconds of silence that this process must observe: a clock can be set, and a machine can sleep."""
         self.suspects = False
         """True if the last sweep found tasks that are silent by the clock, but were not watched for long enough."""
+        self.unwatched: list[TaskRecord] = []
+        """The tasks of the last sweep that servers execute and no process watches any more."""
         self._seen: dict[str, _Sign] = {}
         """The last sign of life of each task, and when this process first saw it."""
 
@@ -46,6 +48,7 @@ class Sweeper:
         proof = 0.0 if trust_clock else self.proof
         ended: list[TaskRecord] = []
         before, self._seen, self.suspects = self._seen, {}, False
+        self.unwatched = []
         for scope in await self._repository.open_scopes():
             try:
                 # Liveness first: a task that ends in between is then read as ended.
@@ -53,6 +56,8 @@ class Sweeper:
                 for record in await self._repository.list(scope):
                     if record.status.is_terminal or record.task_id in living:
                         continue
+                    if self._is_unwatched(record, before.get(record.task_id)):
+                        self.unwatched.append(record)
                     change = self._judge(record, known.get(record.task_id), before.get(record.task_id), proof)
                     after = None if change is None else await self._give_up(record, change)
                     if after is not None:
@@ -61,6 +66,13 @@ class Sweeper:
             except RetinueError as exc:
                 _log.error("the tasks of session %s cannot be swept: %s", scope.session_id, exc)
         return ended
+
+    def _is_unwatched(self, record: TaskRecord, seen: _Sign | None) -> bool:
+        """Return whether nobody watches a remote task. Who takes over the log of its run, if it has one, will."""
+        if not record.is_remote or record.log_id is not None or record.node is None:
+            return False
+        silent = self._silence(record.task_id, record.version, seen)
+        return is_node_gone(record.node) or silent >= self._repository.settings.orphan_after
 
     def _judge(self, record: TaskRecord, known: TaskLiveness | None, seen: _Sign | None, proof: float) -> Change | None:
         """Return the change that ends a task; None if its executor may be alive."""
