@@ -197,3 +197,12 @@ def test_signatures_that_cannot_be_called_by_name_are_refused() -> None:
 
 class threading_lock:
     def __init__(self) -> None: ...
+
+
+async def test_an_argument_that_none_of_several_types_has_names_them() -> None:
+    def f(seconds: int | None = None, size: int | bool | None = None) -> str:
+        """Take a while."""
+        return f"{seconds} {size}"
+
+    assert (await outcome(f, {"seconds": "30"})).endswith('seconds: "30" is not of type integer')
+    assert (await outcome(f, {"size": "30"})).endswith('size: "30" is not of type integer or boolean')

@@ -162,7 +162,7 @@ async def test_a_call_that_takes_too_long_becomes_a_task_and_its_events_go_on(tm
             run = runtime.stream(agent, "go", thread_id="t1")
             result = await run.result()
             told = next(message.text for message in result.messages if message.role == "tool")
-            assert "status: timeout\ntask_id: task_" in told
+            assert "status: timeout_promoted\ntask_id: task_" in told
             server.holds.set()
             events = [event async for event in runtime.events(run.run_id)]
         check_copy(

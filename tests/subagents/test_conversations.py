@@ -115,9 +115,9 @@ async def test_keys_and_labels_belong_to_one_user_and_session(
     key = f"agent:{GP}:<1>"
     assert told(result)[:4] == [
         "No active subagents.",
-        "Error: Unknown label: a",
-        f"Error: Unknown agent_key: {key}",
-        f"Error: Unknown agent_key: {key}",
+        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
+        f"Error: Unknown agent_key: {key}. Use agent_list() to see your sub-agents.",
+        f"Error: Unknown agent_key: {key}. Use agent_list() to see your sub-agents.",
     ]
     assert last_lines(result)[4] == "did mine"
     await runtime.run("boss", "go", thread_id="t", user_id="ann")
@@ -127,9 +127,7 @@ async def test_keys_and_labels_belong_to_one_user_and_session(
 @pytest.mark.parametrize("thread_id", ["../x", "a/b", "..", "a..b", ".x", "x" * 129, "a\\b", "a\nb", "a\0", "ü"])
 async def test_a_session_id_that_could_lead_out_is_refused(tmp_path: Path, thread_id: str) -> None:
     agent = harness(tmp_path)
-    with pytest.raises(
-        ConfigurationError, match="also names files: use up to 128 letters, digits and any of|NUL character"
-    ):
+    with pytest.raises(ConfigurationError, match="also names files: begin with an ASCII letter|NUL character"):
         await Runtime([agent]).run("boss", "go", thread_id=thread_id)
 
 
@@ -150,7 +148,8 @@ async def test_a_session_id_that_could_lead_out_is_refused_however_a_harness_com
     top = Agent("top", model, tools=[delegate], handoffs=[heir])
     sink = RecordingSink()
     result = await Runtime([top]).run("top", "go", thread_id="../../../package", sinks=[sink])
-    rule = "the thread id '../../../package' also names files: use up to 128 letters, digits and any of _ . @ : = + -"
+    begin = "begin with an ASCII letter, a digit or _, and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
+    rule = f"the thread id '../../../package' also names files: {begin}"
     assert problems == [f"agent 'heir' could not be run: agent 'heir': {rule}"]
     assert [event.message for event in sink.of("error")] == [f"handoff to 'heir' refused: agent 'heir': {rule}"]
     assert (result.status, result.response) == (RunStatus.COMPLETED, "I go on myself")
@@ -222,8 +221,8 @@ async def test_a_sub_agent_that_is_closed_in_a_step_takes_no_message_in_it(tmp_p
     result = await Runtime([agent]).run("boss", "go")
     assert told(result)[1:] == [
         f"agent_key: agent:{GP}:<1>\nstatus: closed",
-        "Error: Unknown label: a",
-        "Error: Unknown label: a",
+        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
+        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
         "No active subagents.",
     ]
 

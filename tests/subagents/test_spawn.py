@@ -125,12 +125,21 @@ async def test_the_error_lines_of_agent_spawn(tmp_path: Path, args: dict[str, An
         ({"message": ""}, "Either agent_key or label is required."),
         ({"agent_key": " ", "label": "", "message": "m"}, "Either agent_key or label is required."),
         ({"label": "ghost", "message": " \n"}, "message is required"),
-        ({"label": "ghost", "message": "m"}, "Unknown label: ghost"),
-        ({"label": "../x", "message": "m"}, "Unknown label: ../x"),
-        ({"agent_key": "ghost", "message": "m"}, "Unknown agent_key: ghost"),
-        ({"agent_key": GP, "message": "m"}, "Unknown agent_key: general-purpose"),
-        ({"agent_key": "SESSION", "message": "m"}, "Unknown agent_key: sub-<1>"),
-        ({"agent_key": "UPPER", "message": "m"}, "Unknown agent_key: AGENT:GENERAL-PURPOSE:<1>"),
+        ({"label": "ghost", "message": "m"}, "Unknown label: ghost. Use agent_list() to see your sub-agents."),
+        ({"label": "../x", "message": "m"}, "Unknown label: ../x. Use agent_list() to see your sub-agents."),
+        ({"agent_key": "ghost", "message": "m"}, "Unknown agent_key: ghost. Use agent_list() to see your sub-agents."),
+        (
+            {"agent_key": GP, "message": "m"},
+            "Unknown agent_key: general-purpose. Use agent_list() to see your sub-agents.",
+        ),
+        (
+            {"agent_key": "SESSION", "message": "m"},
+            "Unknown agent_key: sub-<1>. Use agent_list() to see your sub-agents.",
+        ),
+        (
+            {"agent_key": "UPPER", "message": "m"},
+            "Unknown agent_key: AGENT:GENERAL-PURPOSE:<1>. Use agent_list() to see your sub-agents.",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["agent_send", "agent_close"])
@@ -148,7 +157,7 @@ async def test_the_error_lines_of_agent_send_and_agent_close(
         return call(name, {key: value for key, value in given.items() if value is not None})
 
     if answer == "message is required" and name == "agent_close":
-        answer = "Unknown label: ghost"
+        answer = "Unknown label: ghost. Use agent_list() to see your sub-agents."
     found = await answers(tmp_path, spawn(GP, "x"), ask)
     assert found[1] == f"Error: {answer}"
 
@@ -190,7 +199,7 @@ async def test_a_label_is_free_again_after_close_and_belongs_to_one_sub_agent(tm
         "Error: Label already in use: A",
         "did three",
         "status: closed",
-        "Error: Unknown label: a",
+        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
         "did four",
         "did x",
     ]
@@ -350,7 +359,7 @@ async def test_the_number_of_children_is_limited(tmp_path: Path) -> None:
     found = await answers(tmp_path, spawn(GP, "a"), spawn(GP, "b"), send("c", label="x"), limits=Limits(children=1))
     assert found[1:] == [
         "Error: This conversation may start 1 sub-agents, and has: go on with what you have",
-        "Error: Unknown label: x",
+        "Error: Unknown label: x. Use agent_list() to see your sub-agents.",
     ]
 
 

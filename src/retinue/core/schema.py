@@ -307,7 +307,20 @@ class ArgumentCheck:
     def problems(self, args: Any) -> list[str]:
         """Return every error of the arguments, each with its place."""
         errors = (self._validator or self._compiled()).iter_errors(args)
-        return [f"{_where(error.instance_path)}{error.message}" for error in errors]
+        return [f"{_where(error.instance_path)}{self._message(error)}" for error in errors]
+
+    def _message(self, error: Any) -> str:
+        """Return the words of an error; of several types that would do, they name each."""
+        if not error.schema_path or error.schema_path[-1] != "anyOf":
+            return error.message
+        options: Any = self._schema
+        try:
+            for part in error.schema_path:
+                options = options[part]
+            kinds = [str(option["type"]) for option in options if option.get("type") != "null"]
+        except (KeyError, IndexError, TypeError):  # a reference, or an option without a type
+            return error.message
+        return f"{to_json_text(error.instance)} is not of type {' or '.join(kinds)}"
 
 
 def with_defaults(schema: Mapping[str, Any], args: dict[str, Any]) -> dict[str, Any]:

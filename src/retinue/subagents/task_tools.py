@@ -24,6 +24,7 @@ from .work import Workers
 
 DEFAULT_MILLISECONDS = 30_000
 MOST_MILLISECONDS = 600_000
+_OPEN = {TaskStatus.PENDING, TaskStatus.RUNNING}
 FILTERS = ("running", "completed", "failed", "cancelled", "pending", "all")
 
 
@@ -59,10 +60,10 @@ class TaskTools:
             await self._workers.watch_remote_task(before, ctx.resolver)
         record = before and await service.wait(scope, task_id, seconds)
         if record is None:
-            advice = "Use task_list() to see all known tasks for this session."
-            return error_answer(f"No background task found with ID: {task_id}. {advice}")
+            return _unknown(task_id)
         if not record.status.is_terminal and block:
-            note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
+            elsewhere = "" if service.executes(task_id) else " (possibly on another node)"
+            note = f"Task is running{elsewhere}. Use task_output(block=false) to poll."
             return _note(task_id, "running", _awaiting(record) or note)
         text = await self._detail(record)
         return ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}} if record.status.is_terminal else None)
@@ -79,7 +80,7 @@ class TaskTools:
         service, scope = self._workers.service(ctx), self._workers.scope(ctx)
         before = await self._repository.get(scope, task_id)
         if before is None:
-            return error_answer(f"No background task found with ID: {task_id}")
+            return _unknown(task_id)
         if before.status.is_terminal:
             return _note(task_id, before.status.lower(), "Task already in terminal state, cannot cancel.")
         await self._workers.watch_remote_task(before, ctx.resolver)
@@ -95,7 +96,8 @@ class TaskTools:
         """List the background tasks of this conversation, whatever was forgotten of it.
 
         Args:
-            status_filter: Only these: running, completed, failed, cancelled, pending, or all.
+            status_filter: Only these: running, completed, failed, cancelled, pending, or all. Those that are pending
+                begin at once, and count as running too.
         """
         wanted = (status_filter or "all").strip().lower()
         if wanted not in FILTERS:
@@ -103,7 +105,8 @@ class TaskTools:
         known = await self._repository.list(self._workers.scope(ctx))
         for record in known:
             await self._workers.watch_remote_task(record, ctx.resolver)
-        records = [record for record in known if wanted in ("all", record.status.lower())]
+        shown = {"all": {*TaskStatus}, "running": _OPEN}.get(wanted) or {TaskStatus(wanted.upper())}
+        records = [record for record in known if record.status in shown]
         if not records:
             return "No background tasks tracked" + ("." if wanted == "all" else f" with status '{wanted}'.")
         lines = [_list_line(one, one.status.lower(), f"created: {_moment(one.created_at)}") for one in records]
@@ -171,6 +174,11 @@ def _state(record: TaskRecord) -> str:
 
 def _awaiting(record: TaskRecord) -> str | None:
     return f"It waits for a human: {record.awaiting}" if record.awaiting else None
+
+
+def _unknown(task_id: str) -> ToolResult:
+    advice = "Use task_list() to see all known tasks for this session."
+    return error_answer(f"No background task found with ID: {task_id}. {advice}")
 
 
 def _note(task_id: str, status: str, note: str) -> ToolOutput:

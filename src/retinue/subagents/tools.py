@@ -25,6 +25,7 @@ from .work import ChildJob, Workers, stable_id
 
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
+_LIST = "Use agent_list() to see your sub-agents."
 
 
 class AgentTools:
@@ -167,8 +168,8 @@ class AgentTools:
         known = {key: spawned for key, spawned in spawned_of(ctx).items() if not closed(spawned.session_id)}
         if label:
             alike = [spawned for spawned in known.values() if (spawned.label or "").casefold() == label.casefold()]
-            return alike[0] if alike else f"Unknown label: {label}"
-        return known.get(key) or f"Unknown agent_key: {key}"
+            return alike[0] if alike else f"Unknown label: {label}. {_LIST}"
+        return known.get(key) or f"Unknown agent_key: {key}. {_LIST}"
 
     async def _ask(
         self, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext, *, is_new: bool = False
@@ -242,10 +243,9 @@ def _accepted(record: TaskRecord) -> str:
 
 
 def _still_running(record: TaskRecord, seconds: int) -> str:
-    status, promise = ("timeout", "") if record.is_remote else ("timeout_promoted", "nothing is lost, and ")
     return (
-        f"status: {status}\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the "
-        f"background; {promise}you are told when it has ended. Do NOT start the same task again."
+        f"status: timeout_promoted\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the "
+        "background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
     )
 
 

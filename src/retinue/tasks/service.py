@@ -141,6 +141,10 @@ class TaskService:
         if record.task_id not in self._local:
             self._execute_here(LocalTask(record, CancellationToken(), NullReporter(), is_looked_on=True), work)
 
+    def executes(self, task_id: str) -> bool:
+        """Return whether this process executes or watches a task."""
+        return task_id in self._local
+
     def _execute_here(self, task: LocalTask, work: Work) -> None:
         self._local[task.record.task_id] = task
         task.job = asyncio.create_task(self._execute(task, work), name=task.record.task_id)
