@@ -65,6 +65,12 @@ def test_list_shows_every_sub_agent_in_a_table(cli: Cli, crew: Path) -> None:
     assert max(map(len, lines)) <= 100
 
 
+def test_an_empty_list_of_tools_is_not_shown_as_all(cli: Cli, folder: Path) -> None:
+    declare(folder, "subagents/r.md", "description: d", "tools: []")
+    lines = [line.strip() for line in cli("agents", "list", str(folder)).out.splitlines()]
+    assert lines[-1] == "Tools: read_file, write_file, edit_file, list_files, glob_files, grep_files"
+
+
 def test_listing_changes_nothing_in_the_folder(cli: Cli, crew: Path) -> None:
     before = sorted(crew.rglob("*"))
     cli("agents", "list", str(crew))
@@ -121,15 +127,17 @@ def test_validate_prints_file_line_field_and_message(cli: Cli, faulty: Path, mon
     errors, warnings, verdict = out.strip().split("\n\n")
     at = f"{faulty.name}/subagents"
     outside = (
-        "'../elsewhere' is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
+        "'../elsewhere' is outside the main workspace: move it in, or allow a folder above it in code, with "
+        "HarnessAgent(workspace_roots=…)"
     )
+    tools = "edit_file, glob_files, grep_files, list_files, read_file, write_file"
     limit = "there is no such limit; there are depth, children, parallel, steps, tokens, cost, seconds"
     assert errors.splitlines() == [
         "Errors:",
         f"{faulty.name}/.claude/agents/good.md: 'good' is declared in subagents/good.md, which counts",
         f"{at}/nothing.md: description: is missing: say when to use this sub-agent and what it gives back",
         f"{at}/nothing.md:3: limits.tonnes: {limit}",
-        f"{at}/odd.md:3: tools: assistant has no tool 'fly' to inherit; it has none",
+        f"{at}/odd.md:3: tools: its parent has no tool 'fly'; it has {tools}",
         f"{at}/open.md:1: its front matter is not closed: end it with a line ---",
         f"{at}/out.md:3: workspace.path: {outside}",
     ]
@@ -187,7 +195,7 @@ def test_misuse_is_one_line(
 
 def test_what_a_file_says_cannot_reach_the_terminal(cli: Cli, folder: Path) -> None:
     rude = r'"\e[2Jgone"'
-    declare(folder, "subagents/rude.md", f"description: {rude}", f"{rude}: 1", f"model: {rude}")
+    declare(folder, "subagents/rude.md", f"description: {rude}", f"{rude}: 1", r'model: "x:\e[2Jgone"')
     for action in ("list", "validate"):
         outcome = cli("agents", action, str(folder))
         assert "\x1b" not in outcome.out + outcome.err

@@ -146,7 +146,7 @@ async def test_a_timeout_leaves_the_remote_task_running(tmp_path: Path) -> None:
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(server.url, tmp_path, turn)
         told = await told_by(agent)
-        assert body(told[0]).startswith("status: timeout\ntask_id: task_")
+        assert body(told[0]).startswith("status: timeout_promoted\ntask_id: task_")
         assert body(told[1], 1) == "status: cancelled\nCancellation requested successfully."
         (remote,) = server.runs.values()
         assert (await remote.result()).status is RunStatus.CANCELLED
@@ -381,6 +381,46 @@ async def test_the_stub_run_here_only_says_where_it_runs() -> None:
     async with Runtime([stub]) as runtime:
         result = await runtime.run(stub, "hello")
     assert result.response == "This sub-agent runs on a server: spawn it with agent_spawn, it cannot be run here."
+
+
+async def test_the_stub_never_thinks_here_whatever_model_is_given() -> None:
+    stub, model = RemoteSubagentStub("researcher", url="http://example.invalid"), ScriptedModel([say("here")])
+    async with Runtime([stub]) as runtime:
+        result = await runtime.run(stub, "hello", model=model)
+        with runtime.override(model=model):
+            again = await runtime.run(stub, "hello")
+    assert {result.response, again.response} == {
+        "This sub-agent runs on a server: spawn it with agent_spawn, it cannot be run here."
+    }
+    assert model.requests == []
+
+
+async def test_two_servers_may_have_agents_of_one_name(tmp_path: Path) -> None:
+    def speaker(text: str) -> Runtime:
+        return Runtime([Agent("assistant", ScriptedModel(lambda request: say(text)))])
+
+    async with speaker("one") as one, speaker("two") as two, TaskServer(one) as first, TaskServer(two) as second:
+        declared = [
+            SubagentDeclaration(name, "d", url=server.url, agent="assistant")
+            for name, server in (("north", first), ("south", second))
+        ]
+        turns = [[call("agent_spawn", {"agent_id": name, "task": "go"}) for name in ("north", "south")], say("end")]
+        told = await told_by(HarnessAgent("orch", ScriptedModel(turns), workspace=tmp_path, subagents=declared))
+    assert [text.rpartition("\n")[2] for text in told] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"agent": "x"}, "agent is the name of one on a url, and there is none"),
+        ({"url": "http://x.example", "agent": " "}, "agent is the name of the agent on its server, not ' '"),
+        ({"url": "http://x.example", "agent": "x", "protocol": "a2a"}, "agent has no effect with A2A"),
+        ({"url": "http://x.example", "headers": {"a": 5}}, "header 'a' and its value must be text"),
+    ],
+)
+def test_a_bad_name_or_header_for_a_server_is_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        SubagentDeclaration("far", "d", **given)
 
 
 @pytest.mark.parametrize(("seconds", "has_ended"), [(0.3, True), (60.0, False)])

@@ -121,13 +121,13 @@ async def test_every_source_can_be_spawned(tmp_path: Path) -> None:
     [
         (
             {"subagents": [SubagentDeclaration("a", "b"), SubagentDeclaration("a", "c")]},
-            "subagents and one in subagents",
+            "both in subagents",
         ),
-        ({"subagents": [SubagentDeclaration("a", "b"), Agent("a", "x:y")]}, "subagents and one in subagents"),
-        ({"subagents": ["a", Agent("a", "x:y")]}, "subagents and one in subagents"),
+        ({"subagents": [SubagentDeclaration("a", "b"), Agent("a", "x:y")]}, "both in subagents"),
+        ({"subagents": ["a", Agent("a", "x:y")]}, "both in subagents"),
         (
             {"subagents": [SubagentDeclaration("a", "b")], "subagent_factories": {"a": helper}},
-            "subagents and one in subagent_factories",
+            "one in subagents and one in subagent_factories",
         ),
     ],
 )
@@ -135,7 +135,7 @@ async def test_one_name_twice_in_code_is_an_error_that_names_both(
     tmp_path: Path, options: dict[str, Any], places: str
 ) -> None:
     agent = harness(tmp_path, **options)
-    problem = f"agent 'boss' has two sub-agents named 'a', one in {places}: rename one"
+    problem = f"agent 'boss' has two sub-agents named 'a', {places}: rename one"
     with pytest.raises(ConfigurationError, match=problem):
         Runtime([agent])
     with pytest.raises(ConfigurationError, match=problem):
@@ -403,15 +403,18 @@ async def test_an_allowlist_filters_what_is_inherited_and_builtin_tools_what_is_
     assert offered(request) == tools
 
 
+TOOLS = "edit_file, glob_files, grep_files, list_files, lookup, publish, read_file, write_file"
+
+
 async def test_names_without_effect_are_warned_of_with_file_and_line(tmp_path: Path) -> None:
     declare(tmp_path, "r", "description: d\ntools: [lookup, task_list,\n  shell]\nbuiltin_tools: [read_file, shell]")
     declared = SubagentDeclaration("coded", "d", tools=["ghost"])
     agent = await looked(harness(tmp_path, tools=[lookup, publish], subagents=[declared]))
     assert problems(agent) == [
-        "code: tools: boss has no tool 'ghost' to inherit; it has lookup, publish",
+        f"sub-agent 'coded' in code: tools: its parent has no tool 'ghost'; it has {TOOLS}",
         "subagents/r.md:3: tools: task_list has no effect: a declared sub-agent starts none itself",
-        "subagents/r.md:3: tools: boss itself has no shell, so r gets none",
-        "subagents/r.md:5: builtin_tools: boss itself has no shell, so r gets none",
+        "subagents/r.md:3: tools: its parent has no shell, so r gets none",
+        "subagents/r.md:5: builtin_tools: its parent has no shell, so r gets none",
     ]
     assert agent.catalog is not None
     assert all(problem.is_warning for problem in agent.catalog.problems)
@@ -428,14 +431,34 @@ async def test_a_file_with_an_unknown_tool_is_skipped_and_reported(tmp_path: Pat
         (tmp_path / f".claude/agents/team/{name}.md").write_text(text)
     agent = await looked(harness(tmp_path, tools=[lookup, publish]))
     assert problems(agent) == [
-        "subagents/a.md:3: tools: boss has no tool 'ghost' to inherit; it has lookup, publish",
-        "subagents/b.md:3: disallowed_tools: boss has no tool 'publihs' to inherit; it has lookup, publish",
-        ".claude/agents/team/d.md:4: tools: boss has no tool 'Grpe' to inherit; it has lookup, publish",
+        f"subagents/a.md:3: tools: its parent has no tool 'ghost'; it has {TOOLS}",
+        f"subagents/b.md:3: disallowed_tools: its parent has no tool 'publihs'; it has {TOOLS}; did you mean publish?",
+        f".claude/agents/team/d.md:4: tools: its parent has no tool 'Grpe'; it has {TOOLS}",
     ]
     assert list(sources(agent)) == ["general-purpose", "c", "e"]
 
 
-OUTSIDE = "is outside the main workspace: move it in, or allow a folder above it with workspace_roots"
+OUTSIDE = "is outside the main workspace: move it in, or allow a folder above it in code, with HarnessAgent(workspace_roots=…)"
+
+
+async def test_a_model_without_a_provider_is_reported_and_its_sub_agent_left_out(tmp_path: Path) -> None:
+    declare(tmp_path, "r", "description: d\nmodel: qwen3-max")
+    declared = SubagentDeclaration("coded", "d", model="qwen3-max")
+    agent = await looked(harness(tmp_path, subagents=[declared]))
+    needed = "model: must be provider:model, such as openai:gpt-4o, not 'qwen3-max'"
+    assert problems(agent) == [f"sub-agent 'coded' in code: {needed}", f"subagents/r.md:3: {needed}"]
+    assert list(sources(agent)) == ["general-purpose"]
+
+
+async def test_fields_that_a_server_decides_are_warned_of(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"max_steps": 3, "mode": "shared", "tools": ["x"], "disallowed_tools": ["y"]}
+    declared = [
+        SubagentDeclaration("far", "d", url="http://far.example", **given),
+        SubagentDeclaration("farther", "d", url="http://far.example", timeout=3, agent="far"),
+    ]
+    agent = await looked(harness(tmp_path, subagents=declared))
+    fields = [problem.removeprefix("sub-agent 'far' in code: ").partition(":")[0] for problem in problems(agent)]
+    assert sorted(fields) == ["disallowed_tools", "max_steps", "mode", "tools"]
 
 
 @pytest.fixture
@@ -460,7 +483,7 @@ async def test_a_definition_outside_the_workspace_is_refused_and_reported(
         await runtime.run("boss", "go")
     stage(agent).go_on(spawn("r", "x"), say("end"))
     result = await runtime.run("boss", "go")
-    where = "code: workspace" if source == "code" else "subagents/r.md:5: workspace.path"
+    where = "sub-agent 'r' in code: workspace" if source == "code" else "subagents/r.md:5: workspace.path"
     assert problems(agent) == [f"{where}: {path!r} {OUTSIDE}"]
     assert [record.getMessage() for record in caplog.records] == problems(agent)
     assert told(result) == ["Error: Unknown agent_id: r\nAvailable agent ids: general-purpose"]
@@ -490,7 +513,7 @@ async def test_a_root_is_no_prefix(tmp_path: Path, outside: Path) -> None:
     write(tmp_path, {"outside-too/AGENTS.md": "SECRET"})
     declared = SubagentDeclaration("a", "d", workspace="../outside-too")
     agent = await looked(harness(tmp_path / "main", subagents=[declared], workspace_roots=["../outside"]))
-    assert problems(agent) == [f"code: workspace: '../outside-too' {OUTSIDE}"]
+    assert problems(agent) == [f"sub-agent 'a' in code: workspace: '../outside-too' {OUTSIDE}"]
 
 
 LINK = "it is a symbolic link, and links are not followed"

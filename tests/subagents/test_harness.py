@@ -302,6 +302,52 @@ async def test_general_purpose_has_the_tools_state_and_hooks_of_its_parent_once(
     assert notes.seen == [("boss", hook), *[("general-purpose", hook)] * 3, ("boss", hook)]
 
 
+@pytest.mark.parametrize("options", [{}, {"disable_filesystem": True}, {"builtin_tools": []}])
+async def test_the_folder_of_an_isolated_child_is_made_whatever_its_tools_are(tmp_path: Path, options: Any) -> None:
+    declared = SubagentDeclaration("r", "d", inline="x")
+    await Runtime([harness(tmp_path, spawn("r", "x"), subagents=[declared], **options)]).run("boss", "go")
+    assert (tmp_path / "agents/r/workspace").is_dir()
+
+
+class Brings(Plugin):
+    """A plugin with two tools."""
+
+    name = "brings"
+
+    def register(self, r: Registrar) -> None:
+        @tool
+        def fetch() -> str:
+            """Fetch it."""
+            return "done"
+
+        @tool
+        def post() -> str:
+            """Post it."""
+            return "done"
+
+        r.tool(fetch)
+        r.tool(post)
+
+
+@pytest.mark.parametrize(
+    ("given", "has"),
+    [
+        ({}, ["lookup", "fetch", "post"]),
+        ({"tools": ["fetch"]}, ["fetch"]),
+        ({"tools": ["lookup", "post"]}, ["lookup", "post"]),
+        ({"tools": []}, []),
+        ({"disallowed_tools": ["post"]}, ["lookup", "fetch"]),
+    ],
+)
+async def test_a_declared_child_inherits_the_tools_of_plugins(tmp_path: Path, given: Any, has: list[str]) -> None:
+    declared = SubagentDeclaration("r", "d", builtin_tools=[], **given)
+    agent = harness(tmp_path, spawn("r", "x"), tools=[lookup], plugins=[Brings()], subagents=[declared])
+    await Runtime([agent]).run("boss", "go")
+    assert agent.catalog is not None
+    assert agent.catalog.problems == ()
+    assert offered(stage(agent).of_children[0]) == has
+
+
 @pytest.mark.parametrize("inherited", [False, True])
 async def test_a_declared_child_has_the_state_of_inherited_tools_and_only_inherited_hooks(
     tmp_path: Path, inherited: bool

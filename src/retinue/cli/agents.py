@@ -373,7 +373,8 @@ def _agent_json(entry: Entry, agent: Agent, harness: HarnessAgent) -> dict[str, 
         "model": agent.model,
         "max_steps": agent.max_steps,
         "tools": list(agent.toolbox),
-        "has_all_tools": agent.toolbox.keys() == harness.toolbox.keys(),
+        "has_all_tools": agent.toolbox.keys() == harness.toolbox.keys()
+        and (declared is None or declared.tools is None),
         "timeout": None if declared is None else declared.timeout,
     }
 

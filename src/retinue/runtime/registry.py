@@ -44,8 +44,8 @@ def _remote_backend(stub: RemoteSubagentStub) -> Backend:
     if stub.protocol == "a2a":
         return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins, stub.card_key))
     if stub.protocol == "langgraph":
-        return LangGraphBackend(HttpClient(stub.url, stub.headers, stub.name), stub.name)
-    return TaskHttpBackend(HttpTaskClient(stub.url, stub.headers, stub.name), stub.name)
+        return LangGraphBackend(HttpClient(stub.url, stub.headers, stub.name), stub.agent or stub.name)
+    return TaskHttpBackend(HttpTaskClient(stub.url, stub.headers, stub.name), stub.agent or stub.name)
 
 
 class AgentRegistry:
@@ -101,7 +101,7 @@ class AgentRegistry:
         found = self.find(agent)
         if isinstance(found, RemoteSubagentStub):
             headers = tuple((found.headers or {}).items())
-            key = (found.name, found.url, found.protocol, found.origins, found.card_key, headers)
+            key = (found.name, found.agent, found.url, found.protocol, found.origins, found.card_key, headers)
             if key not in self._foreign:
                 self._foreign[key] = ForeignBackend(_remote_backend(found), self.backend)
             return ExecutionPlan(found, self._foreign[key], is_local=False)
@@ -250,4 +250,5 @@ class AgentRegistry:
         if agent.backend is not None:
             where = f"agent {agent.name!r} runs on backend {agent.backend!r}"
             raise ConfigurationError(f"{where}, which executes children only: give it work from another agent's run")
-        return self._models.resolve(agent.model if override is None else override, f"agent {agent.name!r}")
+        is_given = override is not None and not isinstance(agent, RemoteSubagentStub)  # that never thinks here
+        return self._models.resolve(override if is_given else agent.model, f"agent {agent.name!r}")

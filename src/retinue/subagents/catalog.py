@@ -7,6 +7,8 @@ import logging
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +20,15 @@ from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemE
 from ..core.filesystem import Filesystem
 from ..core.functions import in_thread
 from ..workspace import AGENTS_FILE, LocalFilesystem
-from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, Problem, SubagentDeclaration, WorkspaceMode, remote_stub
+from .declarations import (
+    BUILTIN_TOOLS,
+    DEFAULT_STEPS,
+    SUBAGENT_TOOLS,
+    Problem,
+    SubagentDeclaration,
+    WorkspaceMode,
+    remote_stub,
+)
 from .markdown import DeclarationFolder, read_claude_markdown, read_markdown
 from .prompt import with_context
 
@@ -99,7 +109,8 @@ class Catalog:
             if not AGENT_NAME.fullmatch(name):
                 raise ConfigurationError(f"sub-agent {name!r}: a name is a letter, then letters, digits, '_' or '-'")
             if name in places:
-                owner, both = f"agent {self._parent.name!r}", f"one in {places[name]} and one in {place}"
+                owner, first = f"agent {self._parent.name!r}", places[name]
+                both = f"both in {place}" if first == place else f"one in {first} and one in {place}"
                 raise ConfigurationError(f"{owner} has two sub-agents named {name!r}, {both}: rename one")
             places[name] = place
 
@@ -210,10 +221,14 @@ class ChildFactory:
     def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
         """Yield the problems of a declaration. One that is no warning makes it unusable."""
         if declaration.is_remote:
-            for name in ("model", "tools", "builtin_tools"):
-                if getattr(declaration, name) is not None:
+            for name, default in _DECIDED_BY_SERVER.items():
+                if getattr(declaration, name) != default:
                     yield _problem(declaration, name, "has no effect on a remote sub-agent: its server decides")
             return
+        model: Any = declaration.model
+        if isinstance(model, str) and not all(model.partition(":")):
+            message = f"must be provider:model, such as openai:gpt-4o, not {model!r}"
+            yield _problem(declaration, "model", message, warning=False)
         yield from self._tool_problems(declaration)
         try:
             if declaration.workspace is not None:
@@ -223,22 +238,24 @@ class ChildFactory:
             yield _problem(declaration, field, str(exc), warning=False)
 
     def _tool_problems(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
-        parent = self._parent
+        parent, inherited = self._parent, cache(self._parent.inherited_names)
         allowed, denied = declaration.tools or (), declaration.disallowed_tools
         named = [("tools", name) for name in allowed] + [("disallowed_tools", name) for name in denied]
         for field, name in named:
             if name in SUBAGENT_TOOLS:
                 yield _problem(declaration, field, f"{name} has no effect: a declared sub-agent starts none itself")
-            elif name not in BUILTIN_TOOLS and name not in parent.own_tool_names:
-                known = ", ".join(sorted(parent.own_tool_names)) or "none"
+            elif name not in BUILTIN_TOOLS and name not in parent.own_tool_names and name not in inherited():
+                known = sorted({*inherited(), *parent.builtin_names})
+                close = get_close_matches(name, known, 1)
+                meant = f"; did you mean {close[0]}?" if close else ""
                 # A misspelt name in a file must neither give nor take a tool unseen.
-                message = f"{parent.name} has no tool {name!r} to inherit; it has {known}"
+                message = f"its parent has no tool {name!r}; it has {', '.join(known) or 'none'}{meant}"
                 yield _problem(declaration, field, message, warning=declaration.source == "code")
         wanted = [("tools", name) for name in allowed if name in BUILTIN_TOOLS]
         wanted += [("builtin_tools", name) for name in declaration.builtin_tools or ()]
         for field, name in wanted:
             if name not in parent.builtin_names:
-                message = f"{parent.name} itself has no {name}, so {declaration.name} gets none"
+                message = f"its parent has no {name}, so {declaration.name} gets none"
                 yield _problem(declaration, field, message)
 
     def _kept(self, name: str, declaration: SubagentDeclaration | None, base: str, build: Callable[[], Agent]) -> Agent:
@@ -252,7 +269,7 @@ class ChildFactory:
         """Return the instructions of the child as they are now. If it has a folder of its own, that is made."""
         if declaration.workspace is not None:
             return await in_thread(self._read_definition, {"declaration": declaration})
-        if declaration.mode is WorkspaceMode.ISOLATED and self._parent.builtin_names:
+        if declaration.mode is WorkspaceMode.ISOLATED and self._parent.reads_workspace:
             files = self._runtime_files(declaration)
             if files.is_local:
                 files.make_folder("")
@@ -296,12 +313,22 @@ class ChildFactory:
                 if os.path.commonpath([root, wanted]) == root:
                     root_files = files if root == files.root else files.at(root)
                     return root_files.below(os.path.relpath(wanted, root).replace(os.sep, "/"))
-        advice = "move it in, or allow a folder above it with workspace_roots"
+        advice = "move it in, or allow a folder above it in code, with HarnessAgent(workspace_roots=…)"
         raise ConfigurationError(f"{given!r} is outside the main workspace: {advice}")
 
 
+_DECIDED_BY_SERVER: Mapping[str, Any] = {
+    **dict.fromkeys(("model", "tools", "builtin_tools")),
+    "disallowed_tools": (),
+    "max_steps": DEFAULT_STEPS,
+    "mode": WorkspaceMode.ISOLATED,
+}
+"""Fields that a remote sub-agent does not use, with their defaults."""
+
+
 def _problem(declaration: SubagentDeclaration, field: str, message: str, *, warning: bool = True) -> Problem:
-    return Problem(declaration.source, message, declaration.lines.get(field), field, warning)
+    where = f"sub-agent {declaration.name!r} in code" if declaration.source == "code" else declaration.source
+    return Problem(where, message, declaration.lines.get(field), field, warning)
 
 
 def name_of(given: SubagentDeclaration | Agent | str) -> str:

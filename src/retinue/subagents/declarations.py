@@ -73,6 +73,8 @@ class SubagentDeclaration:
     """Sent to `url` with every request; never written anywhere."""
     protocol: Protocol = "tasks"
     """The protocol of the server: `tasks` (another Retinue), `a2a` or `langgraph`."""
+    agent: str | None = None
+    """The name of the agent on the server; None is `name`."""
     mode: WorkspaceMode | str = WorkspaceMode.ISOLATED
     model: str | Any | None = None
     """Without one it runs on its parent's."""
@@ -124,8 +126,11 @@ class SubagentDeclaration:
             raise ConfigurationError(f"{owner}: headers are sent to a url, and there is none")
         if self.protocol != "tasks" and self.url is None:
             raise ConfigurationError(f"{owner}: a protocol is that of a url, and there is none")
+        if self.agent is not None and self.url is None:
+            raise ConfigurationError(f"{owner}: agent is the name of one on a url, and there is none")
         if self.url is not None:
             check_server(self.url, self.headers, self.protocol, owner)
+            _check_remote_name(self.agent, self.protocol, owner)
 
     @property
     def is_remote(self) -> bool:
@@ -136,12 +141,22 @@ def check_server(url: str, headers: Mapping[str, str] | None, protocol: str, own
     """Refuse a bad url, header or protocol, and a protocol whose packages are not installed."""
     check_url(url, owner)
     for name, value in (headers or {}).items():
+        given: tuple[Any, Any] = (name, value)
+        if not all(isinstance(one, str) for one in given):
+            raise ConfigurationError(f"{owner}: header {name!r} and its value must be text")
         if not _HEADER.fullmatch(name) or "\n" in value or "\r" in value:
             raise ConfigurationError(f"{owner}: {name!r} is not a header that can be sent")
     if protocol not in get_args(Protocol):
         raise ConfigurationError(f"{owner}: protocol is 'tasks', 'a2a' or 'langgraph', not {protocol!r}")
     if protocol == "a2a" and not all(find_spec(package) for package in ("a2a", "grpc", "httpx")):
         raise ConfigurationError(f'{owner} speaks A2A, which needs: pip install "retinue[a2a]"')
+
+
+def _check_remote_name(agent: Any, protocol: str, owner: str) -> None:
+    if agent is not None and (not isinstance(agent, str) or not agent.strip()):
+        raise ConfigurationError(f"{owner}: agent is the name of the agent on its server, not {agent!r}")
+    if agent is not None and protocol == "a2a":
+        raise ConfigurationError(f"{owner}: agent has no effect with A2A, where the url leads to one agent")
 
 
 def check_url(url: str, owner: str) -> None:
@@ -184,6 +199,8 @@ class RemoteSubagentStub(Agent):
     url: str = ""
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     protocol: Protocol = "tasks"
+    agent: str | None = None
+    """Its name on the server; None is `name`."""
     origins: tuple[str, ...] = ()
     """Further addresses that its card may name; the headers are sent there too."""
     card_key: str | bytes | None = field(default=None, repr=False)
@@ -192,6 +209,7 @@ class RemoteSubagentStub(Agent):
     def __post_init__(self) -> None:
         owner = f"agent {self.name!r}"
         check_server(self.url, self.headers, self.protocol, owner)
+        _check_remote_name(self.agent, self.protocol, owner)
         for origin in self.origins:
             check_url(origin, owner)
         key: Any = self.card_key
@@ -234,6 +252,6 @@ class A2AAgent(RemoteSubagentStub):
 
 def remote_stub(declaration: SubagentDeclaration) -> RemoteSubagentStub:
     """Return the stub of a declaration with a url."""
-    given: dict[str, Any] = {"url": declaration.url or "", "headers": declaration.headers}
+    given: dict[str, Any] = {"url": declaration.url or "", "headers": declaration.headers, "agent": declaration.agent}
     about, protocol = declaration.description, declaration.protocol
     return RemoteSubagentStub(declaration.name, description=about, protocol=protocol, **given)

@@ -177,21 +177,30 @@ class HarnessAgent(Agent[Out]):
                     "filesystem= that of this agent (in a factory ctx.agent.files.for_run(ctx.run)), or a folder below it"
                 )
 
+    def inherited_names(self) -> frozenset[str]:
+        """Return the names of the tools that its children inherit: its own, and those of its plugins."""
+        names = {tool.name for plugin in self.own_plugins for tool in registered(plugin).tools}
+        return self.own_tool_names | names
+
     def child(
         self, declaration: SubagentDeclaration, instructions: str, files: Filesystem, *, tells_agents_file: bool
     ) -> HarnessAgent:
         """Return the sub-agent of a declaration: a leaf, with the tools of this agent that the declaration allows."""
         denied = frozenset(declaration.disallowed_tools)
-        allowed = self.own_tool_names if declaration.tools is None else frozenset(declaration.tools)
+        allowed = None if declaration.tools is None else frozenset(declaration.tools)
         kept = self.builtin_names if declaration.builtin_tools is None else frozenset(declaration.builtin_tools)
-        if declaration.tools is not None and (named := allowed & frozenset(BUILTIN_TOOLS)):
+        if allowed is not None and (named := allowed & frozenset(BUILTIN_TOOLS)):
             kept &= named
+
+        def inherits(name: str) -> bool:
+            return name not in denied and (allowed is None or name in allowed)
+
         return HarnessAgent(
             declaration.name,
             declaration.model,
             instructions,
-            [tool for tool in self.own_tools if tool.name in allowed - denied],
-            [StateOf(plugin) for plugin in self.own_plugins],
+            [tool for tool in self.own_tools if inherits(tool.name)],
+            [StateOf(plugin, inherits) for plugin in self.own_plugins],
             description=declaration.description,
             max_steps=declaration.max_steps,
             filesystem=files,
@@ -207,7 +216,7 @@ class HarnessAgent(Agent[Out]):
             None,
             with_context(""),
             self.own_tools,
-            [StateOf(plugin, tools=True) if plugin.inherited else plugin for plugin in self.own_plugins],
+            [StateOf(plugin, keeps_results=True) if plugin.inherited else plugin for plugin in self.own_plugins],
             description=GENERAL_PURPOSE_DESCRIPTION,
             max_steps=self.max_steps,
             filesystem=self.files,
@@ -250,8 +259,8 @@ def _(agent: HarnessAgent) -> None:
 def _(agent: HarnessAgent, thread_id: str) -> None:
     if agent.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
         raise ConfigurationError(
-            f"agent {agent.name!r}: the thread id {thread_id!r} also names files: use up to 128 letters, digits "
-            "and any of _ . @ : = + -"
+            f"agent {agent.name!r}: the thread id {thread_id!r} also names files: begin with an ASCII letter, a digit or _, "
+            "and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
         )
 
 
@@ -332,24 +341,32 @@ class Subagents(Plugin):
         self._agents.forget_run(ctx.run.run_id)
 
 
+def registered(plugin: Plugin) -> Registrar:
+    """Return what a plugin registers."""
+    r = Registrar(plugin)
+    plugin.register(r)
+    return r
+
+
 class StateOf(Plugin):
-    """The state keys, actions and effects of a plugin without its hooks, so that inherited tools work."""
+    """The state keys, actions, effects and inherited tools of a plugin, without its hooks."""
 
     name = "state_of"
 
-    def __init__(self, plugin: Plugin, *, tools: bool = False) -> None:
-        self._plugin, self._tools = plugin, tools
+    def __init__(
+        self, plugin: Plugin, inherits: Callable[[str], bool] = lambda name: True, *, keeps_results: bool = False
+    ) -> None:
+        self._plugin, self._inherits, self._keeps_results = plugin, inherits, keeps_results
         self.name = plugin.name
 
     def register(self, r: Registrar) -> None:
-        inner = Registrar(self._plugin)
-        self._plugin.register(inner)
+        inner = registered(self._plugin)
         for key in inner.keys:
             r.key(key)
         r.actions.update(inner.actions)
         r.effects.update(inner.effects)
-        if self._tools:
-            r.tools.extend(inner.tools)
+        r.tools.extend([tool for tool in inner.tools if self._inherits(tool.name)])
+        if self._keeps_results:
             r.keeper = inner.keeper
 
 
