@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _PART = 4
 """A child gets what it asks for and, of the rest, one part in so many."""
+_LARGE_PART = 2
+"""The same for steps, tokens and cost of a child that cannot ask for more."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,14 +62,19 @@ def first_grant(x: Execution, child: RunIdentity, own: Limits | None, *, can_ask
     if bound is not None and isinstance(bound.tool, AgentTool | TaskTool):
         granted = _equal_part(tree, x.state, child.run_id, call_id, dispatching)
     else:
-        granted = grant(tree, x.state, child.run_id, Wanted(), dispatching)
+        granted = grant(tree, x.state, child.run_id, Wanted(), dispatching, _LARGE_PART)
     return Grant(granted.run_id, granted.limits.narrowed(own))
 
 
 def grant(
-    tree: LogState, parent: RunState, child_id: str, wanted: Wanted, dispatching: Sequence[RunState] = ()
+    tree: LogState,
+    parent: RunState,
+    child_id: str,
+    wanted: Wanted,
+    dispatching: Sequence[RunState] = (),
+    part: int = _PART,
 ) -> Grant:
-    """Return what a placed child of a run may use from now on, never less than before."""
+    """Return what a child of a run elsewhere may use from now on, never less than before."""
     before = tree.grants.get(child_id)
     amounts: dict[str, float | None] = {}
     for name, cap in _caps(tree, parent, child_id, dispatching).items():
@@ -76,7 +83,7 @@ def grant(
             continue
         known = getattr(before.limits, name) if before is not None else 0
         wants = min(getattr(wanted, name), cap)
-        amounts[name] = max(known, _amount(name, wants + (cap - wants) / _PART))
+        amounts[name] = max(known, _amount(name, wants + (cap - wants) / (_PART if name == "children" else part)))
     return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
 
 
