@@ -38,6 +38,14 @@ async def test_the_answer_is_that_of_the_agent_and_not_of_its_children() -> None
     assert text_of(events) == "Report: I have looked."
 
 
+async def test_the_name_of_an_agent_may_be_in_any_script() -> None:
+    async with served(Agent("评审", ScriptedModel([say("看过了")]))) as far:
+        agent = boss(far, "Find it.")
+        async with Runtime([agent]) as runtime:
+            result = await runtime.run(agent, "go")
+    assert result.response == "Done: 看过了"
+
+
 @pytest.mark.parametrize("approves", [True, False])
 async def test_an_approval_there_is_given_here(tmp_path: Path, approves: bool) -> None:
     async with served(researcher(helper(plugins=[Permissions(ask=["look"])]))) as far:

@@ -26,7 +26,7 @@ from retinue import (
 from retinue.core.filesystem import Stamp
 from retinue.errors import PathDenied
 from retinue.testing import RecordingSink, ScriptedModel, call, say
-from tests.subagents.stage import Stage, declare, harness, offered, spawn, stage, system, told, write
+from tests.subagents.stage import Stage, declare, harness, offered, send, spawn, stage, system, told, write
 
 CLAUDE = ".claude/agents"
 
@@ -142,9 +142,9 @@ async def test_one_name_twice_in_code_is_an_error_that_names_both(
         await Runtime().run(agent, "go")
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "1", "a b", "ü", ".", "a\n"])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "-", "a b", "a.b", ".", "a\n"])
 async def test_a_name_that_is_none_is_refused_in_code(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="a name is a letter, then up to 63 letters"):
+    with pytest.raises(ConfigurationError, match="a name is a letter or digit of any script"):
         SubagentDeclaration(name, "d")
     ways: list[dict[str, Any]] = [{"subagents": [name]}, {"subagent_factories": {name: helper}}]
     for options in ways:
@@ -583,6 +583,29 @@ async def test_a_child_has_no_wider_shell_or_filesystem_than_its_parent(tmp_path
     )
     await Runtime([agent]).run("boss", "go")
     assert [offered(request) for request in stage(agent).of_children] == [["read_file"]] * 2
+
+
+async def test_names_of_any_script_spawn_work_in_their_folders_and_are_sent_messages(tmp_path: Path) -> None:
+    declare(tmp_path, "评审")
+    agent = harness(
+        tmp_path,
+        [spawn("评审", "x", label="a"), spawn("re\u0301vu", "x"), spawn("caf\u00e9", "x")],
+        send("y", label="a"),
+        subagents=[SubagentDeclaration("r\u00e9vu", "d", inline="x"), "cafe\u0301"],
+        subagent_factories={"fe\u0301e": helper},
+    )
+    known = Agent("caf\u00e9", ScriptedModel([say("known")]), description="d")
+    result = await Runtime([agent, known]).run("boss", "go")
+    assert [text.splitlines()[-1] for text in told(result)] == ["did x", "did x", "known", "did y"]
+    assert (tmp_path / "agents/评审/workspace").is_dir()
+    assert list(sources(agent)) == ["general-purpose", "r\u00e9vu", "caf\u00e9", "评审", "f\u00e9e"]
+
+
+def test_the_tool_of_an_agent_needs_a_name_that_models_accept() -> None:
+    agent = Agent("评审", "x:y")
+    for options in ({"tools": [agent.as_tool()]}, {"handoffs": [agent]}):
+        with pytest.raises(ConfigurationError, match="评审' must be 1 to 128 ASCII letters"):
+            Agent("a", "x:y", **options)
 
 
 async def test_without_looking_at_the_workspace_no_file_declares_anything(tmp_path: Path) -> None:

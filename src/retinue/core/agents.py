@@ -9,6 +9,7 @@ from functools import singledispatch
 from inspect import iscoroutinefunction
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
+from unicodedata import category, normalize
 
 from .content import is_no_type
 from .errors import ConfigurationError, as_tuple
@@ -30,7 +31,9 @@ Conflicts = Literal["error", "last_wins"]
 
 RESULT_LIMIT = 80_000
 
-AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+NAME_RULE = "a letter or digit of any script, then up to 63 letters, digits, '_' or '-'"
+"""The rule for names of agents, for people."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -56,7 +59,7 @@ class Agent(Generic[Out]):
         agent = Agent("guide", "openai:gpt-4o", "Answer in one sentence.", tools=[weather])
         result = Runtime([agent]).run_sync("guide", "What should I wear in Rome?")
 
-    name: a letter, then letters, digits, "_" or "-". Other agents and `Runtime.run` name it so.
+    name: a letter or digit of any script, then letters, digits, "_" or "-". Other agents and `Runtime.run` name it so.
     model: "provider:model", or a Model object. None for a child takes the model of its parent.
     instructions: the system prompt.
     tools: functions, made tools with `@tool` or as they are, and `Tool` objects.
@@ -136,9 +139,10 @@ class Agent(Generic[Out]):
         def __init__(self, *args: Any, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        name: Any = self.name
-        if not isinstance(name, str) or not AGENT_NAME.fullmatch(name):
-            raise ConfigurationError(f"agent name {name!r}: use a letter, then up to 63 letters, digits, '_' or '-'")
+        name = agent_name(self.name)
+        if name is None:
+            raise ConfigurationError(f"agent name {self.name!r}: use {NAME_RULE}")
+        object.__setattr__(self, "name", name)
         owner = f"agent {name!r}"
         if self.model is not None:
             check_model(self.model, owner)
@@ -213,6 +217,20 @@ def linked_agents(agent: Agent) -> Iterable[Agent]:
     """Return the agents that another one refers to as objects."""
     tools = [bound.tool.agent for bound in agent.toolbox.values() if isinstance(bound.tool, AgentTool)]
     return [other for other in (*agent.subagents, *agent.handoffs, *tools) if isinstance(other, Agent)]
+
+
+def agent_name(given: Any) -> str | None:
+    """Return the name of an agent in its one form (NFC); None if it is no name."""
+    if not isinstance(given, str):
+        return None
+    if _PLAIN_NAME.fullmatch(given):
+        return given
+    name = normalize("NFC", given)
+    kinds = [category(character) for character in name]
+    if not 1 <= len(name) <= 64 or not (kinds[0] == "Nd" or kinds[0][0] == "L"):
+        return None
+    is_name = all(kind == "Nd" or kind[0] in "LM" or one in "_-" for one, kind in zip(name, kinds, strict=True))
+    return name if is_name else None
 
 
 def check_model(model: Any, owner: str) -> None:
@@ -296,7 +314,8 @@ class BoundTool:
             )
         name, parameters = descriptor.name, descriptor.parameters
         if not _TOOL_NAME.fullmatch(name):
-            raise ConfigurationError(f"{owner}: tool name {name!r} must be 1 to 128 letters, digits, '_', '-' or '.'")
+            rule = "must be 1 to 128 ASCII letters, digits, '_', '-' or '.': models accept no others"
+            raise ConfigurationError(f"{owner}: tool name {name!r} {rule}")
         self.tool, self.descriptor = tool, descriptor
         self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
         """True if it checks more than its schema."""

@@ -19,7 +19,7 @@ from ..backends.local import LocalBackend
 from ..backends.rest import close, give_up
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
-from ..core.agents import Agent, check_agent, check_model, linked_agents
+from ..core.agents import Agent, agent_name, check_agent, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
@@ -217,9 +217,10 @@ class AgentRegistry:
         return run_children(ctx, children, **options)
 
     def agent(self, name: str) -> Agent:
-        if name not in self.agents:
+        found = self.agents.get(name) or self.agents.get(agent_name(name) or "")
+        if found is None:
             raise UnknownAgent(name, tuple(self.agents))
-        return self.agents[name]
+        return found
 
     @contextmanager
     def override(self, model: str | Model) -> Generator[None]:

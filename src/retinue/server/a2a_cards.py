@@ -8,6 +8,7 @@ import json
 from email.utils import formatdate
 from importlib.util import find_spec
 from typing import Any, cast
+from urllib.parse import quote
 
 from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 from a2a.types import a2a_pb2 as pb
@@ -44,7 +45,7 @@ class Cards:
         name = host[: host.rfind(":")] if host.rfind(":") > host.rfind("]") else host
         grpc = f"{name}:{self.grpc_port}" if self.grpc_port is not None and names_grpc else None
         secured = not isinstance(self._service.auth, NoAuth)
-        url = f"{base}/a2a/{agent.name}"
+        url = f"{base}/a2a/{quote(agent.name)}"
         card: Any = ParseDict(card_json(agent, url, self._version, grpc=grpc, secured=secured), pb.AgentCard())
         return card if self._signer is None else self._signer.sign(card)
 

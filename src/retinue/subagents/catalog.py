@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
-from ..core.agents import AGENT_NAME, Agent
+from ..core.agents import NAME_RULE, Agent, agent_name
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, ExecutionBackendError, FilesystemError
 from ..core.filesystem import Filesystem
@@ -106,8 +106,8 @@ class Catalog:
         declared = [(name_of(given), "subagents") for given in self._parent.subagents]
         made = [(name, "subagent_factories") for name in self._parent.subagent_factories]
         for name, place in (*declared, *made):
-            if not AGENT_NAME.fullmatch(name):
-                raise ConfigurationError(f"sub-agent {name!r}: a name is a letter, then letters, digits, '_' or '-'")
+            if agent_name(name) is None:
+                raise ConfigurationError(f"sub-agent {name!r}: a name is {NAME_RULE}")
             if name in places:
                 owner, first = f"agent {self._parent.name!r}", places[name]
                 both = f"both in {place}" if first == place else f"one in {first} and one in {place}"
@@ -332,7 +332,7 @@ def _problem(declaration: SubagentDeclaration, field: str, message: str, *, warn
 
 
 def name_of(given: SubagentDeclaration | Agent | str) -> str:
-    return given if isinstance(given, str) else given.name
+    return (agent_name(given) or given) if isinstance(given, str) else given.name
 
 
 def same_place(one: Filesystem, other: Filesystem) -> bool:

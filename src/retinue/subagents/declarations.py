@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from ..core.agents import AGENT_NAME, Agent
+from ..core.agents import NAME_RULE, Agent, agent_name
 from ..core.errors import ConfigurationError, as_tuple
 from ..core.model import ModelChunk, ModelRequest, TextChunk, TurnEnd
 from ..core.runs import Limits
@@ -94,9 +94,10 @@ class SubagentDeclaration:
     """On which line of the file each field is."""
 
     def __post_init__(self) -> None:
-        owner = f"sub-agent {self.name!r}"
-        if not AGENT_NAME.fullmatch(str(self.name)):
-            raise ConfigurationError(f"{owner}: a name is a letter, then up to 63 letters, digits, '_' or '-'")
+        owner, name = f"sub-agent {self.name!r}", agent_name(self.name)
+        if name is None:
+            raise ConfigurationError(f"{owner}: a name is {NAME_RULE}")
+        object.__setattr__(self, "name", name)
         if not str(self.description).strip():
             raise ConfigurationError(f"{owner} needs a description: the model decides by it when to use it")
         self._check_source(owner)

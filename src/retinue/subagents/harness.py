@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.agents import (
     RESULT_LIMIT,
     Agent,
+    agent_name,
     check_agent,
     check_thread,
     delegation_tools,
@@ -124,7 +125,7 @@ class HarnessAgent(Agent[Out]):
             ("own_tool_names", frozenset([tool.name for tool in own_tools])),
             ("builtin_names", frozenset([tool.name for tool in built_in])),
             ("subagents", _subagents(self.subagents, owner)),
-            ("subagent_factories", dict(self.subagent_factories)),
+            ("subagent_factories", {agent_name(name) or name: made for name, made in self.subagent_factories.items()}),
             ("context_files", tuple(self.context_files)),
             ("workspace_roots", tuple([os.fspath(root) for root in self.workspace_roots])),
             ("result_limit", self.tool_result_limit),

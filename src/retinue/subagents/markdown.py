@@ -7,11 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from heapq import nsmallest
 from typing import Any
-from unicodedata import normalize
 
 from msgspec import Struct
 
-from ..core.agents import AGENT_NAME
+from ..core.agents import NAME_RULE, agent_name
 from ..core.errors import ConfigurationError, FileMissing, FilesystemError, PathError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.runs import Limits
@@ -54,16 +53,14 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
         front = FrontMatter(data, where)
     except BadFile as exc:
         return Loaded(None, (Problem(where, exc.message, exc.line),))
-    file_name, name = name, name if AGENT_NAME.fullmatch(name) else _id_for(name, front)
-    if not AGENT_NAME.fullmatch(name):
-        problem = "its file name makes no agent_id (a letter, then up to 63 letters, digits, '_' or '-'): write name: in the file"
-        return Loaded(None, (Problem(where, problem),))
+    agent_id = agent_name(name)
+    if agent_id is None:
+        return Loaded(None, (Problem(where, f"its file name is no agent_id: use {NAME_RULE}"),))
     for field in front.fields:
         if field in _REMOTE:
             front.warn(field, "is not read from files; declare remote sub-agents in code")
         elif field == "name":
-            if name == file_name:
-                front.warn(field, f"is not read: the file name makes this {name!r}")
+            front.warn(field, f"is not read: the file name makes this {agent_id!r}")
         elif field not in _FIELDS:
             front.warn(field, f"is not known and has no effect; known: {', '.join(sorted(_FIELDS))}")
     mode, path = _workspace(front)
@@ -83,7 +80,7 @@ def read_markdown(name: str, data: bytes, where: str) -> Loaded:
         "timeout": front.number("timeout"),
         "limits": _limits(front),
     }
-    return _declare(front, name, given)
+    return _declare(front, agent_id, given)
 
 
 def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
@@ -95,8 +92,8 @@ def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
     given_name = front.text("name")
     if given_name is None:
         return Loaded(None, tuple(front.problems))
-    if not AGENT_NAME.fullmatch(given_name):
-        front.fault("name", "must be a letter, then up to 63 letters, digits, '_' or '-'")
+    if agent_name(given_name) is None:
+        front.fault("name", f"must be {NAME_RULE}")
         return Loaded(None, tuple(front.problems))
     for field in front.fields:
         if field not in _CLAUDE_FIELDS:
@@ -113,12 +110,6 @@ def read_claude_markdown(name: str, data: bytes, where: str) -> Loaded:
         "disallowed_tools": (*(denied or ()), *(denied_built_in or ())),
     }
     return _declare(front, given_name, given, escaped=True)
-
-
-def _id_for(file_name: str, front: FrontMatter) -> str:
-    """Return the id of a file whose name cannot be one: its `name`, otherwise the file name without accents."""
-    plain = normalize("NFKD", file_name).encode("ascii", "ignore").decode()
-    return front.text("name") or (plain if len(plain) >= len(normalize("NFC", file_name)) else "")
 
 
 def _declare(front: FrontMatter, name: str, given: dict[str, Any], *, escaped: bool = False) -> Loaded:

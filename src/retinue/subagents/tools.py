@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..core.agents import agent_name
 from ..core.content import to_json_text
 from ..core.context import ToolContext
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
@@ -65,7 +66,7 @@ class AgentTools:
         if (refusal := await ctx.resolver.refuse_child(ctx)) is not None:
             return error_answer(_limit_text(*refusal))
         entries = await self._catalog.load_entries()
-        entry = entries.get(agent_id.strip())
+        entry = entries.get(agent_name(agent_id.strip()) or "")
         if entry is None:
             return error_answer(f"Unknown agent_id: {agent_id}\nAvailable agent ids: {', '.join(entries) or 'none'}")
         label = (label or "").strip() or None
