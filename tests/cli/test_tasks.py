@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from retinue import HarnessAgent, LocalFilesystem, Runtime
+from retinue import HarnessAgent, LocalFilesystem, Runtime, StoreFilesystem
 from retinue.storage.stores import open_store
 from retinue.storage.tasks import SqlTaskRepository
 from retinue.tasks import WorkspaceTaskRepository
@@ -212,6 +212,23 @@ def test_a_task_in_a_workspace_whose_process_is_gone_is_told_as_such(cli: Cli, t
 
     asyncio.run(put())
     assert listed_status(cli, "--workspace", str(tmp_path)) == ["running", "failed", "running"]
+
+
+@pytest.mark.parametrize("base", ["", "deep/er"])
+def test_tasks_in_files_of_a_database_are_found(cli: Cli, tmp_path: Path, base: str) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+
+    async def put() -> None:
+        files = StoreFilesystem(url, space="team a")
+        await WorkspaceTaskRepository(files.below(base), "orch").add(open_task("task_1", node="h-1-0a"))
+        await asyncio.to_thread(files.write, "notes/tasks/x.md", b"not one")
+        await asyncio.to_thread(files.close)
+
+    asyncio.run(put())
+    assert listed_status(cli, "--db", url) == ["running"]
+    cancelled = cli("tasks", "cancel", "task_1", "--db", url)
+    assert json.loads(cli("tasks", "show", "task_1", "--db", url, "--json").out)["cancel_requested"] is True
+    assert "it has not stopped yet" in cancelled.err
 
 
 def test_a_remote_task_that_no_process_watches_is_told_as_such(cli: Cli, tmp_path: Path) -> None:

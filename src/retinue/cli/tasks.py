@@ -12,6 +12,7 @@ import msgspec
 
 from ..core.errors import ConfigurationError
 from ..runtime.owner import is_gone
+from ..storage.files import folders_with_tasks
 from ..storage.stores import without_secrets
 from ..storage.tasks import SqlTaskRepository
 from ..tasks.files import WorkspaceTaskRepository
@@ -159,11 +160,12 @@ async def _look_again(task: _Task) -> _Task:
 
 @asynccontextmanager
 async def _open_repositories(args: argparse.Namespace) -> AsyncGenerator[tuple[list[_Repository], str]]:
-    """Open the tasks of a database, or of the agents of a folder; with the name of the place."""
+    """Open the tasks of a database, as rows and as files in it, or those of a folder; with the name of the place."""
     url = optional_url(args) if args.workspace is None else None
     if url is not None:
         async with open_database(url) as store:
-            yield [SqlTaskRepository(store)], without_secrets(url)
+            in_files = [WorkspaceTaskRepository(*found) for found in await folders_with_tasks(store)]
+            yield [SqlTaskRepository(store), *in_files], without_secrets(url)
         return
     folder = args.workspace or "."
     check_folder(folder)

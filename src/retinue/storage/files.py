@@ -395,3 +395,17 @@ def _row(found: Sequence[Any]) -> _Row:
 def _refuse_file(found: _Row | None, spot: _Spot, depth: int | None = None) -> None:
     if found is not None and not found.is_folder:
         raise PathError(spot.shown(depth), _IS_FILE)
+
+
+async def folders_with_tasks(store: Store) -> list[tuple[StoreFilesystem, str]]:
+    """Return the filesystems in a database that hold task records, each with the agent whose they are."""
+
+    def read(link: Link) -> list[tuple[str, str]]:
+        return link.run("SELECT space, folder FROM files WHERE name = 'tasks' AND is_folder = 1 ORDER BY space, folder")
+
+    found: list[tuple[StoreFilesystem, str]] = []
+    for space, folder in await sql_store(store).database.read(read):
+        *base, above, agent = ("", *folder.split("/"))
+        if above == "agents" and _SPACE.fullmatch(space):
+            found.append((StoreFilesystem(store, space).below("/".join(filter(None, base))), agent))
+    return found
