@@ -450,6 +450,20 @@ async def test_a_model_without_a_provider_is_reported_and_its_sub_agent_left_out
     assert list(sources(agent)) == ["general-purpose"]
 
 
+async def test_a_folder_that_defines_a_sub_agent_and_is_not_there_is_reported(tmp_path: Path) -> None:
+    declare(tmp_path, "r", "description: d\nworkspace:\n  path: ./defs/r", body="")
+    declared = SubagentDeclaration("coded", "d", workspace="defs/c")
+    agent = await looked(harness(tmp_path, subagents=[declared]))
+    assert problems(agent) == [
+        "sub-agent 'coded' in code: workspace: there is no folder 'defs/c': coded has no instructions",
+        "subagents/r.md:4: workspace.path: there is no folder './defs/r': r has no instructions",
+    ]
+    assert list(sources(agent)) == ["general-purpose", "coded", "r"]
+    (tmp_path / "defs/c").mkdir(parents=True)
+    stage(agent).go_on(say("end"))
+    assert [problem[:14] for problem in problems(await looked(agent))] == ["subagents/r.md"]
+
+
 async def test_fields_that_a_server_decides_are_warned_of(tmp_path: Path) -> None:
     given: dict[str, Any] = {"max_steps": 3, "mode": "shared", "tools": ["x"], "disallowed_tools": ["y"]}
     declared = [
@@ -603,9 +617,11 @@ async def test_names_of_any_script_spawn_work_in_their_folders_and_are_sent_mess
 
 def test_the_tool_of_an_agent_needs_a_name_that_models_accept() -> None:
     agent = Agent("评审", "x:y")
-    for options in ({"tools": [agent.as_tool()]}, {"handoffs": [agent]}):
-        with pytest.raises(ConfigurationError, match="评审' must be 1 to 128 ASCII letters"):
-            Agent("a", "x:y", **options)
+    refusal = "评审' must be 1 to 128 ASCII letters"
+    with pytest.raises(ConfigurationError, match=refusal):
+        Agent("a", "x:y", tools=[agent.as_tool()])
+    with pytest.raises(ConfigurationError, match=refusal):
+        Agent("a", "x:y", handoffs=[agent])
 
 
 async def test_without_looking_at_the_workspace_no_file_declares_anything(tmp_path: Path) -> None:

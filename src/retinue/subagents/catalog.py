@@ -6,7 +6,8 @@ import inspect
 import logging
 import os
 import posixpath
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from threading import Lock
@@ -123,6 +124,9 @@ class Catalog:
         """Read the files that have changed. Blocking."""
         with self._refreshing:  # runs that begin together wait for the one that reads
             changed = [folder.refresh() for folder in self._folders]
+            given = [one for one in self._parent.subagents if isinstance(one, SubagentDeclaration)]
+            found = [one for folder in self._folders for one in folder.declarations]
+            changed.append(self._factory.look_for_folders([*given, *found]))
             if not any(changed) and self._is_fresh:
                 return
             before = set(self.problems) if self._is_fresh else set[Problem]()
@@ -193,6 +197,19 @@ class ChildFactory:
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
         self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
+        self._without_folder: frozenset[str] = frozenset()
+        """Folders that declarations name and that were not there."""
+
+    def look_for_folders(self, declarations: Iterable[SubagentDeclaration]) -> bool:
+        """Look for the folders that define sub-agents; return whether others are missing than before. Blocking."""
+        before, missing = self._without_folder, set[str]()
+        for declaration in declarations:
+            if declaration.workspace is not None:
+                with suppress(FilesystemError, ConfigurationError):  # which are problems of their own
+                    if self._definition(declaration).folder_stamp() is None:
+                        missing.add(os.fspath(declaration.workspace))
+        self._without_folder = frozenset(missing)
+        return self._without_folder != before
 
     def general_purpose(self) -> Entry:
         def make(ctx: ToolContext) -> Agent:
@@ -233,9 +250,11 @@ class ChildFactory:
         try:
             if declaration.workspace is not None:
                 self._definition(declaration)
+                if (folder := os.fspath(declaration.workspace)) in self._without_folder:
+                    message = f"there is no folder {folder!r}: {declaration.name} has no instructions"
+                    yield _problem(declaration, _workspace_field(declaration), message)
         except (FilesystemError, ConfigurationError) as exc:
-            field = "workspace.path" if "workspace.path" in declaration.lines else "workspace"
-            yield _problem(declaration, field, str(exc), warning=False)
+            yield _problem(declaration, _workspace_field(declaration), str(exc), warning=False)
 
     def _tool_problems(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
         parent, inherited = self._parent, cache(self._parent.inherited_names)
@@ -324,6 +343,10 @@ _DECIDED_BY_SERVER: Mapping[str, Any] = {
     "mode": WorkspaceMode.ISOLATED,
 }
 """Fields that a remote sub-agent does not use, with their defaults."""
+
+
+def _workspace_field(declaration: SubagentDeclaration) -> str:
+    return "workspace.path" if "workspace.path" in declaration.lines else "workspace"
 
 
 def _problem(declaration: SubagentDeclaration, field: str, message: str, *, warning: bool = True) -> Problem:
