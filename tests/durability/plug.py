@@ -254,16 +254,16 @@ def tell(line: str) -> None:
 
 
 def rounds_on(
-    name: str, rounds: int, seed: int, url_of: Callable[[Path], str], nodes: int, kinds: tuple[Kind, ...]
+    name: str, rounds: int, seed: int, kinds: tuple[Any, ...], play: Callable[[Path, int, Any], Round]
 ) -> bool:
-    """Play that many rounds on one kind of store; whether all of them held."""
+    """Play that many rounds, each in a folder and with a seed and a kind; whether all of them held."""
     total: Counter[str] = Counter()
     began = time.monotonic()
     for number in range(rounds):
         folder = Path(tempfile.mkdtemp(prefix="retinue-plug-"))
         kind = kinds[(seed + number) % len(kinds)]
         try:
-            total += check(one_round(folder, url_of(folder), seed + number, nodes, kind))
+            total += check(play(folder, seed + number, kind))
         except Broken as exc:
             tell(f"{name}: round {number + 1} ({kind}, seed {seed + number}, left in {folder}) is broken: {exc}")
             return False
@@ -292,11 +292,18 @@ def main() -> int:
         tell("no rounds with pid namespaces: this process may not make them")
         kinds = tuple([kind for kind in kinds if kind != "namespaces"])
     tell(f"seed {asked.seed}")
-    held = rounds_on("SQLite", asked.sqlite, asked.seed, lambda folder: f"sqlite:///{folder}/app.db", 1, kinds)
+
+    def on_sqlite(folder: Path, seed: int, kind: Kind) -> Round:
+        return one_round(folder, f"sqlite:///{folder}/app.db", seed, 1, kind)
+
+    held = rounds_on("SQLite", asked.sqlite, asked.seed, kinds, on_sqlite)
     if held and asked.postgres:
         with postgres_server() as server:
-            name = "PostgreSQL, three nodes"
-            held = rounds_on(name, asked.postgres, asked.seed, lambda folder: server.url(), 3, kinds)
+
+            def on_postgres(folder: Path, seed: int, kind: Kind) -> Round:
+                return one_round(folder, server.url(), seed, 3, kind)
+
+            held = rounds_on("PostgreSQL, three nodes", asked.postgres, asked.seed, kinds, on_postgres)
     tell("nothing was lost, nothing happened twice" if held else "BROKEN")
     return 0 if held else 1
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from retinue.storage.stores import open_store
 
 from ..databases import postgres_server
-from ..durability.plug import Broken, Process, Round, check, need, tell
+from ..durability.plug import Broken, Process, Round, need, rounds_on, tell
 from .temporal import engine_named
 
 KINDS = ("kill", "humans", "freeze", "stop")
@@ -98,28 +95,6 @@ class EngineRound(Round):
         return None if owner is None else int(owner.split("/")[2])
 
 
-def rounds_on(engine: str, rounds: int, seed: int, server: Any, kinds: tuple[str, ...] = KINDS) -> bool:
-    """Play that many rounds; whether all of them held."""
-    os.environ["PLUG_ENGINE"] = engine
-    total: Counter[str] = Counter()
-    began = time.monotonic()
-    for number in range(rounds):
-        folder = Path(tempfile.mkdtemp(prefix="retinue-plug-"))
-        kind = kinds[(seed + number) % len(kinds)]
-        played = EngineRound(folder, server.url(), seed + number, kind, engine)
-        try:
-            played.play()
-            total += check(played)
-        except Broken as exc:
-            tell(f"{engine}: round {number + 1} ({kind}, seed {seed + number}, left in {folder}) is broken: {exc}")
-            return False
-        total.update({"rounds": 1, kind: 1})
-        if (number + 1) % 10 == 0 or number + 1 == rounds:
-            tell(f"{engine}: {number + 1}/{rounds} rounds, {time.monotonic() - began:.0f} s: {dict(total)}")
-        shutil.rmtree(folder)
-    return True
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/plug-workers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds (50)")
@@ -134,7 +109,14 @@ def main() -> int:
     tell(f"seed {asked.seed}")
     kinds = tuple([kind for kind in KINDS if kind in asked.kinds.split(",")])
     with postgres_server() as server, engine_named(asked.engine) as engine:
-        held = rounds_on(engine, asked.rounds, asked.seed, server, kinds)
+        os.environ["PLUG_ENGINE"] = engine
+
+        def play(folder: Path, seed: int, kind: str) -> EngineRound:
+            played = EngineRound(folder, server.url(), seed, kind, engine)
+            played.play()
+            return played
+
+        held = rounds_on(engine, asked.rounds, asked.seed, kinds, play)
     tell("nothing was lost, nothing happened twice" if held else "BROKEN")
     return 0 if held else 1
 

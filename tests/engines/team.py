@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from retinue import Agent, Runtime
 from retinue.workers import Worker
@@ -48,3 +49,15 @@ class Site:
             finally:
                 stop.set()
                 await working
+
+
+async def events_of(client: Runtime, run_id: str) -> list[Any]:
+    """The events of a log: no number is missing."""
+    events = [event async for event in client.events(run_id)]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    return events
+
+
+async def is_quiet(client: Runtime) -> bool:
+    """Nobody has a log, and nobody needs to."""
+    return not await client.store.open_logs()  # type: ignore[attr-defined]

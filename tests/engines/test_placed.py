@@ -16,7 +16,7 @@ from retinue.stores import SqlTaskRepository
 
 from ..waiting import until
 from .placing import crew
-from .team import Site
+from .team import Site, events_of
 
 
 @asynccontextmanager
@@ -27,12 +27,6 @@ async def two_workers(site: Site, folder: Path | None = None, **more: Any) -> As
         site.worker(crew(folder, **more), queues=["gpu"]) as far,
     ):
         yield near, far
-
-
-async def events_of(client: Runtime, run_id: str) -> list[Any]:
-    events = [event async for event in client.events(run_id)]
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    return events
 
 
 def shape(events: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from retinue.runtime.placed import placed_id
 from retinue.runtime.placed_calls import call_run_id
 
 from ..waiting import until
-from .team import Site
+from .team import Site, events_of
 from .toolbox import team
 
 
@@ -26,12 +26,6 @@ async def two_workers(site: Site, folder: Path | None = None, workspace: Path | 
         site.client() as client,
     ):
         yield client
-
-
-async def events_of(client: Runtime, run_id: str) -> list[Any]:
-    events = [event async for event in client.events(run_id)]
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    return events
 
 
 async def record_of(client: Runtime, run_id: str, call_id: str = "call_1", resumes: int = 0) -> Any:

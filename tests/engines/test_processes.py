@@ -13,7 +13,7 @@ from retinue.core.errors import RetinueError
 
 from ..waiting import until
 from .processes import holder, start_worker, workers
-from .team import Site
+from .team import Site, events_of
 
 LEASE = ("--lease", "2")
 
@@ -25,8 +25,7 @@ def steps(folder: Path) -> dict[str, int]:
 
 async def check_log(client: Runtime, run_id: str) -> list[Any]:
     """No number is missing, and the run ended once."""
-    events = [event async for event in client.events(run_id)]
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    events = await events_of(client, run_id)
     assert [event.kind for event in events if not event.ns].count("run_finished") == 1
     return events
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue import Agent, HarnessAgent, Runtime
+from retinue import Agent, HarnessAgent
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskStatus
 from retinue.testing import ScriptedModel
@@ -19,7 +19,7 @@ from ..waiting import until
 from .crew import make_mark, walker
 from .placing import sender
 from .processes import WorkerProcess, holder, start_worker
-from .team import Site
+from .team import Site, is_quiet
 from .test_processes import LEASE, check_log, held, steps
 
 
@@ -73,14 +73,10 @@ async def test_another_worker_continues_a_task_whose_run_has_ended(
 
             (record,) = await until(ended)
             assert (record.status, record.result) == (TaskStatus.COMPLETED, "3 steps")
-        await until(lambda: _is_quiet(client))
+        await until(lambda: is_quiet(client))
         events = await check_log(client, run.run_id)
         ends = {event.call_id: event.status for event in events if event.kind == "tool_call_finished"}
         assert ends == {"spawn_1": "succeeded", "mark_0": "succeeded", "mark_1": "failed", "mark_2": "succeeded"}
         assert steps(tmp_path) == {"step-0": 1, "step-1": 1, "step-2": 1}
         told = (await client.run("sender", "news", thread_id="talk")).response or ""
         assert "3 steps" in told
-
-
-async def _is_quiet(client: Runtime) -> bool:
-    return not await client.store.open_logs()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from retinue.stores import SqlTaskRepository
 
 from ..tasks.house import House, answers, runs_of
 from ..waiting import until
-from .team import Site
+from .team import Site, is_quiet
 
 
 @pytest.fixture
@@ -52,8 +52,4 @@ async def test_a_run_on_another_worker_tells_of_it_itself(site: Site, house: Hou
             async for _ in client.events(run.run_id):  # until their logs have ended
                 pass
         assert len(await runs_of(client)) == 2
-        await until(lambda: _is_quiet(client))
-
-
-async def _is_quiet(client: object) -> bool:
-    return not await client.store.open_logs()  # type: ignore[attr-defined]
+        await until(lambda: is_quiet(client))
