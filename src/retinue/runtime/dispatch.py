@@ -81,7 +81,6 @@ class Dispatcher:
     ) -> PlacedRun[Any]:
         """Store a run and schedule its first leg. A mistake in the request raises here."""
         identity = request.identity
-        stored = _checked(request)
         given: tuple[Any, Any] = (priority, delay)
         if not isinstance(given[0], int) or abs(priority) > MOST_PRIORITY:
             raise ConfigurationError(f"priority is a whole number up to {MOST_PRIORITY:,}, not {priority!r}")
@@ -90,8 +89,7 @@ class Dispatcher:
         placement = Placement(
             engine=self.engine.name, queue=check_queue(queue or DEFAULT_QUEUE), priority=priority, delay=delay
         )
-        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=identity.run_id)
-        begun = self.store.begin_run(record, encode_start(request, stored), None, 0.0, when_busy, placement)
+        record, begun = self._store(request, placement, when_busy)
 
         async def begin() -> None:
             holder = await begun
@@ -120,22 +118,22 @@ class Dispatcher:
             context=new.context,
         )
         placement = Placement(engine=self.engine.name, queue=check_queue(new.queue))
-        await self._store(request, placement, "enqueue")
+        await self._store(request, placement, "enqueue")[1]
 
     def _store(
         self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
-    ) -> asyncio.Future[str | None]:
-        """Store a run for workers, as `begin_run` of the store does."""
+    ) -> tuple[RunRecord, asyncio.Future[str | None]]:
+        """Store a run for workers; return its record, and what `begin_run` of the store returns."""
         identity, start = request.identity, encode_start(request, _checked(request))
         record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=identity.run_id)
-        return self.store.begin_run(record, start, None, 0.0, when_busy, placement, saved_at)
+        return record, self.store.begin_run(record, start, None, 0.0, when_busy, placement, saved_at)
 
     async def begin_placed(
         self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
     ) -> None:
         """Store a run that nobody waits for, and schedule it. ThreadBusy as `when_busy` and `saved_at` say."""
         identity = request.identity
-        holder = await self._store(request, placement, when_busy, saved_at)
+        holder = await self._store(request, placement, when_busy, saved_at)[1]
         if holder is not None and when_busy == "reject":
             raise ThreadBusy(identity.thread_id, holder)
         await self.schedule(identity.run_id, placement)

@@ -19,7 +19,7 @@ from ..core.engine import FirstLeg, Leg, WorkerInfo
 from ..core.stores import LEGS, RunRecord
 from .database import Later, Link
 from .sql import SqlStore, decode_identity
-from .writes import POSTGRES, TAKEN_OVER, next_turn
+from .writes import POSTGRES, TAKEN_OVER, first_queued, next_turn
 
 OURS = f"engine = '{POSTGRES}' AND ended = 0"
 _encode = msgspec.json.encode
@@ -200,11 +200,7 @@ class Legs:
 
 
 def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
-    mine = "" if threads is None else "AND runs.thread_id = ANY(?) "
-    free = (
-        "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
-        f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, place"
-    )
+    free = first_queued("TRUE" if threads is None else "runs.thread_id = ANY(?)")
     if found := link.run(free, *(() if threads is None else (list(threads),))):
         over = f"(due_at IS NULL OR due_at <= {link.now})"
         _make_all_due(link, f"{over} AND log_id = ANY(?)", [run_id for (run_id,) in found])

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.stores import Placement
 from .database import Link
 from .sql import SqlStore
-from .writes import TAKEN_OVER
+from .writes import TAKEN_OVER, first_queued
 
 Found = list[tuple[str, Placement]]
 
@@ -28,12 +28,8 @@ class PlacedLogs:
 
     async def freed(self, thread_id: str | None = None) -> Found:
         """Return the runs whose turn on their thread has come, of one thread or of all."""
-        mine, values = ("", ()) if thread_id is None else ("AND runs.thread_id = ? ", (thread_id,))
-        first = (
-            "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
-            f"WHERE status = 'queued' AND holder IS NULL {mine}ORDER BY runs.thread_id, place"
-        )
-        return await self._find(f"owner IS NULL AND log_id IN ({first})", *values)
+        mine, values = ("TRUE", ()) if thread_id is None else ("runs.thread_id = ?", (thread_id,))
+        return await self._find(f"owner IS NULL AND log_id IN ({first_queued(mine)})", *values)
 
     async def unread(self, seconds: float) -> Found:
         """Return the logs that nobody owns, with something in their inbox for as long."""

@@ -397,6 +397,14 @@ def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
     return before
 
 
+def first_queued(where: str) -> str:
+    """SQL for the runs whose turn on their thread has come: the first of each free thread, for PostgreSQL."""
+    return (
+        "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
+        f"WHERE status = 'queued' AND holder IS NULL AND {where} ORDER BY runs.thread_id, place"
+    )
+
+
 def _value(link: Link, query: str, *values: Any) -> Any:
     found = link.run(query, *values)
     return found[0][0] if found else None
