@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from retinue.testing.model import ScriptedTurn
 
 from ..waiting import until
 from .crew import Gate, crew, results
+from .processes import start_worker
 from .team import Site
 from .temporal import TemporalServer, temporal_server
 from .workflows import (
@@ -362,3 +364,25 @@ async def test_a_long_history_is_continued_by_a_new_workflow(site: Site) -> None
             await client.resume("long", {"task_1/pay_1": Decision.approve()})
             await client.resume("long", {"task_2/pay_1": Decision.approve()})
             assert (await workflow.result())["response"] == "clerk: paid 3 and clerk: paid 3"
+
+
+async def test_a_run_whose_worker_was_killed_comes_before_those_that_have_not_begun(site: Site, tmp_path: Path) -> None:
+    """Also the next task of its workflow, which else waits behind those of all that were started since."""
+    (tmp_path / "hold-1").touch()
+    options: Any = {"engine": site.engine}
+    worker = await start_worker(site.url, tmp_path, **options)
+    async with site.client() as client:
+        run = client.stream("walker", "2", priority=-2)
+        await until(lambda: (tmp_path / "step-1").exists())
+        workflow = workflow_of(client, run.run_id)
+        before = (await workflow.describe()).raw_description.workflow_execution_info.priority
+        await worker.end()
+        (tmp_path / "hold-1").unlink()
+        worker = await start_worker(site.url, tmp_path, **options)
+        try:
+            assert (await run.result()).status is RunStatus.COMPLETED
+        finally:
+            await worker.end()
+        after = (await workflow.describe()).raw_description.workflow_execution_info.priority
+        assert (before.priority_key, after.priority_key) == (5, 1)
+        assert after.fairness_key == before.fairness_key != ""

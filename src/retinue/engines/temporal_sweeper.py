@@ -11,11 +11,15 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.field_mask_pb2 import FieldMask
+from temporalio.api.common.v1 import Priority, WorkflowExecution
 from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.workflow.v1 import WorkflowExecutionOptions
+from temporalio.api.workflowservice.v1 import UpdateWorkflowExecutionOptionsRequest
 from temporalio.client import WorkflowHandle
 
 from ..core.engine import WorkerInfo
-from ..core.errors import RetinueError
+from ..core.errors import EngineError, RetinueError
 from ..core.processes import has_process_ended
 from ..core.stores import RunRecord
 from ..storage.legs import Workers
@@ -82,9 +86,17 @@ class Sweeper:
         await self.start(await self._logs.freed())
         owners = await self._logs.owners()
         gone = [owner for owner in owners if has_process_ended(owner.rpartition("/")[0])]
-        for log_id, owner in await self._logs.lost(gone):
-            if owner != self._info.owner and self._is_new(f"{log_id} {owner}"):
+        lost = [(log_id, owner) for log_id, owner in await self._logs.lost(gone) if owner != self._info.owner]
+        await asyncio.gather(*[self._hand_on_lost(log_id, owner) for log_id, owner in lost])
+
+    async def _hand_on_lost(self, log_id: str, owner: str) -> None:
+        name = f"{log_id} {owner}"
+        if self._is_new(name):
+            try:
                 await self._hand_on(log_id, owner)
+            except RetinueError:
+                self._done.pop(name, None)
+                raise
 
     def _is_new(self, run_id: str) -> bool:
         """Return whether nothing was done about a run from here for a while, and note it."""
@@ -107,8 +119,23 @@ class Sweeper:
                 activity = self._engine.client.get_async_activity_handle(
                     workflow_id=log_id, run_id=described.run_id, activity_id=one.activity_id
                 )
+                await self._put_first(log_id, described.run_id)
                 left = {"end": "left", **standing(await self._store.load_run(log_id))}
                 await self._engine.call(lambda activity=activity, left=left: activity.complete(left))
+
+    async def _put_first(self, log_id: str, run_id: str | None) -> None:
+        """Have the next tasks of a workflow come before those of runs that have not begun, if the server can."""
+        request = UpdateWorkflowExecutionOptionsRequest(
+            namespace=self._engine.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=log_id, run_id=run_id or ""),
+            workflow_execution_options=WorkflowExecutionOptions(priority=Priority(priority_key=1)),
+            update_mask=FieldMask(paths=["priority.priority_key"]),
+        )
+        service = self._engine.client.workflow_service
+        try:
+            await self._engine.call(lambda: service.update_workflow_execution_options(request))
+        except EngineError as exc:
+            _log.debug("run %s waits for its turn: %s", log_id, exc)
 
     async def _reconcile(self) -> int:
         """Compare the store with Temporal; return how many workers there are to do it."""
