@@ -24,7 +24,7 @@ from ..core.results import ToolResult
 from ..core.rows import Ending, PlacedCall
 from ..core.runs import RunResult
 from ..core.state import Snapshot, StateCommand
-from .calls import CallOutcome, context_for, execute, failed, interrupted, prepare, stop_if_given_up
+from .calls import CallOutcome, execute, failed, interrupted, prepare, stop_if_given_up
 from .execution import Execution
 from .phases import LOOP_ACTIONS, decode_job, encode_job, name_of
 from .run import stop_run
@@ -127,8 +127,18 @@ async def _outcome(x: Execution, placed: PlacedCall, owner: Agent) -> CallOutcom
     x.snapshot = x.store.snapshot_of(known, placed.revision, as_json=True)
 
     def make_context(_: Execution, made: ToolCall, snapshot: Snapshot | None, resume_input: Any) -> ToolContext:
-        ctx: Any = context_for(x, made, snapshot, resume_input)
-        ctx.run, ctx.agent, ctx.resolver, ctx.deadline = placed.run, owner, NoChildren(), placed.deadline
-        return ctx
+        return ToolContext(
+            made.id,
+            made.name,
+            placed.run,
+            owner,
+            x.store.snapshot() if snapshot is None else snapshot,
+            x.report,
+            x.cancellation,
+            NoChildren(),
+            resume_input,
+            placed.deadline,
+            x.request.context,
+        )
 
     return await execute(x, bound, CallState(call, ""), call, placed.resume_input, make_context=make_context)

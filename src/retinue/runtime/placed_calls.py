@@ -205,7 +205,7 @@ class CallAgents:
                 owner.name,
                 NoModel(),
                 tools=[] if bound is None else [bound.tool],
-                plugins=[StateOf(plugin) for plugin in owner.plugins],
+                plugins=[StateOf(plugin, lambda _: False) for plugin in owner.plugins],
                 output=dict[str, Any],
             )
         return made[tool_name]
