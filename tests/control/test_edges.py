@@ -38,6 +38,7 @@ from retinue.plugins import AddContextMessage, ResultFiles, TransferTo
 from retinue.stores import MemoryStore
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.control.test_hooks import Hooks
+from tests.waiting import let_others_run
 
 count: StateKey[int, int] = StateKey("count", int, persistent=True)
 
@@ -305,13 +306,16 @@ async def test_run_end_hooks_run_however_a_run_ends() -> None:
 
 
 async def test_handles_of_earlier_legs_speak_for_the_run() -> None:
+    hanging = asyncio.Event()
+
     @tool
     async def ask(ctx: ToolContext) -> Any:
         """Ask."""
         if ctx.resume_input is None:
             return ToolResult.suspended("?")
         if ctx.resume_input == "hang":
-            await asyncio.sleep(60)
+            hanging.set()
+            await asyncio.sleep(3600)
         return "ok"
 
     for payload, status in (("go", RunStatus.COMPLETED), ("hang", RunStatus.CANCELLED)):
@@ -322,42 +326,52 @@ async def test_handles_of_earlier_legs_speak_for_the_run() -> None:
         if payload == "go":
             await leg.result()
         else:
-            await asyncio.sleep(0.01)
+            await hanging.wait()
         assert (await run.cancel()).status is status
         assert (await leg.result()).status is status
         kinds = [e.kind async for e in runtime.events(run.run_id)]
         assert kinds[-1] == "run_finished"
 
 
-class SlowStore(MemoryStore):
-    def __init__(self, load: float = 0, save: float = 0) -> None:
+class HeldStore(MemoryStore):
+    """A store of which one operation begins and waits for a gate."""
+
+    def __init__(self, held: str) -> None:
         super().__init__()
-        self.load, self.save = load, save
+        self.held, self.begun, self.gate = held, asyncio.Event(), asyncio.Event()
+
+    async def _pass(self, name: str) -> None:
+        if name == self.held:
+            self.begun.set()
+            await self.gate.wait()
 
     async def load_thread(self, thread_id: str) -> Any:
-        await asyncio.sleep(self.load)
+        await self._pass("load")
         return await super().load_thread(thread_id)
 
     async def save_thread(self, record: Any) -> None:
-        await asyncio.sleep(self.save)
+        await self._pass("save")
         await super().save_thread(record)
 
 
 async def test_cancelling_while_the_end_is_stored_loses_nothing() -> None:
-    store = SlowStore(save=0.05)
+    store = HeldStore("save")
     runtime = Runtime([Agent("a", ScriptedModel([say("answer")]))], store=store)
     run = runtime.stream("a", "go", thread_id="t")
-    await asyncio.sleep(0.02)
-    results = await asyncio.gather(run.cancel(), run.cancel(), run.result())
-    assert {result.status for result in results} == {RunStatus.COMPLETED}
+    await store.begun.wait()
+    asked = asyncio.gather(run.cancel(), run.cancel(), run.result())
+    await let_others_run()
+    store.gate.set()
+    assert {result.status for result in await asked} == {RunStatus.COMPLETED}
     thread = await store.load_thread("t")
     assert [m.text for m in thread.messages] == ["go", "answer"]
 
 
 async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
-    runtime = Runtime([Agent("a", ScriptedModel([]))], store=SlowStore(load=60))
+    store = HeldStore("load")
+    runtime = Runtime([Agent("a", ScriptedModel([]))], store=store)
     run = runtime.stream("a", "go", thread_id="t")
-    await asyncio.sleep(0.01)
+    await store.begun.wait()
     result = await asyncio.wait_for(run.cancel(grace=0.02), 90)
     assert result.status is RunStatus.CANCELLED
     assert [e async for e in run] == []

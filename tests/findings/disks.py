@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
+from pathlib import Path
 from typing import Any
 
-FREEZE = 'fsfreeze --freeze "$0" && echo frozen && sleep 2; fsfreeze --unfreeze "$0"'
+from ..waiting import let_others_run, until
+
+FREEZE = (
+    'fsfreeze --freeze "$0" && echo frozen && { timeout 30 head -n 1 || echo "not told"; }; fsfreeze --unfreeze "$0"'
+)
+"""Freezes a disk until it reads a line, which it repeats; or for 30 s, so that nothing hangs for ever."""
 
 
-async def longest_pause(stop: asyncio.Event) -> float:
-    """Return how long the event loop did nothing, at the longest."""
-    longest, last = 0.0, time.monotonic()
-    while not stop.is_set():
-        await asyncio.sleep(0.01)
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
-    return longest
+def waits_for_the_disk() -> bool:
+    """Return whether a thread of this process waits in the kernel and cannot be interrupted."""
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path("/proc/self/task").glob("*/stat")]
+    return "D" in states
 
 
-async def run_while_frozen(image: str, disk: str) -> tuple[float, str]:
-    """Run an agent on a disk that is frozen for 2 s; the longest pause of the event loop, and how the run ended."""
+async def run_while_frozen(image: str, disk: str) -> tuple[str, str]:
+    """Run an agent on a frozen disk. The event loop thaws it when a thread waits for it; what the disk was told, and
+    how the run ended."""
     from retinue import Agent, Runtime, tool
     from retinue.testing import ScriptedModel, call, say
 
     subprocess.run(["mount", "-o", "loop", image, disk], check=True)
-    frozen, stop = asyncio.Event(), asyncio.Event()
+    frozen = asyncio.Event()
 
     @tool
     async def wait() -> str:
@@ -51,13 +53,15 @@ async def run_while_frozen(image: str, disk: str) -> tuple[float, str]:
         f"sqlite:///{disk}/app.db", [Agent("a", ScriptedModel(turn), tools=[wait, work])]
     ) as runtime:
         run = runtime.stream("a", "go", thread_id="t")
-        freezer = await asyncio.create_subprocess_exec("sh", "-c", FREEZE, disk, stdout=asyncio.subprocess.PIPE)
+        pipes: Any = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        freezer = await asyncio.create_subprocess_exec("sh", "-c", FREEZE, disk, **pipes)
+        assert freezer.stdin is not None
         assert freezer.stdout is not None
         assert (await freezer.stdout.readline()).strip() == b"frozen"
-        watch = asyncio.create_task(longest_pause(stop))
-        await asyncio.sleep(0)
         frozen.set()
-        result = await run.result()
+        await until(waits_for_the_disk)
+        await let_others_run()
+        freezer.stdin.write(b"thaw\n")
+        told = (await freezer.stdout.readline()).decode().strip()
         await freezer.wait()
-        stop.set()
-        return await watch, result.status.value
+        return told, (await run.result()).status.value

@@ -88,11 +88,9 @@ def disk_image(folder: Path) -> Path:
 
 
 async def test_a_disk_that_stalls_does_not_hold_the_event_loop(tmp_path: Path) -> None:
-    """A run works on a disk that is frozen for 2 s. Takes about 4 s."""
+    """A run works on a disk that is frozen until the event loop thaws it."""
     image = disk_image(tmp_path)
     with node("on_a_frozen_disk", image, tmp_path / "disk", prefix=["unshare", "--mount"]) as program:
-        word, longest = (await asyncio.to_thread(program.line)).split()
-        assert word == "longest"
+        assert (await asyncio.to_thread(program.line)) == "disk thaw"
         assert (await asyncio.to_thread(program.line)) == "ended completed"
         assert await asyncio.to_thread(program.wait) == 0
-    assert float(longest) < 1.0, f"the event loop did nothing for {longest} s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -33,34 +33,19 @@ class Endless:
 
     def __init__(self, chunk: Any, pause: float | None = None, first: Any = ()) -> None:
         self.chunk, self.pause, self.first = chunk, pause, first
-        self.is_closed = False
+        self.is_heard = self.is_closed = False
 
     async def stream(self, request: Any) -> AsyncIterator[Any]:
         try:
             for chunk in self.first:
                 yield chunk
+            self.is_heard = True
             while True:
                 yield self.chunk
                 if self.pause is not None:
                     await asyncio.sleep(self.pause)
         finally:
             self.is_closed = True
-
-
-@tool
-async def wait() -> str:
-    """Wait for hours."""
-    await asyncio.sleep(HOURS)
-    return "?"
-
-
-@tool
-def block(ctx: ToolContext) -> str:
-    """Block a thread until it is told to stop."""
-    stopped = threading.Event()
-    ctx.cancellation.on_set(stopped.set)
-    stopped.wait(HOURS)
-    return "?"
 
 
 @pytest.fixture
@@ -74,31 +59,58 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE", 0.1)
 
 
-def check_out_of_time(result: Any, limit: str = "0.2") -> None:
+def check_out_of_time(result: Any, limit: float = 0.2) -> None:
     assert (result.status, result.termination) == (RunStatus.FAILED, "limit:seconds")
     assert result.error.startswith("the limit on seconds is reached: ")
     assert result.error.endswith(f" of {limit} used")
 
 
+async def run_out_of_time(runtime: Runtime, agent: Agent, has_begun: Callable[[], bool]) -> Any:
+    """Return the result of a run that ends in the midst of its work, with as much time as it takes to come there."""
+    seconds = 0.2
+    while True:
+        thread_id, other = f"for {seconds} s", Agent("b", ScriptedModel([say("ok")]))
+        result = await runtime.run(agent, "go", thread_id=thread_id, limits=Limits(seconds=seconds))
+        check_out_of_time(result, seconds)
+        assert (await runtime.run(other, "go", thread_id=thread_id)).response == "ok"
+        if has_begun():
+            return result
+        seconds *= 2
+
+
 async def test_a_model_that_drips_forever(place: str) -> None:
     for chunk in (TextChunk("x"), TextChunk(""), ReasoningChunk(""), CallChunk(0, "c", "wait", "")):
         model = Endless(chunk, 0.001, (TextChunk("so far"),))
-        async with Runtime.open(place, [Agent("a", model, limits=SOON)]) as runtime:
-            result = await runtime.run("a", "go", thread_id="t")
-            check_out_of_time(result)
+        async with Runtime.open(place) as runtime:
+            result = await run_out_of_time(runtime, Agent("a", model), lambda model=model: model.is_heard)
             assert (result.response or "").startswith("so far")
             assert model.is_closed
-            assert (await runtime.run(Agent("b", ScriptedModel([say("ok")])), "go", thread_id="t")).response == "ok"
 
 
-@pytest.mark.parametrize("work", [wait, block])
-async def test_a_tool_that_lasts_for_hours(place: str, work: Any) -> None:
-    agent = Agent("a", ScriptedModel([call(work.name)]), tools=[work], limits=SOON)
-    async with Runtime.open(place, [agent]) as runtime:
-        result = await runtime.run("a", "go", thread_id="t")
-        check_out_of_time(result)
+@pytest.mark.parametrize("how", ["wait", "block"])
+async def test_a_tool_that_lasts_for_hours(place: str, how: str) -> None:
+    begun = threading.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for hours."""
+        begun.set()
+        await asyncio.sleep(HOURS)
+        return "?"
+
+    @tool
+    def block(ctx: ToolContext) -> str:
+        """Block a thread until it is told to stop."""
+        begun.set()
+        stopped = threading.Event()
+        ctx.cancellation.on_set(stopped.set)
+        stopped.wait(HOURS)
+        return "?"
+
+    agent = Agent("a", ScriptedModel(lambda _: call(how)), tools=[wait, block])
+    async with Runtime.open(place) as runtime:
+        result = await run_out_of_time(runtime, agent, begun.is_set)
         assert "cancelled" in result.messages[-1].text
-        assert (await runtime.run(Agent("b", ScriptedModel([say("ok")])), "go", thread_id="t")).response == "ok"
 
 
 @pytest.mark.usefixtures("short_grace")

@@ -6,7 +6,9 @@ names try each promise in more ways; this table has one row for each way out tha
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -127,10 +129,10 @@ COMMANDS = {
 
 @pytest.fixture
 def bystander() -> Iterator[int]:
-    process = subprocess.Popen(["sh", "-c", "sleep 3600; : retinue-bystander"])
+    process = subprocess.Popen(["sh", "-c", "sleep 3600; : retinue-bystander"], start_new_session=True)
     yield process.pid
     assert process.poll() is None
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)  # the shell and what it runs
     process.wait()
 
 

@@ -20,7 +20,7 @@ from retinue.testing.stores import stored_run, stored_thread
 from retinue.testing.threads import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 
 from ..databases import LOCKED, LOCKED_PASSWORD, TestServer
-from ..waiting import until
+from ..waiting import let_others_run, until
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ async def test_jobs_that_wait_together_are_one_round_trip(
         last.rows, last.threads = step_rows(1), [ThreadUpdate(stored_thread(f"t{number}", "one"))]
         jobs += [store.write(last), begin(store, stored_run(f"s{number}", thread_id=f"s{number}"))]
     done = asyncio.gather(*jobs)
-    await asyncio.sleep(0.02)
+    await let_others_run()
     gate.set()
     await done
     # At most two of each lane, and some of the one that notifies: what it had begun with, and the rest.

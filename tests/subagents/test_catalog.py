@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from retinue.core.filesystem import Stamp
 from retinue.errors import PathDenied
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.subagents.stage import Stage, declare, harness, offered, send, spawn, stage, system, told, write
+from tests.waiting import let_others_run
 
 CLAUDE = ".claude/agents"
 
@@ -315,14 +315,17 @@ async def test_a_sub_agent_written_in_one_run_is_there_in_the_next(tmp_path: Pat
 
 
 async def test_a_run_that_begins_while_another_reads_waits_for_it(tmp_path: Path) -> None:
+    reading, gate = threading.Event(), threading.Event()
+
     class Slow(LocalFilesystem):
-        delay = 0.0
+        is_slow = False
 
         def stamps(self, path: str = "", suffix: str = "") -> dict[str, Stamp]:
             found = super().stamps(path, suffix)
-            if path == CLAUDE and self.delay:
-                delay, self.delay = self.delay, 0.0
-                time.sleep(delay)
+            if path == CLAUDE and self.is_slow:
+                self.is_slow = False
+                reading.set()
+                gate.wait()
             return found
 
     for number in range(20):  # too many to look at without leaving the event loop
@@ -332,10 +335,13 @@ async def test_a_run_that_begins_while_another_reads_waits_for_it(tmp_path: Path
     runtime = Runtime([agent])
     await runtime.run("boss", "go")
     declare(tmp_path, "new")
-    files.delay = 0.2
+    files.is_slow = True
     first = runtime.stream("boss", "go")
-    await asyncio.sleep(0.05)
-    await runtime.run("boss", "go")
+    await asyncio.to_thread(reading.wait)
+    second = runtime.stream("boss", "go")
+    await let_others_run()
+    gate.set()
+    await second.result()
     await first.result()
     assert ["- `new`: d" in system(request) for request in stage(agent).requests] == [False, True, True]
 

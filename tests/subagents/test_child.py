@@ -38,6 +38,7 @@ from retinue import (
 from retinue.backends import ExecutionPlan
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.busy import Busy
+from tests.waiting import until
 
 config: StateKey[str, str] = StateKey("config", str)
 found: StateKey[list[str], list[str]] = StateKey("found", list[str], persistent=True)
@@ -451,15 +452,21 @@ async def test_children_run_side_by_side_in_order_with_a_limit() -> None:
 
 
 async def test_one_failing_child_fails_nobody_else_unless_asked() -> None:
+    asked: list[str] = []
+
     async def answer(request: Any) -> Any:
-        if request.messages[-1].text == "bad":
+        asked.append(request.messages[-1].text)
+        if asked[-1] == "bad":
+            await until(lambda: len(asked) == 3)
             raise OSError("boom")
-        await asyncio.sleep(0.05)
+        if on_error == "cancel_siblings":
+            await asyncio.sleep(3600)
         return say("fine")
 
     agent = Agent("child", ScriptedModel(answer))
     statuses: dict[str, list[str]] = {}
     for on_error in ("collect", "cancel_siblings"):
+        asked.clear()
 
         @tool
         async def delegate(ctx: ToolContext, on_error: Any = on_error) -> str:

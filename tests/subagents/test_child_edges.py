@@ -297,13 +297,14 @@ async def test_agents_made_on_the_spot_do_not_get_in_each_others_way() -> None:
 
 
 async def test_closing_stops_children_that_were_left_behind() -> None:
-    stopped = asyncio.Event()
+    hanging, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def hang() -> None:
         """Hang."""
+        hanging.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         finally:
             stopped.set()
 
@@ -314,7 +315,7 @@ async def test_closing_stops_children_that_were_left_behind() -> None:
     async def leave(ctx: ToolContext) -> str:
         """Start a child and go."""
         left.append(asyncio.create_task(ctx.run_child(child, "x")))
-        await asyncio.sleep(0.01)
+        await hanging.wait()
         return "left"
 
     async with boss(leave) as runtime:

@@ -196,8 +196,14 @@ async def test_waiting_for_a_busy_sub_agent_does_not_keep_it_from_its_tools(tmp_
 
 
 async def test_a_sub_agent_at_work_cannot_be_closed(tmp_path: Path) -> None:
+    refused = asyncio.Event()
+
+    def watch(event: Any) -> None:
+        if event.kind == "tool_call_finished" and event.tool_name == "agent_close":
+            refused.set()
+
     async def child(request: Any) -> Any:
-        await asyncio.sleep(0.05)
+        await refused.wait()
         return say("done")
 
     agent = harness(
@@ -207,7 +213,7 @@ async def test_a_sub_agent_at_work_cannot_be_closed(tmp_path: Path) -> None:
         call("agent_close", {"label": "a"}),
         child=child,
     )
-    result = await Runtime([agent]).run("boss", "go")
+    result = await Runtime([agent], sinks=[watch]).run("boss", "go")
     assert told(result)[1:] == [
         f"agent_key: agent:{GP}:<1>\nstatus: ok\nreply:\ndone",
         f"Error: agent:{GP}:<1> is working on a message: wait for its answer first",

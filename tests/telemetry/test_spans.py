@@ -30,7 +30,7 @@ from retinue.testing import RecordingSink, ScriptedModel, call, say
 from tests.telemetry.agents import leaf, run_tree, spent, tree
 from tests.telemetry.collector import Collector, attributes, every, span_id, trace_id
 
-from ..waiting import let_others_run
+from ..waiting import let_others_run, until
 
 
 async def test_three_levels_are_one_trace() -> None:
@@ -381,13 +381,16 @@ async def test_a_stored_log_gives_the_same_spans() -> None:
 async def test_interleaved_calls_of_a_stored_log_leave_no_span_current() -> None:
     heard = RecordingSink()
 
+    ended: list[int] = []
+
     @tool
-    async def wait(seconds: float) -> str:
-        """Wait."""
-        await asyncio.sleep(seconds)
+    async def wait(place: int) -> str:
+        """End after others."""
+        await until(lambda: len(ended) == place)
+        ended.append(place)
         return "ok"
 
-    calls = [call("wait", {"seconds": 0.02}), call("wait", {"seconds": 0.03}), call("wait", {"seconds": 0.01})]
+    calls = [call("wait", {"place": 1}), call("wait", {"place": 2}), call("wait", {"place": 0})]
     await Runtime([Agent("a", ScriptedModel([calls, say("ok")]), tools=[wait])], sinks=[heard]).run("a", "go")
     again = Collector()
     for event in heard.events:
