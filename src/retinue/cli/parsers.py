@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, isfinite
 from textwrap import fill
 from typing import Any, NoReturn
@@ -134,10 +135,17 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line that suggests the nearest known word."""
+    """A parser whose errors are one line that suggests the nearest known word. `complete` adds its arguments at first use."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.complete: Callable[[], None] | None = None
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.complete is not None:
+            self.complete()
+            self.complete = None
+        return super().parse_known_args(*args, **options)
 
     def error(self, message: str) -> NoReturn:
         wrong = re.match(r"argument (.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
@@ -183,26 +191,42 @@ def _make_parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"retinue {__version__}")
     parser.add_argument("--verbose", action="store_true", help=_VERBOSE)
     parser.set_defaults(command=None, parser=parser)
-    places: dict[str, Any] = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
-    for words, function, about, example in _COMMANDS:
-        group, _, name = words.rpartition(" ")
-        if group not in places:
-            summary, more = _GROUPS[group]
-            inner: CommandParser = places[""].add_parser(group, help=summary, description=_about(summary, more))
-            inner.set_defaults(command=None, parser=inner)
-            places[group] = inner.add_subparsers(title="actions", metavar="ACTION")
-        more = _ABOUT.get(words) or _GROUPS[group][1]
-        command: CommandParser = places[group].add_parser(
-            name,
-            help=about,
-            description=_about(about, more),
-            epilog=_examples(f"{words} {example}".replace("RUN", "run_7aa7c7")),
-        )
-        _ADD[group](command, name)
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=_VERBOSE)
-        command.set_defaults(command=function, parser=command)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name in dict.fromkeys(words.partition(" ")[0] for words, *_ in _COMMANDS):
+        if name in _GROUPS:
+            group = commands.add_parser(name, help=_GROUPS[name][0])
+            group.complete = partial(_complete_group, group, name)
+        else:
+            _add_command(commands, name)
     return parser
+
+
+def _complete_group(group: CommandParser, name: str) -> None:
+    """Add the commands of a group."""
+    group.description = _about(*_GROUPS[name])
+    group.set_defaults(command=None, parser=group)
+    actions = group.add_subparsers(title="actions", metavar="ACTION")
+    for words, *_ in _COMMANDS:
+        if words.startswith(f"{name} "):
+            _add_command(actions, words)
+
+
+def _add_command(place: Any, words: str) -> None:
+    (about,) = [about for known, _, about, _ in _COMMANDS if known == words]
+    command: CommandParser = place.add_parser(words.rpartition(" ")[2], help=about)
+    command.complete = partial(_complete, command, words)
+
+
+def _complete(command: CommandParser, words: str) -> None:
+    """Add all of a command but its name."""
+    function, about, example = next(rest for known, *rest in _COMMANDS if known == words)
+    group, _, name = words.rpartition(" ")
+    command.description = _about(about, _ABOUT.get(words) or _GROUPS[group][1])
+    command.epilog = _examples(f"{words} {example}".replace("RUN", "run_7aa7c7"))
+    _ADD[group](command, name)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=_VERBOSE)
+    command.set_defaults(command=function, parser=command)
 
 
 def _add_serve(parser: CommandParser) -> None:
