@@ -247,6 +247,8 @@ def _waiting(x: Execution, call: CallState) -> list[RunState]:
     tree = x.log.tree
     below = [child for ref in call.children.values() if (child := tree.runs.get(ref.run_id)) is not None]
     places = [child.ns for child in below if child.waits and not child.request.detached]
+    if not places:
+        return []  # without a look at every run of the tree
     return [run for run in tree.runs.values() if run.waits and any(run.ns[: len(ns)] == ns for ns in places)]
 
 
