@@ -159,6 +159,7 @@ class PostgresDatabase(Database):
         self._blocking_writers = [self._lane(most=1) for _ in range(BLOCKING_WRITERS)]
         self._readers = [self._lane(_BEGIN_READING) for _ in range(READERS)]
         self._notifier = self._lane()
+        self._is_current = False
         self._topics: set[str] = set()
         self._notify_from = 0.0
         self._lock = threading.Lock()
@@ -177,8 +178,10 @@ class PostgresDatabase(Database):
     def _connect(self, begin: bytes) -> Link:
         link = PostgresLink(self._address.connect(), self._address.schema, self._notify)
         try:
-            if self._version_of(link) < newest_version():
-                upgrade(link, self.place)
+            if not self._is_current:  # else another connection has seen it
+                if self._version_of(link) < newest_version():
+                    upgrade(link, self.place)
+                self._is_current = True
         except BaseException:
             link.close()
             raise
