@@ -8,5 +8,5 @@ IS_LONG = bool(os.environ.get("RETINUE_LONG"))
 
 
 def share(whole: int, small: int | None = None) -> int:
-    """Return how much to try: the whole in a long test, else `small`, if not given a fifth of it."""
-    return whole if IS_LONG else max(whole // 5, 1) if small is None else small
+    """Return how much to try: the whole in a long test, else `small`, if not given a tenth of it."""
+    return whole if IS_LONG else max(whole // 10, 1) if small is None else small

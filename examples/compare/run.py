@@ -148,12 +148,12 @@ def scripted_server() -> Iterator[dict[str, str]]:
         server.server_close()
 
 
-def run_program(program: Path, environment: dict[str, str]) -> str:
+def run_program(program: Path, environment: dict[str, str], python: str = sys.executable) -> str:
     """Run a program and return what it printed."""
-    test = program.parent.name == "testing"
-    command = (
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull] if test else [sys.executable]
-    )
+    command = [python]
+    if program.parent.name == "testing":
+        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+        environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run([*command, program], capture_output=True, text=True, timeout=60, env=environment, cwd=HERE)
     if done.returncode:
         raise RuntimeError(f"{program.relative_to(HERE)} failed:\n{done.stdout}{done.stderr}")

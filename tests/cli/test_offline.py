@@ -26,6 +26,7 @@ from retinue import (
 )
 from retinue.cli.offline import make_model
 from retinue.core.model import CallChunk, Model, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from tests.effort import share
 
 FILES = {
     "notes/lamp.md": "# The lamp\n\nThe lamp burns paraffin.\nThe wick is part LW-7 and is changed in May.\n",
@@ -207,7 +208,7 @@ RESULTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(
     lead=st.sampled_from(["Ask stores and log-book: ", "review the docs ", "check the links in a.md ", "", "", ""]),
     question=st.text(max_size=120),

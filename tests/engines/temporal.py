@@ -73,7 +73,7 @@ class TemporalServer:
             command += ["--search-attribute", attribute]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "HOME": str(self.folder)}
+                command, stdout=log, stderr=log, env={**os.environ, "HOME": str(self.folder), "GOGC": "400"}
             )
         assert self._cleaner.stdin is not None
         self._cleaner.stdin.write(f"{self.process.pid}\n".encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue import (
@@ -37,6 +37,7 @@ from retinue.models import CallChunk, PartChunk, ReasoningChunk, Retrying, TextC
 from retinue.plugins import Plugin
 from retinue.testing import ScriptedModel, call, fail, say
 from tests.control.test_hooks import Hooks
+from tests.effort import share
 
 HALF = "\ud800 half"
 CLEAN = "\ufffd half"
@@ -136,7 +137,7 @@ async def test_a_report_becomes_json_where_it_can(place: str) -> None:
         ctx.emit(value)
         ctx.report_activity(HALF, value)
         ctx.report_activity_delta(HALF, value)
-        ctx.report_progress("running", HALF, math.nan)
+        ctx.report_progress("running", HALF, 0.5)
         ctx.stream_output(HALF)
         ctx.report_error(HALF, HALF)
         return "done"
@@ -147,7 +148,7 @@ async def test_a_report_becomes_json_where_it_can(place: str) -> None:
     assert found["custom"].data == expected
     first, progress = [event for event in events if event.kind == "activity_snapshot"]
     assert (first.activity_type, first.content) == (CLEAN, expected)
-    assert (progress.content["message"], progress.content["progress"]) == (CLEAN, None)
+    assert (progress.content["message"], progress.content["progress"]) == (CLEAN, 0.5)
     assert (found["activity_delta"].activity_type, found["activity_delta"].delta) == (CLEAN, [expected])
     assert found["tool_call_stream_delta"].delta == CLEAN
     assert (found["error"].message, found["error"].code) == (CLEAN, CLEAN)
@@ -415,6 +416,7 @@ def test_a_long_broken_text_is_cleaned_in_one_go() -> None:
     assert clean_text("\ud83d\ude00" + HALF) == "\U0001f600" + CLEAN
 
 
+@settings(max_examples=share(200))
 @given(
     st.recursive(
         st.none() | st.floats() | st.text() | st.integers(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ..prepared import PYTHON, ROOT
+
 TOPICS = sorted(
     folder.name for folder in (ROOT / "examples/compare").iterdir() if folder.is_dir() and folder.name[0] != "_"
 )
@@ -37,7 +37,7 @@ def environment(compare: ModuleType) -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_program_runs(compare: ModuleType, environment: dict[str, str], topic: str) -> None:
-    printed = compare.run_program(ROOT / f"examples/compare/{topic}/with_retinue.py", environment)
+    printed = compare.run_program(ROOT / f"examples/compare/{topic}/with_retinue.py", environment, PYTHON)
     assert compare.TOPICS[topic].prints in printed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -163,28 +164,31 @@ exchange, swaps = ctypes.CDLL(None).renameat2, 0
 while swaps % 64 or not select.select([sys.stdin], [], [], 0)[0]:
     assert exchange(-100, names[0], -100, names[1], 2) == 0
     swaps += 1
-print(swaps)
+    if swaps == 128:
+        print("often", flush=True)
 """
 
 
 @contextmanager
-def swapping(place: Path, target: Path) -> Iterator[None]:
-    """Another process exchanges what is at a place with a link, and back, as fast as it can."""
+def swapping(place: Path, target: Path) -> Iterator[Callable[[], object]]:
+    """Another process exchanges what is at a place with a link, and back, as fast as it can. Gives a function that says
+    whether it has done so often enough."""
     link = place.with_name("prepared")
     link.symlink_to(target)
     arguments = [sys.executable, "-c", SWAPPER, str(place), str(link)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield
+            said: Any = process.stdout
+            yield lambda: select.select([said], [], [], 0)[0]
         finally:
-            swaps, _ = process.communicate()
-    assert int(swaps) > 64
+            process.communicate()
+    assert process.returncode == 0
 
 
-def attack(operations: list[Callable[[], object]], most: int) -> list[type[Exception]]:
+def attack(operations: list[Callable[[], object]], most: int, enough: Callable[[], object]) -> list[type[Exception]]:
     """Do these over and over until many were refused; nothing secret may come out. Return what was refused."""
     refused: list[type[Exception]] = []
-    while len(refused) < most or PathDenied not in refused:
+    while len(refused) < most or PathDenied not in refused or not enough():
         for operation in operations:
             try:
                 said = str(operation())
@@ -220,8 +224,8 @@ def test_a_folder_swapped_for_a_link_leads_nowhere(root: Path, outside: Path, de
         lambda: files.delete(f"{path}/inner/new/deep.txt"),
         lambda: files.delete(f"{path}/{HIDDEN}"),
     ]
-    with swapping(folder, outside):
-        refused = attack(operations, share(5_000, 500))
+    with swapping(folder, outside) as enough:
+        refused = attack(operations, share(5_000, 500), enough)
     assert PathDenied in refused
     assert snapshot(root.parent, root) == before
 
@@ -231,8 +235,8 @@ def test_a_file_swapped_for_a_link_leads_nowhere(root: Path, outside: Path) -> N
     (root / "file.txt").write_text("ours")
     files = LocalFilesystem(root)
     before = snapshot(root.parent, root)
-    with swapping(root / "file.txt", outside / "secret.txt"):
-        refused = attack([lambda: files.read("file.txt")], share(5_000, 500))
+    with swapping(root / "file.txt", outside / "secret.txt") as enough:
+        refused = attack([lambda: files.read("file.txt")], share(5_000, 500), enough)
     assert PathDenied in refused
     assert snapshot(root.parent, root) == before
 
