@@ -104,7 +104,7 @@ def test_no_database(cli: Cli, command: list[str]) -> None:
 
 @named(ON_ENGINE)
 def test_what_only_postgresql_has(cli: Cli, command: list[str]) -> None:
-    assert "use --db URL, as in sqlite:///app.db, or set $RETINUE_DB" in refused(cli, *command)
+    assert "use --db URL, as in postgresql://localhost/app, or set $RETINUE_DB" in refused(cli, *command)
     assert "'app.db'" in refused(cli, *command, "--db", "app.db")
     assert cli("db", "migrate", "--db", "sqlite:///app.db").code == 0
     assert "PostgreSQL" in refused(cli, *command, "--db", "sqlite:///app.db")

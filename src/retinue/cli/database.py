@@ -26,10 +26,10 @@ from .text import clean, count, one_line, print_json
 VARIABLE = "RETINUE_DB"
 
 
-def database_url(args: argparse.Namespace) -> str:
+def database_url(args: argparse.Namespace, example: str = "sqlite:///app.db") -> str:
     """Return the database of --db or $RETINUE_DB; raises ConfigurationError if there is none."""
     if not (url := optional_url(args)):
-        raise ConfigurationError(f"no database is given: use --db URL, as in sqlite:///app.db, or set ${VARIABLE}")
+        raise ConfigurationError(f"no database is given: use --db URL, as in {example}, or set ${VARIABLE}")
     return url
 
 

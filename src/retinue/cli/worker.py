@@ -27,9 +27,12 @@ from .text import complain, count, duration, print_json, table
 __all__ = ["loop_factory", "show_queues", "work"]
 
 
+_EXAMPLE = "postgresql://localhost/app"
+
+
 async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Work on runs until a signal comes; then let tool calls finish, and leave the rest to other workers."""
-    database_url(args)
+    database_url(args, _EXAMPLE)
     runtime = make_runtime(args)
     worker = Worker(runtime, queues=args.queues.split(","), slots=args.slots, grace=args.grace)
     stop = asyncio.Event()
@@ -64,7 +67,7 @@ async def _stop_when(interrupt: Interrupt, stop: asyncio.Event, worker: Worker) 
 
 async def show_queues(args: argparse.Namespace) -> int:
     """Print what waits in each queue, the workers, and the schedules."""
-    async with open_database(database_url(args)) as store:
+    async with open_database(database_url(args, _EXAMPLE)) as store:
         depths, workers, schedules = await _read(store)
     if args.json:
         shown = {"queues": depths, "workers": workers, "schedules": schedules}
