@@ -259,7 +259,7 @@ async def test_nothing_is_left_behind_by_a_run_that_raised() -> None:
     with pytest.raises(ScriptError):
         await runtime.run("a", "go")
     assert runtime._runs.backend._executions == {}
-    assert runtime._runs._lines == {}
+    assert [runtime._runs._line(run.record.identity.thread_id) for run in runtime._runs._live.values()] == [[]]
 
 
 async def test_a_sink_given_again_hears_the_rest() -> None:

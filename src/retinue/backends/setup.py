@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..core.agents import Agent, Toolbox, check_thread, delegation_tools, linked_agents, resume_tasks
+from ..core.agents import Agent, Toolbox, linked_agents
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_value
 from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownKey
@@ -51,7 +51,7 @@ class Blueprint:
     ) -> Execution:
         """Set up a new run. A mistake in the request raises here, and no event exists yet."""
         if parent is None or request.keeps_thread:  # else the thread is made up
-            check_thread(request.agent, request.identity.thread_id)
+            request.agent.check_thread(request.identity.thread_id)
         x = self._execution(request, RunState(request.identity, ns, _stored(request, log, parent is None)), log, parent)
         if request.seed.extensions:
             x.store.apply_seed(request.seed)
@@ -112,13 +112,13 @@ def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
     """Return an agent's tools, those of its plugins, and the one for its sub-agents."""
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
-    return agent.toolbox.extended([*tools, *delegation_tools(agent, resolver)])
+    return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
 def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
     """Return the equipment of another agent for a run; plugins that are already in it keep their state."""
     agent = _agent_for_handoff(first, x, name)
-    check_thread(agent, x.identity.thread_id)
+    agent.check_thread(x.identity.thread_id)
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
     toolbox = _toolbox(agent, registrars, x.resolver)
     made = HookTable(registrars).below(hooks)  # inherited hooks stay, whichever agent continues
@@ -175,7 +175,7 @@ async def held_thread(store: Store, request: RunRequest, log: LiveLog) -> Thread
 async def continue_tasks(x: Execution) -> None:
     """Continue the background tasks that a run had when its process ended."""
     for agent in dict.fromkeys(x.agents):
-        await resume_tasks(agent, x.identity, partial(context_for, x))
+        await agent.resume_tasks(x.identity, partial(context_for, x))
 
 
 def thread_after(x: Execution) -> ThreadRecord:

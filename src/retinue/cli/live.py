@@ -81,7 +81,8 @@ class LiveView(View):
             case StepFinished():
                 self._end_step(run)
             case RunFinished():
-                self._finish(run)
+                self.close()
+                self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
             case _:
                 pass
 
@@ -165,10 +166,6 @@ class LiveView(View):
         for line in _step_lines(run.step, _Drawing(self._now()), heading=False):
             self._print(line)
         self._ended = run.step
-
-    def _finish(self, run: RunNode) -> None:
-        self.close()
-        self._print(Text(summary(run), style=_STATUS_STYLE.get(run.status, "yellow")))
 
     def _now(self) -> float:
         """Return the present time of the run."""

@@ -317,7 +317,8 @@ async def _serve_here(
             cors=args.cors,
             rate=args.rate,
             max_streams=args.max_streams,
-            hosts=_known_hosts(args),
+            # Without tokens, a page of another name must not reach it.
+            hosts=("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else (),
             a2a=A2AOptions(base=_address(args, listener), key=_read_key(args), push_private=args.push_private),
         )
         async with _grpc(args, app, listener):
@@ -385,11 +386,6 @@ def _make_auth(args: argparse.Namespace, runtime: Runtime, token: str | None) ->
         return StoredTokens(runtime.store, one)
     assert one is not None
     return one
-
-
-def _known_hosts(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names by which a server without tokens is known. A page of another name must not reach it."""
-    return ("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else ()
 
 
 async def _stopped_or_left(interrupt: Interrupt) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
 from inspect import iscoroutinefunction
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
@@ -165,52 +164,37 @@ class Agent(Generic[Out]):
         object.__setattr__(self, "plugins", plugins)
         object.__setattr__(self, "output_format", None if self.output is None else OutputFormat(self.output, owner))
         object.__setattr__(self, "toolbox", Toolbox(tools, owner))
-        object.__setattr__(self, "system", self._system_message())
-
-    def _system_message(self) -> Message | None:
         shape = "" if self.output_format is None else self.output_format.instructions
         text = "\n\n".join([part for part in (self.instructions, shape) if part])
-        return Message.system(text) if text else None
+        object.__setattr__(self, "system", Message.system(text) if text else None)
 
     def as_tool(self) -> Tool:
         """Return a tool `agent_run_<name>` with which another agent delegates to this one."""
         return AgentTool(self)
 
+    # --- what a runtime asks of an agent; kinds of agents override it
 
-@singledispatch
-def delegation_tools(agent: Agent, resolver: Resolver) -> Iterable[Tool]:
-    """Return the tools with which the model delegates to an agent's sub-agents."""
-    if not agent.subagents:
+    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
+        """Return the tools with which the model delegates to the sub-agents."""
+        children = [resolver.resolve(child).agent for child in self.subagents]
+        return (TaskTool({child.name: child for child in children}),) if children else ()
+
+    def check_parts(self) -> None:
+        """Raise ConfigurationError if the arguments do not fit together. A runtime calls it when an agent is added."""
+
+    def check_thread(self, thread_id: str) -> None:
+        """Raise ConfigurationError if it cannot run on that thread."""
+
+    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+        """Continue the background tasks that a run had when its process ended."""
+
+    def is_woken(self) -> bool:
+        """Return whether a run is to be started for background tasks that end when no run of their conversation is there."""
+        return False
+
+    async def ended_tasks(self, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
+        """Return the tasks of a conversation that have ended and that it was not told of, as its stored state says."""
         return ()
-    children = [resolver.resolve(child).agent for child in agent.subagents]
-    return (TaskTool({child.name: child for child in children}),)
-
-
-@singledispatch
-def check_agent(agent: Agent) -> None:
-    """Raise ConfigurationError if the arguments of an agent do not fit together. A runtime calls it when one is added."""
-
-
-@singledispatch
-def check_thread(agent: Agent, thread_id: str) -> None:
-    """Raise ConfigurationError if an agent cannot run on that thread."""
-
-
-@singledispatch
-async def resume_tasks(agent: Agent, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-    """Continue the background tasks that a run of an agent had when its process ended."""
-
-
-@singledispatch
-def is_woken(agent: Agent) -> bool:
-    """Return whether a run is to be started for background tasks that end when no run of their conversation is there."""
-    return False
-
-
-@singledispatch
-async def ended_tasks(agent: Agent, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
-    """Return the tasks of a conversation that have ended and that it was not told of, as its stored state says."""
-    return ()
 
 
 def linked_agents(agent: Agent) -> Iterable[Agent]:

@@ -227,7 +227,8 @@ class ChatDecoder:
         thought = delta.reasoning_content or delta.reasoning
         if thought and isinstance(thought, str):
             made.append(ReasoningChunk(thought))
-        if text := _text_of(delta.content):
+        content = delta.content
+        if text := "".join([part.text or "" for part in content]) if isinstance(content, list) else content:
             made.append(TextChunk(text))
         if delta.refusal:
             self._refused = True
@@ -247,10 +248,6 @@ class ChatDecoder:
         if not isinstance(arguments, str):
             arguments = msgspec.json.encode(arguments).decode()
         return CallChunk(index, call.id or None, function.name or None, arguments)
-
-
-def _text_of(content: str | list[_Part] | None) -> str:
-    return "".join([part.text or "" for part in content]) if isinstance(content, list) else content or ""
 
 
 def _usage(given: _Usage) -> Usage:

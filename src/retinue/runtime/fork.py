@@ -119,7 +119,6 @@ async def _store_copy(
         log.privates = [row for row in copy.rows if row.private is not None]
     log.append_private(Private(kind="resumed", at=now))
     made = runs.add(LiveRun(runs, request, log, record, writer))
-    runs.join_line(made)
     return made
 
 
@@ -167,7 +166,9 @@ class Copy:
                 break
             if row.event is not None or row.seq != before:
                 number, before = number + (row.event is not None), row.seq
-            self.rows.append(self._renamed(row, number))
+            private = None if row.private is None else self._private(row.private)
+            event = None if row.event is None else self._event(row.event, number)
+            self.rows.append(LogRow(number, row.sub, event, private))
 
     def _new_id(self, run_id: str) -> str:
         if run_id not in self._ids:
@@ -179,10 +180,6 @@ class Copy:
             made = unique() if self._threads else self.run_id.removeprefix("run_")
             self._threads[thread_id] = f"thread_{made}"
         return self._threads[thread_id]
-
-    def _renamed(self, row: LogRow, seq: int) -> LogRow:
-        private = None if row.private is None else self._private(row.private)
-        return LogRow(seq, row.sub, None if row.event is None else self._event(row.event, seq), private)
 
     def _event(self, event: Event, seq: int) -> Event:
         changes: dict[str, Any] = {"seq": seq}

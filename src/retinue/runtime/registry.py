@@ -19,7 +19,7 @@ from ..backends.local import LocalBackend
 from ..backends.rest import close, give_up
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
-from ..core.agents import Agent, agent_name, check_agent, check_model, linked_agents
+from ..core.agents import Agent, agent_name, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
@@ -79,7 +79,7 @@ class AgentRegistry:
             return
         if agent.name in self.agents:
             raise ConfigurationError(f"two agents are named {agent.name!r}: rename one")
-        check_agent(agent)
+        agent.check_parts()
         if agent.backend is not None:
             self._check_backend(agent, agent.backend)
         self.agents[agent.name] = agent

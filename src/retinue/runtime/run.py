@@ -75,9 +75,11 @@ class RunHandle(Generic[Out]):
             raise ConfigurationError("a run is a handle: write `await run.result()`, or `await runtime.run(…)`")
 
     @property
-    def events(self) -> AsyncIterator[AnyEvent]:
+    async def events(self) -> AsyncIterator[AnyEvent]:
         """The events of this run alone, without those of its children, until it ends."""
-        return self._own_events()
+        log, _ = await self._open()
+        async for event in log.follow_run(self.run_id):
+            yield cast("AnyEvent", event)
 
     @property
     def text(self) -> TextStream:
@@ -85,9 +87,12 @@ class RunHandle(Generic[Out]):
         return TextStream(self)
 
     @property
-    def children(self) -> AsyncIterator[ChildRun]:
+    async def children(self) -> AsyncIterator[ChildRun]:
         """The children of this run, as they start."""
-        return self._children()
+        log, _ = await self._open()
+        async for event in log.follow_run(self.run_id):
+            if isinstance(event, ChildStarted):
+                yield ChildRun(event, log, self._home)
 
     async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
         """Yield the events as LangGraph-shaped parts."""
@@ -106,17 +111,6 @@ class RunHandle(Generic[Out]):
 
     async def _open(self) -> Opened:
         raise NotImplementedError
-
-    async def _own_events(self) -> AsyncIterator[AnyEvent]:
-        log, _ = await self._open()
-        async for event in log.follow_run(self.run_id):
-            yield cast("AnyEvent", event)
-
-    async def _children(self) -> AsyncIterator[ChildRun]:
-        log, _ = await self._open()
-        async for event in log.follow_run(self.run_id):
-            if isinstance(event, ChildStarted):
-                yield ChildRun(event, log, self._home)
 
 
 class Run(RunHandle[Out]):

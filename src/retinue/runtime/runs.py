@@ -67,8 +67,8 @@ class LocalRuns:
         self.background = registry.background = LocalBackground(self.backend)
         self._gathering = Gathering()
         self._live: dict[str, LiveRun] = {}
-        self._lines: dict[str, list[LiveRun]] = {}
-        """The runs of each thread, where no store decides who has it: the first has it, the others wait."""
+        self._over: dict[str, None] = {}
+        """The runs in `_live` that nothing is left to do for, where there is no store."""
         self._is_shared = False
         self.is_closing = False
         """True if nothing new is to begin here."""
@@ -83,7 +83,7 @@ class LocalRuns:
     def share_memory(self, other: LocalRuns) -> None:
         """Without a store, share the runs of this process with another event loop."""
         if self.owner is None:
-            self._live, self._lines = other._live, other._lines
+            self._live, self._over = other._live, other._over
             self._is_shared = other._is_shared = True
 
     def get(self, run_id: str) -> LiveRun | None:
@@ -121,7 +121,6 @@ class LocalRuns:
         run.is_new_thread, run.thread_saved_at = new_thread, saved_at
         if self.owner is None:
             run.before, record.queued = list(line), bool(line)
-            self.join_line(run)
             if when_busy == "interrupt":
                 for earlier in run.before:
                     earlier.spawn(earlier.cancel("a newer run was started"))
@@ -135,16 +134,9 @@ class LocalRuns:
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:
-        """The runs that have a thread or wait for it, as far as this process knows."""
-        if self.owner is None:
-            return self._lines.get(thread_id, ())
-        return [
-            run for run in self._live.values() if run.record.identity.thread_id == thread_id and not run.left.is_set()
-        ]
-
-    def join_line(self, run: LiveRun) -> None:
-        if self.owner is None:
-            self._lines.setdefault(run.record.identity.thread_id, []).append(run)
+        """The runs that have a thread or wait for it, as far as this process knows; without a store, the first has it."""
+        known = list(self._live.values())  # at once: another thread may add runs
+        return [run for run in known if run.record.identity.thread_id == thread_id and not run.left.is_set()]
 
     def add(self, run: LiveRun, *, stored: bool = True) -> LiveRun:
         """Know a run and, once it is stored, receive what is put into its inbox."""
@@ -162,12 +154,6 @@ class LocalRuns:
 
     def leg_ended(self, run: LiveRun) -> None:
         """Forget a run that is over or left; without a store, some ended ones are remembered."""
-        if run.left.is_set() and self.owner is None:
-            line = self._lines.get(run.record.identity.thread_id, [])
-            if run in line:
-                line.remove(run)
-                if not line:
-                    del self._lines[run.record.identity.thread_id]
         if not run.is_done:
             return
         run.drop_parts()
@@ -178,11 +164,11 @@ class LocalRuns:
             if self._live.get(run.run_id) is run:
                 del self._live[run.run_id]
             return
-        while len(self._live) > KEPT_LOGS + len(self._lines):
-            oldest = next((key for key, kept in self._live.items() if kept.is_done), None)
-            if oldest is None:
-                return
-            del self._live[oldest]
+        self._over[run.run_id] = None
+        while len(self._over) > KEPT_LOGS:
+            oldest = next(iter(self._over))
+            self._over.pop(oldest, None)
+            self._live.pop(oldest, None)
 
     # --- continuing and answering
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from ..core.agents import Agent, ended_tasks, is_woken
+from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import OwnershipLost, RetinueError, ThreadBusy
@@ -38,13 +38,13 @@ def waking_agents(run: LiveRun) -> list[Agent]:
         return []
     names = dict.fromkeys((state.first_agent, *state.handoffs))
     agents = [run.request.agent if name == run.request.agent.name else known.get(name) for name in names]
-    return [agent for agent in agents if agent is not None and is_woken(agent)]
+    return [agent for agent in agents if agent is not None and agent.is_woken()]
 
 
 async def has_news(x: Execution, thread: ThreadRecord | None) -> bool:
     """Return whether the run of a woken conversation has something to tell."""
     try:
-        return bool(await ended_tasks(x.agent, x.identity, {} if thread is None else thread.state.extensions))
+        return bool(await x.agent.ended_tasks(x.identity, {} if thread is None else thread.state.extensions))
     except RetinueError:
         return True  # its first step reports that they cannot be read
 
@@ -68,7 +68,7 @@ async def _wake(run: LiveRun, agent: Agent) -> bool:
     while True:
         saved_at = None if home.owner is None else await home.owner.store.saved_at(thread_id)
         thread = await store.load_thread(thread_id)
-        tasks = await ended_tasks(agent, of_agent, {} if thread is None else thread.state.extensions)
+        tasks = await agent.ended_tasks(of_agent, {} if thread is None else thread.state.extensions)
         new = [task_id for task_id in tasks if not await _is_known(home, wake_id(task_id))]
         if not new:
             return True

@@ -77,7 +77,7 @@ def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], No
     result = None
     if record.result is not None:
         result = to_json_anyway(record.result)
-    ends = has_ended(record)
+    ends = record.has_ended
     values = (*_run_values(record), record.status, result)
     identity = record.identity
 
@@ -95,10 +95,6 @@ def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], No
             link.run(upsert, *values)
 
     return write
-
-
-def has_ended(record: RunRecord) -> bool:
-    return record.result is not None and record.result.status.is_terminal
 
 
 def _run_values(record: RunRecord) -> tuple[Any, ...]:
@@ -154,11 +150,11 @@ class BatchWrite:
         self._place, self._batch = place, batch
         self._packs = pack_rows(batch.log_id, batch.rows)
         saved = [update.record.thread_id for update in batch.threads]
-        ended = [run.identity.thread_id for run in batch.runs if has_ended(run)]
+        ended = [run.identity.thread_id for run in batch.runs if run.has_ended]
         self.threads = [*saved, *ended, *batch.left]
         """The threads that it changes."""
         # Saving the thread of a root that has ended releases it too, in one statement.
-        own = {run.identity.thread_id for run in batch.runs if has_ended(run) and run.identity.run_id == batch.log_id}
+        own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
         left = own.union(batch.left)
         self._writes = [
             thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads

@@ -10,18 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.agents import (
-    RESULT_LIMIT,
-    Agent,
-    agent_name,
-    check_agent,
-    check_thread,
-    delegation_tools,
-    ended_tasks,
-    is_woken,
-    linked_agents,
-    resume_tasks,
-)
+from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
 from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
@@ -229,59 +218,47 @@ class HarnessAgent(Agent[Out]):
     def _inherited(self) -> dict[str, Any]:
         return {"leaf": True} | {name: getattr(self, name) for name in _INHERITED}
 
+    def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
+        """Resolve the sub-agents given by name and start the task watch. The plugin brings the tools: return none."""
+        self.check_confined(self, resolver)
+        if self.catalog is not None:
+            names = [given for given in self.subagents if isinstance(given, str)]
+            self.catalog.set_named_agents({name: resolver.agent(name) for name in names})
+            assert self.task_repository is not None
+            background: Background = resolver.background
+            service = background.service(self.task_repository)
+            for plugin in self.plugins:
+                if isinstance(plugin, Subagents):
+                    service.watchers[self.name] = partial(plugin.watch_remote_task, resolver=resolver)
+            service.watch()
+        return ()
 
-@delegation_tools.register(HarnessAgent)
-def _(agent: HarnessAgent, resolver: Resolver) -> Iterable[Tool]:
-    """Resolve the sub-agents given by name and start the task watch. The plugin brings the tools: return none."""
-    agent.check_confined(agent, resolver)
-    if agent.catalog is not None:
-        names = [given for given in agent.subagents if isinstance(given, str)]
-        agent.catalog.set_named_agents({name: resolver.agent(name) for name in names})
-        assert agent.task_repository is not None
-        background: Background = resolver.background
-        service = background.service(agent.task_repository)
-        for plugin in agent.plugins:
+    def check_parts(self) -> None:
+        if self.catalog is not None:
+            self.catalog.check()
+        if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
+            self.files.check_commands()
+        self.check_confined(self)
+
+    def check_thread(self, thread_id: str) -> None:
+        if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
+            raise ConfigurationError(
+                f"agent {self.name!r}: the thread id {thread_id!r} also names files: begin with an ASCII letter, a "
+                "digit or _, and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
+            )
+
+    async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
+        for plugin in self.plugins:
             if isinstance(plugin, Subagents):
-                service.watchers[agent.name] = partial(plugin.watch_remote_task, resolver=resolver)
-        service.watch()
-    return ()
+                await plugin.resume_tasks(run, context_for)
 
+    def is_woken(self) -> bool:
+        return self.wake_on_task_end and self.catalog is not None
 
-@check_agent.register(HarnessAgent)
-def _(agent: HarnessAgent) -> None:
-    if agent.catalog is not None:
-        agent.catalog.check()
-    if "shell" in agent.builtin_names and isinstance(agent.files, RunsCommands):
-        agent.files.check_commands()
-    agent.check_confined(agent)
-
-
-@check_thread.register(HarnessAgent)
-def _(agent: HarnessAgent, thread_id: str) -> None:
-    if agent.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
-        raise ConfigurationError(
-            f"agent {agent.name!r}: the thread id {thread_id!r} also names files: begin with an ASCII letter, a digit or _, "
-            "and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
-        )
-
-
-@resume_tasks.register(HarnessAgent)
-async def _(agent: HarnessAgent, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-    for plugin in agent.plugins:
-        if isinstance(plugin, Subagents):
-            await plugin.resume_tasks(run, context_for)
-
-
-@is_woken.register(HarnessAgent)
-def _(agent: HarnessAgent) -> bool:
-    return agent.wake_on_task_end and agent.catalog is not None
-
-
-@ended_tasks.register(HarnessAgent)
-async def _(agent: HarnessAgent, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
-    assert agent.task_repository is not None, "it has sub-agents"
-    records = await agent.task_repository.list(TaskScope(agent.name, run.thread_id, run.user_id))
-    return untold_ends(records, told.get(ANNOUNCED.name, {}))
+    async def ended_tasks(self, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
+        assert self.task_repository is not None, "it has sub-agents"
+        records = await self.task_repository.list(TaskScope(self.name, run.thread_id, run.user_id))
+        return untold_ends(records, told.get(ANNOUNCED.name, {}))
 
 
 class Subagents(Plugin):

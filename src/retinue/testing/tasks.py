@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..core.errors import TaskStoreError
@@ -219,9 +220,5 @@ def _finishing(
     return change
 
 
-def _beating(record: TaskRecord) -> TaskRecord | None:
-    return beat(record, NOW + 1, "n1")
-
-
-def _cancelling(record: TaskRecord) -> TaskRecord | None:
-    return request_cancel(record, NOW + 1)
+_beating = partial(beat, now=NOW + 1, node="n1")
+_cancelling = partial(request_cancel, now=NOW + 1)

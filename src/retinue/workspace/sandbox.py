@@ -192,7 +192,11 @@ class SandboxFilesystem(LocalFilesystem):
                 limits=limits,
                 network=self.network,
             )
-            return Command(argv, "/", _engine_environment(), False, cleanup, disk)
+            # The program that talks to the engine is trusted.
+            known = {
+                name: os.environ[name] for name in os.environ if name in ("PATH", "HOME") or name.startswith(_ENGINE)
+            }
+            return Command(argv, "/", known, False, cleanup, disk)
         argv = (
             *means.program,
             *self._walls(),
@@ -292,11 +296,6 @@ def _bind(mount: Mount) -> tuple[str, ...]:
     if mount.source is None:
         return ("--tmpfs", mount.target, "--remount-ro", mount.target)
     return ("--bind" if mount.is_writable else "--ro-bind", mount.source, mount.target)
-
-
-def _engine_environment() -> dict[str, str]:
-    """Return the environment of the program that talks to the engine, which is trusted."""
-    return {name: value for name, value in os.environ.items() if name in ("PATH", "HOME") or name.startswith(_ENGINE)}
 
 
 def _refusal(argv: list[str]) -> str | None:

@@ -119,15 +119,11 @@ def _skip_lines(stream: BinaryIO, most: int, check: Callable[[], None]) -> int:
         check()
         count = chunk.count(b"\n")
         if passed + count >= most:
-            stream.seek(_end_of_line(chunk, most - passed) - len(chunk), SEEK_CUR)
+            end = bisect_left(range(len(chunk)), most - passed, key=lambda place: chunk.count(b"\n", 0, place))
+            stream.seek(end - len(chunk), SEEK_CUR)
             return most
         passed, last = passed + count, chunk
     return passed + (not last.endswith(b"\n"))
-
-
-def _end_of_line(chunk: bytes, number: int) -> int:
-    """Return the position after a line end, by its number."""
-    return bisect_left(range(len(chunk)), number, key=lambda place: chunk.count(b"\n", 0, place))
 
 
 def _count_lines(stream: BinaryIO, check: Callable[[], None]) -> tuple[int, bool]:
