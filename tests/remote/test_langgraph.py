@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, SubagentDeclaration
 from retinue.backends.http_client import HttpClient
@@ -20,6 +21,7 @@ from retinue.testing import BackendSuite, ScriptedModel, call, say
 from tests.waiting import until
 
 from .langgraph_server import ASSISTANT, GraphServer
+from .proxy import Proxy
 
 
 class Harness:
@@ -199,3 +201,60 @@ async def test_credentials_are_redacted() -> None:
         assert server.headers[0]["x-api-key"] == "key-of-the-test-1234"
     assert result.response == "Done: [redacted]"
     assert text_of(events) == "[redacted]"
+
+
+@pytest.mark.parametrize("seed", [0, 2, 19, 57])
+async def test_a_bad_connection_costs_only_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.backends.http_client.SILENCE_SECONDS", 1.0)
+    text = " ".join(f"word{number}" for number in range(60))
+    async with GraphServer() as server, Proxy(int(server.url.rpartition(":")[2]), seed, faults=8) as proxy:
+        server.url = proxy.url
+        async with Runtime([boss(server, f"say {text}")]) as runtime:
+            run = runtime.stream("boss", "go")
+            events = [event async for event in run]
+            result = await run.result()
+        assert result.response == f"Done: {text}"
+        assert text_of(events) == text, "what a break has hidden is read again, once"
+        assert len(server.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"<html>", "did not answer as a LangGraph server"),
+        (b'{"run_id": 3}', "did not answer as a LangGraph server"),
+        (b'{"run_id": "../x", "status": "success"}', "an id that cannot be used"),
+    ],
+)
+async def test_what_is_no_langgraph_server_is_refused(answer: bytes, says: str) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(body=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    fake = GraphServer()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with Runtime([boss(fake, "echo x")]) as runtime:
+            result = await runtime.run("boss", "go")
+    finally:
+        await runner.cleanup()
+    assert says in (result.response or "")
+
+
+async def test_a_run_that_is_gone_has_failed() -> None:
+    async with GraphServer() as server, Runtime([boss(server, "say one wait two")]) as runtime:
+        run = runtime.stream("boss", "go")
+        async for event in run:
+            if isinstance(event, TextDelta) and event.ns:
+                break
+        server.cut_after = 1
+        (there,) = server.runs.values()
+        server.runs.clear()
+        server.go.set()
+        await until(lambda: there["status"] == "success")
+        result = await run.result()
+    assert "the server does not know the run any more" in (result.response or "")

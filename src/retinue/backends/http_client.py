@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ExecutionBackendError
@@ -56,9 +57,9 @@ class HttpClient:
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         given = {"accept": "text/event-stream", **self._headers, **(headers or {})}
         url = self.url + path
-        try:
+        with self._our_errors(f"the events of {self.url} cannot be read"):
             async with self._session().get(url, headers=given, timeout=timeout, allow_redirects=False) as response:
-                if response.status in _TRANSIENT:
+                if response.status in _TRANSIENT or response.status == 400:  # the request may have been spoiled
                     raise ConnectionError(f"{self.url} answered {response.status}")
                 if response.status in NOT_OFFERED:
                     raise EventsNotOffered
@@ -73,13 +74,22 @@ class HttpClient:
                     if not data:
                         return
                     yield data
+
+    @contextmanager
+    def _our_errors(self, problem: str) -> Generator[None]:
+        """Raise errors of the HTTP client as ours."""
+        import aiohttp
+
+        try:
+            yield
         except aiohttp.InvalidURL:
             raise ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked") from None
         except aiohttp.ClientConnectorCertificateError as exc:
-            raise self._untrusted(exc) from None
+            untrusted = f"{self.url} has a certificate that is not trusted ({self.words(str(exc))})"
+            advice = "name its authority in the file $SSL_CERT_FILE"
+            raise ExecutionBackendError(self.name, f"{untrusted}: {advice}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = self.words(str(exc)) or type(exc).__name__
-            raise ConnectionError(f"the events of {self.url} cannot be read ({reason})") from None
+            raise ConnectionError(f"{problem} ({self.words(str(exc)) or type(exc).__name__})") from None
 
     def without_secrets(self, data: bytes) -> bytes:
         return redact(data.decode(errors="replace"), self._secrets).encode() if self._secrets else data
@@ -94,7 +104,7 @@ class HttpClient:
         headers = {**trace_headers(), **self._headers}
         if body:
             headers.setdefault("content-type", "application/json")
-        try:
+        with self._our_errors(f"{self.url} cannot be reached"):
             async with self._session().request(
                 method, self.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
@@ -102,13 +112,6 @@ class HttpClient:
                 while len(data) <= MOST_BYTES and (more := await response.content.read(MOST_BYTES + 1 - len(data))):
                     data += more
                 status = response.status
-        except aiohttp.InvalidURL:
-            raise ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked") from None
-        except aiohttp.ClientConnectorCertificateError as exc:
-            raise self._untrusted(exc) from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = self.words(str(exc)) or type(exc).__name__
-            raise ConnectionError(f"{self.url} cannot be reached ({reason})") from None
         if len(data) > MOST_BYTES:
             raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_BYTES:,} bytes")
         if status in _TRANSIENT:
@@ -124,10 +127,6 @@ class HttpClient:
     def refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
         advice = ": check the headers of the declaration" if status in (401, 403) else ""
         return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(data)}{advice}")
-
-    def _untrusted(self, exc: Exception) -> ExecutionBackendError:
-        problem = f"{self.url} has a certificate that is not trusted ({self.words(str(exc))})"
-        return ExecutionBackendError(self.name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
 
     def words(self, said: bytes | str) -> str:
         """Return the beginning of a text for a message, without credentials, also without half of one."""

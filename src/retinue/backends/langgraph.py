@@ -42,6 +42,8 @@ _THREADS = UUID("3f7d9a52-2f0f-4b5e-9c1d-6f0a4f3f5b11")
 """The namespace of the ids of threads."""
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
 _FROM_START = "-1"
+_TRIES = 5
+"""Streams in a row that break before their first new event, after which the words of a run that has ended are given up."""
 _MOST_WORDS = 20_000
 _STATUS = {
     "success": RunStatus.COMPLETED,
@@ -136,7 +138,9 @@ class GraphFollower:
         self._expected = request.streamed[self._text_from :]
         """Text that is in the log already and comes again when a stream is read from its start."""
         self._streamed, self._is_in_step = [request.streamed], True
-        self._event, self._error, self._size = _FROM_START, "", len(request.streamed)
+        self._error, self._size = "", len(request.streamed)
+        self._event, self._events = _FROM_START, set[str]()
+        """The id of the last event of the run there, and those of all that were read."""
         self.status = str(noted.get("status", "")) if request.is_dispatched else ""
         self.state = GraphState()
         self.refused: str | None = None
@@ -189,7 +193,8 @@ class GraphFollower:
         run = await retry(start, patience, self._token)
         if not _ID.fullmatch(run.run_id):
             raise ExecutionBackendError(self._client.name, f"{self._client.url} gave the run an id that cannot be used")
-        self._remote_id, self.status, self._event = run.run_id, run.status, _FROM_START
+        self._remote_id, self.status = run.run_id, run.status
+        self._event, self._events = _FROM_START, set[str]()
 
     async def _find(self) -> GraphRun | None:
         """Return the run there that has the id of this one and answers the same question."""
@@ -241,15 +246,16 @@ class GraphFollower:
             if self.refused is not None:
                 self.state = await retry(self._load_state, self._patience, self._token)
                 return RunStatus.WAITING_INPUT, self.refused
-        pause = FIRST_PAUSE
+        pause, in_vain = FIRST_PAUSE, 0
         while True:
             event = self._event
             is_whole = await self._read_events()
             run = await retry(self._load_run, self._patience, self._token)
             self._report(run.status)
-            if run.has_ended and (is_whole or self._event == event):
+            in_vain = 0 if self._event != event else in_vain + 1
+            if run.has_ended and (is_whole or in_vain == _TRIES):
                 break
-            pause = FIRST_PAUSE if self._event != event else min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, LONGEST_PAUSE) if in_vain else FIRST_PAUSE
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         self.state = await retry(self._load_state, self._patience, self._token)
         return self._outcome()
@@ -285,7 +291,7 @@ class GraphFollower:
         return status, reasons.get(status)
 
     async def _read_events(self) -> bool:
-        """Stream what the graph says, from where the last stream broke; return whether the server has ended it."""
+        """Stream what the graph says, from where the last stream broke; return whether there is no more."""
         path = f"/threads/{self.thread_id}/runs/{self._remote_id}/stream?stream_mode=messages-tuple"
         decoder = EventDecoder(MOST_BYTES)
         chunks = self._client.stream(path, {"last-event-id": self._event})
@@ -294,12 +300,18 @@ class GraphFollower:
                 async for data in chunks:
                     for block in decoder.split(data):
                         name, event_id, given = read_event(self._client.without_secrets(block))
+                        if event_id and event_id in self._events:  # what lies between may repeat a piece
+                            continue
                         if given and name == "messages":
                             self._say(said_in(given))
                         elif given and name == "error":
                             self._error = error_in(given)
-                        self._event = event_id or self._event
-        except (EventsNotOffered, ConnectionError, ValueError):
+                        if event_id:
+                            self._event = event_id
+                            self._events.add(event_id)
+        except EventsNotOffered:
+            return True
+        except (ConnectionError, ValueError):
             return False  # the status of the run tells how it stands
         return True
 
