@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -285,7 +286,8 @@ async def test_another_process_goes_on_watching_and_submits_nothing_again(tmp_pa
         assert record["status"] in ("COMPLETED", "CANCELLED")
 
 
-async def test_a_new_process_watches_a_remote_task_without_being_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_new_process_watches_a_remote_task_without_being_asked(tmp_path: Path, is_later: bool) -> None:
     async with far_runtime() as far, TaskServer(far, SECRET) as server:
         agent = orchestrator(
             server.url, tmp_path, lambda told: spawn("slow", timeout_seconds=0) if not told else say("done")
@@ -302,6 +304,12 @@ async def test_a_new_process_watches_a_remote_task_without_being_asked(tmp_path:
 
         again = orchestrator(server.url, tmp_path, lambda told: say("done"))
         async with Runtime([again]) as second:
+            if is_later:  # after its first sweep, with the next one far away
+                path.unlink()
+                await second.run(again, "go", thread_id="t1")
+                (service,) = second._runs.background._services.values()  # pyright: ignore[reportPrivateUsage]
+                await until(lambda: (service._next_sweep or 0) > monotonic() + 200)  # pyright: ignore[reportPrivateUsage]
+                path.write_text(json.dumps({record["taskId"]: gone}))
             await second.run(again, "go", thread_id="t1")
             await until(lambda: '"RUNNING"' not in path.read_text())
             result = await second.run(again, "go", thread_id="t1")

@@ -23,8 +23,8 @@ from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Background
-from ..tasks.task import TaskRecord, TaskScope
+from ..tasks.service import Background, TaskService
+from ..tasks.task import TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
@@ -229,7 +229,7 @@ class HarnessAgent(Agent[Out]):
             service = background.service(self.task_repository)
             for plugin in self.plugins:
                 if isinstance(plugin, Subagents):
-                    service.watchers[self.name] = partial(plugin.watch_remote_task, resolver=resolver)
+                    plugin.use(service, resolver)
             service.watch()
         return ()
 
@@ -272,6 +272,7 @@ class Subagents(Plugin):
         self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(workers)
         self._announcer = Announcer(repository)
         self._section: tuple[object, str] = (None, "")
+        self._service: TaskService | None = None
 
     def register(self, r: Registrar) -> None:
         self._catalog.check()
@@ -297,6 +298,8 @@ class Subagents(Plugin):
         scope = TaskScope(self._agent_name, ctx.run.thread_id, ctx.run.user_id)
         try:
             records = await self._repository.list(scope)
+            if self._service is not None:
+                await self._service.watch_unwatched(records)
             tasks, command = task_summary(records), await self._announcer.announce(ctx, records) if records else None
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
@@ -312,8 +315,10 @@ class Subagents(Plugin):
             if record.parent_run_id == run.run_id and record.parent_tool_call_id is not None:
                 await self._workers.resume(record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {})))
 
-    async def watch_remote_task(self, record: TaskRecord, resolver: Resolver) -> None:
-        await self._workers.watch_remote_task(record, resolver)
+    def use(self, service: TaskService, resolver: Resolver) -> None:
+        """Have a service watch remote tasks of this agent whose processes are gone."""
+        self._service = service
+        service.watchers[self._agent_name] = partial(self._workers.watch_remote_task, resolver=resolver)
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.forget_run(ctx.run.run_id)

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
@@ -23,7 +23,7 @@ from ..core.lifecycle import RunStatus
 from ..core.processes import process_identity
 from ..core.runs import RunResult
 from .repository import TaskRepository
-from .sweeper import Sweeper, is_abandoned
+from .sweeper import Sweeper, is_abandoned, is_unwatched
 from .task import TaskRecord, TaskScope, TaskStatus, await_human, beat, begin, finish, request_cancel, take_over
 
 _log = logging.getLogger(__name__)
@@ -184,6 +184,13 @@ class TaskService:
         for record in self._sweeper.unwatched:
             await self._watch_again(record)
         return ended
+
+    async def watch_unwatched(self, records: Iterable[TaskRecord]) -> None:
+        """Watch the remote tasks among these whose processes are gone, without waiting for the next sweep."""
+        is_ours = self._watch is not None and self._watch.get_loop() is asyncio.get_running_loop()
+        for record in records:
+            if is_ours and not self._closing and record.task_id not in self._local and is_unwatched(record):
+                await self._watch_again(record)
 
     async def _watch_again(self, record: TaskRecord) -> None:
         """Watch a remote task whose process is gone, unless another process has begun to."""

@@ -72,7 +72,7 @@ class Sweeper:
         if not record.is_remote or record.log_id is not None or record.node is None:
             return False
         silent = self._silence(record.task_id, record.version, seen)
-        return is_node_gone(record.node) or silent >= self._repository.settings.orphan_after
+        return is_unwatched(record) or silent >= self._repository.settings.orphan_after
 
     def _judge(self, record: TaskRecord, known: TaskLiveness | None, seen: _Sign | None, proof: float) -> Change | None:
         """Return the change that ends a task; None if its executor may be alive."""
@@ -134,6 +134,13 @@ def is_node_gone(node: str) -> bool:
         return has_process_ended(identity)
     host, _, pid = name.rpartition("-")[0].rpartition("-")
     return host == socket.gethostname() and pid.isdigit() and not is_pid_used(int(pid))
+
+
+def is_unwatched(record: TaskRecord) -> bool:
+    """Return whether a server executes a task whose process has ended, and nobody continues the run that started it."""
+    if record.status.is_terminal or not record.is_remote or record.log_id is not None:
+        return False
+    return record.node is not None and is_node_gone(record.node)
 
 
 def is_abandoned(record: TaskRecord) -> bool:
