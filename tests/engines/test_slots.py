@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from retinue import Agent, RunStatus, tool
+from retinue.backends import outcome
 from retinue.core.engine import LegSlots
 from retinue.core.messages import Role
 from retinue.core.model import ModelRequest
@@ -16,7 +17,7 @@ from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
 from ..waiting import until
-from .crew import asked, results
+from .crew import Gate, asked, results
 from .team import Site
 
 
@@ -60,7 +61,9 @@ class Machine:
         middle = Agent("middle", turn("work", "last", "work"), tools=[work], subagents=[last], queue="gpu")
         boss = Agent("boss", turn("work", "middle", "work"), tools=[work], subagents=[middle])
         caller = Agent("caller", turn("work", "compute", "work"), tools=[work, compute])
-        return [boss, middle, last, caller]
+        lone = Agent("lone", turn("work"), tools=[work], queue="gpu")
+        pair = Agent("pair", turn("lone", "work"), tools=[work], subagents=[lone])
+        return [boss, middle, last, caller, pair]
 
 
 @asynccontextmanager
@@ -102,6 +105,23 @@ async def test_a_parent_without_a_slot_is_cancelled_at_once(site: Site) -> None:
                 break
         await until(lambda: worker.info.slots.lent)
         assert (await run.cancel("enough")).status is RunStatus.CANCELLED
+
+
+async def test_a_parent_that_waits_for_a_slot_is_cancelled_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome, "GRACE", 3600.0)
+    gate = Gate()
+    near, far = Machine(), Machine()
+    async with site.worker([*near.agents(), gate.agent()], slots=1) as worker, site.client() as client:
+        slots = worker.info.slots
+        run = client.stream("pair", "go")
+        await until(lambda: slots.lent)
+        held = client.stream("held", "go")
+        await gate.entered.wait()
+        async with site.worker(far.agents(), queues=["gpu"]):
+            await until(lambda: not slots.lent)  # the child has ended
+        assert (await run.cancel("enough", grace=3600)).status is RunStatus.CANCELLED
+        gate.go.set()
+        assert (await held.result()).status is RunStatus.COMPLETED
 
 
 # --- the slots themselves

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.engine import LegSlots
 from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.together import wait_for_first
 from ..loop.log import LiveLog
 from ..loop.state import CallState, RunState
 
@@ -51,8 +52,9 @@ class Waits:
             if not waits:
                 self._watching.pop(log_id).cancel()
                 del self._open[log_id]
-        if goes_on and not leg.request.cancellation.is_set() and not leg.log.lost:
-            await self._slots.take_again(log_id)
+        token = leg.request.cancellation
+        if goes_on and not token.is_set() and not leg.log.lost:
+            await wait_for_first(self._slots.take_again(log_id), token.wait())
 
     async def _lend_when_idle(self, leg: LiveRun, waits: set[str]) -> None:
         while True:
