@@ -201,6 +201,22 @@ async def test_what_a_remote_run_did_not_use_comes_back() -> None:
         assert (second.steps, second.children) == (7, 3), "what the first had left is there again"
 
 
+async def test_a_fork_holds_no_part_of_its_limits_for_a_run_that_has_ended(tmp_path: Path) -> None:
+    async with Runtime([working(1)]) as far, TaskServer(far, has_events=True) as server:
+        lead = fan_out(RemoteSubagentStub("worker", url=server.url), [1, 1])
+        async with Runtime.open(f"sqlite:///{tmp_path}/a.db", [lead]) as runtime:
+            run = runtime.stream("lead", "go", limits=Limits(steps=20))
+            steps = [event.seq async for event in run if event.kind == "step_finished" and not event.ns]
+            fork = await runtime.fork(run.run_id, at=steps[0])
+            live = runtime._runs.get(fork.run_id)
+            assert live is not None
+            held = [dict(live.log.tree.grants)]
+            async for _ in fork:
+                held.append(dict(live.log.tree.grants))
+    assert all(len(grants) <= 1 for grants in held)
+    assert held[0] == held[-1] == {}
+
+
 async def test_a_remote_run_that_ignores_its_part_does_not_use_that_of_another() -> None:
     runs, is_first_over = list[str](), asyncio.Event()
 

@@ -13,7 +13,7 @@ from ..core.errors import ConfigurationError, UnknownRun
 from ..core.events import ChildFinished, ChildStarted, Event, RunStarted
 from ..core.messages import Message
 from ..core.rows import LogRow, Private
-from ..core.runs import RunIdentity, unique
+from ..core.runs import Grant, RunIdentity, unique
 from ..core.stores import Placement, RunRecord, ThreadRecord
 from ..loop.execution import start_leg
 from ..loop.fold import fold, fold_all
@@ -201,7 +201,12 @@ class Copy:
             changes["identity"] = self._identity(private.identity)
         if private.child is not None:
             changes["child"] = self._event(private.child, private.child.seq)
+        if private.grants:
+            changes["grants"] = {self._new_id(run_id): self._grant(one) for run_id, one in private.grants.items()}
         return replace(private, **changes) if changes else private
+
+    def _grant(self, grant: Grant | None) -> Grant | None:
+        return None if grant is None else replace(grant, run_id=self._new_id(grant.run_id))
 
     def _identity(self, identity: RunIdentity) -> RunIdentity:
         above = identity.parent_run_id
