@@ -8,9 +8,10 @@ import re
 import sys
 import threading
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
+from itertools import repeat
 from types import CoroutineType
 from typing import Any, Generic, overload
 
@@ -305,26 +306,49 @@ def _parameters(
     found: list[Parameter] = []
     context: str | None = None
     open_ended = False
-    for name, given in inspect.signature(function).parameters.items():
-        hint, kind = hints.get(name, Any), given.kind
+    for name, default, kind in _signature(function):
+        hint = hints.get(name, Any)
         if name == "self" and not found:
             raise ConfigurationError(
                 f"{owner} is a method: give the bound method instead, tools=[thing.{function.__name__}]"
             )
-        if kind is given.VAR_KEYWORD:
+        if kind is _VAR_KEYWORD:
             open_ended = True
-        elif kind in (given.VAR_POSITIONAL, given.POSITIONAL_ONLY):
+        elif kind is _VAR_POSITIONAL or kind is _POSITIONAL_ONLY:
             raise ConfigurationError(f"{owner}: parameter {name!r} cannot be given by name; make it an ordinary one")
         elif hint is ToolContext or (not isinstance(hint, type) and ToolContext in typing.get_args(hint)):
             context = name
         else:
-            found.append(Parameter(name, hint, given.default, notes.get(name, "")))
+            found.append(Parameter(name, hint, default, notes.get(name, "")))
     return found, context, open_ended
 
 
 _EMPTY = inspect.Parameter.empty
+_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_ORDINARY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
+def _signature(function: Callable[..., Any]) -> Iterable[tuple[str, Any, Any]]:
+    """Return name, default and kind of each parameter. Ordinary functions are read directly: `inspect` is ten times slower."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_posonlyargcount or code.co_flags & _VARIADIC or hasattr(function, "__wrapped__"):
+        parameters = inspect.signature(function).parameters.values()
+        return [(parameter.name, parameter.default, parameter.kind) for parameter in parameters]
+    if inspect.ismethod(function):
+        return list(_signature(function.__func__))[1:]
+    defaults: tuple[Any, ...] = getattr(function, "__defaults__", None) or ()
+    required = code.co_argcount - len(defaults)
+    found = (*repeat(_EMPTY, required), *defaults)
+    if code.co_kwonlyargcount:
+        by_name: dict[str, Any] = getattr(function, "__kwdefaults__", None) or {}
+        names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        found += tuple([by_name.get(name, _EMPTY) for name in names])
+    return zip(code.co_varnames, found, repeat(_ORDINARY), strict=False)  # local variables follow the parameters
+
+
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*$")
 _ARGUMENT = re.compile(r"^(\*{0,2}\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
