@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from functools import partial
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
+boot_seconds = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
+"""Returns the seconds since the boot, which pass also while the machine sleeps."""
 
 
 def process_identity() -> str:
     """Return boot id, pid namespace, pid and start time of this process: no other process ever has the same."""
-    return f"{_boot_id()}/{_pid_namespace()}/{os.getpid()}/{_start_time(os.getpid())}"
+    return f"{_boot()}/{_pid_namespace()}/{os.getpid()}/{_start_time(os.getpid())}"
 
 
 def has_process_ended(identity: str) -> bool:
     """Return whether a process is known to have ended. Of another boot or pid namespace nothing is known."""
     parts = identity.split("/")
-    if len(parts) != 4 or parts[0] != _boot_id() or parts[1] != _pid_namespace() or not parts[2].isdigit():
+    if len(parts) != 4 or parts[0] != _boot() or parts[1] != _pid_namespace() or not parts[2].isdigit():
         return False
     return _start_time(int(parts[2])) != parts[3]
 
@@ -24,12 +30,17 @@ def is_pid_used(pid: int) -> bool:
     return _start_time(pid) != ""
 
 
-def _boot_id() -> str:
+def boot_id() -> str | None:
+    """Return the id of this boot of the machine; None where it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        return socket.gethostname()
+        return None
+
+
+def _boot() -> str:
+    return boot_id() or socket.gethostname()
 
 
 def _pid_namespace() -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ..core.events import ErrorRaised
+from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
@@ -222,11 +222,6 @@ async def owner_notice(
 def is_orphan(log: OpenLog) -> bool:
     """Return whether no living process owns a log that should have an owner."""
     return log.owner is None or bool(log.expired) or is_gone(log.owner)
-
-
-def _now() -> float:
-    """Seconds that pass also while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def is_gone(owner: str) -> bool:

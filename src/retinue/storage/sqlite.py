@@ -8,11 +8,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 from ..core.errors import StoreError
+from ..core.processes import boot_id, boot_seconds
 from ..core.stores import Durability, Watch
 from .database import Database, Lane, Link
 from .schema import newest_version, read_version, upgrade
@@ -45,23 +45,14 @@ class BootClock(NamedTuple):
     seconds: Callable[[], float]
 
 
-def _this_boot() -> BootClock:
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    seconds = time.monotonic if clock is None else partial(time.clock_gettime, clock)
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return BootClock(file.read().strip(), seconds)
-    except OSError:  # without an id, leases of other processes cannot be compared
-        return BootClock(f"process-{token_hex(8)}", seconds)
-
-
 class SqliteDatabase(Database):
     """The file, with one lane that writes and one that reads."""
 
     def __init__(self, path: str, durability: Durability, clock: BootClock | None = None) -> None:
         super().__init__(path)
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
-        self._clock = clock or _this_boot()
+        # Without an id of the boot, leases of other processes cannot be compared.
+        self._clock = clock or BootClock(boot_id() or f"process-{token_hex(8)}", boot_seconds)
         self._known_file: tuple[int, int] | None = None
         self._exclusive = Lane(path, lambda: self._connect("BEGIN IMMEDIATE"), self._problem, is_only_writer=True)
         self._writers = self._blocking_writers = [self._exclusive]
