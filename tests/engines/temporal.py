@@ -78,9 +78,14 @@ class TemporalServer:
         assert self._cleaner.stdin is not None
         self._cleaner.stdin.write(f"{self.process.pid}\n".encode())
         self._cleaner.stdin.flush()
-        while not is_listening(self.port):
+        while not (is_listening(self.port) and self._is_healthy()):
             assert self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.02)
+
+    def _is_healthy(self) -> bool:
+        """A server that listens may still refuse requests for a moment."""
+        asked = [PROGRAM, "operator", "cluster", "health", "--address", self.address]
+        return subprocess.run(asked, capture_output=True, env={**os.environ, "HOME": str(self.folder)}).returncode == 0
 
     def kill(self) -> None:
         if self.process is not None:
