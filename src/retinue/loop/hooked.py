@@ -181,7 +181,7 @@ async def _perform(
 
 def _isolated(call: ToolCall) -> ToolCall:
     """Return a call that hooks may hold: what they do to its arguments changes no call."""
-    return replace(call, args=isolate(call.args)) if call.args else call
+    return replace(call, args=isolate(call.args))
 
 
 async def _before_tool(
@@ -189,7 +189,7 @@ async def _before_tool(
 ) -> tuple[Intercept | None, str | None, StateCommand | None]:
     """Run the hooks before a call; return the strongest intercept, the hook that asked for it, and the state change."""
     context = x.hook_context("before_tool", x.snapshot, call=_isolated(made), decision=decision)
-    at_work = HookRound(x, "before_tool", context)
+    at_work = HookRound(x, "before_tool", context, made.args)
     chosen: Intercept | None = None
     asked_by: str | None = None
     for hook, intercept in await at_work.run_hooks():
@@ -215,7 +215,7 @@ async def _finalize_after_hooks(
     late = None
     if outcome.status is not CALL_SUSPENDED and "after_tool" in x.hooks.by_phase:
         context = x.hook_context("after_tool", x.snapshot, call=_isolated(made), result=outcome.result)
-        at_work = HookRound(x, "after_tool", context)
+        at_work = HookRound(x, "after_tool", context, made.args)
         if outcome.command is not None:
             at_work.merge(outcome.command)
         if writers := x.state.writers:

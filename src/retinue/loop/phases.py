@@ -112,10 +112,11 @@ class HookTable:
 class HookRound:
     """One phase at work: it merges commands, and runs hooks again whose writes clash."""
 
-    __slots__ = ("_written", "command", "context", "late", "phase", "x")
+    __slots__ = ("_args", "_written", "command", "context", "late", "phase", "x")
 
-    def __init__(self, x: Execution, phase: Phase, context: HookContext) -> None:
-        self.x, self.context = x, context
+    def __init__(self, x: Execution, phase: Phase, context: HookContext, args: dict[str, Any] | None = None) -> None:
+        self.x, self.context, self._args = x, context, args
+        """Its execution, what its hooks see, and the arguments of the call, of which they see a copy."""
         self.phase: Phase = phase
         # Most hooks return nothing: commands are made when there is something to collect.
         self.command: StateCommand | None = None
@@ -137,14 +138,16 @@ class HookRound:
         """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
         others: list[tuple[Hook, Any]] = []
         again: list[Hook] = []
-        before = None if self.context.call is None else isolate(self.context.call.args)
+        args, call = self._args, self.context.call
+        seen = None if call is None or args is None else call.args
         for hook in self.x.hooks.by_phase.get(self.phase, ()):
             # Most hooks have nothing to say: that must cost next to nothing.
             try:
                 returned: Any = hook.function(self.context)
                 returned = None if returned is None else await self._checked(returned)
-                if before is not None:
-                    self._require_unchanged(before)
+                if seen != args:
+                    seen = self._restore_arguments()
+                    raise TypeError("changed the arguments of the call; return SetResult, Suspend or Block instead")
                 if returned is None:
                     continue
             except Exception as exc:
@@ -162,12 +165,13 @@ class HookRound:
                 others.append((hook, intercept))
         return others
 
-    def _require_unchanged(self, args: dict[str, Any]) -> None:
-        """Raise if a hook has changed the arguments of the call; other hooks see them as they were."""
+    def _restore_arguments(self) -> dict[str, Any]:
+        """Let the next hooks see the arguments of the call as they are; return them."""
         call = self.context.call
-        if call is not None and call.args != args:
-            self.context = replace(self.context, call=replace(call, args=isolate(args)))
-            raise TypeError("changed the arguments of the call; return SetResult, Suspend or Block instead")
+        assert call is not None
+        seen: dict[str, Any] = isolate(self._args)
+        self.context = replace(self.context, call=replace(call, args=seen))
+        return seen
 
     async def _run_again(self, hook: Hook) -> Any:
         """Run a hook on the state as it will be after the commands so far; return an intercept."""
