@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio import activity
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.client import WorkflowUpdateFailedError as UpdateFailed
 from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError
+from temporalio.worker import Worker as TemporalWorker
 
 from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, StateKey, ToolContext, ToolOutput, tool
 from retinue.core.errors import EngineError
 from retinue.core.model import ModelRequest
 from retinue.core.stores import Placement, Wish
 from retinue.engines import temporal_sweeper, temporal_worker
+from retinue.engines.temporal_workflow import LEG, WORKFLOW, RetinueRun
 from retinue.storage.placed import PlacedLogs
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
@@ -153,6 +157,37 @@ async def test_a_cancel_in_temporal_ends_a_run_that_waits(site: Site) -> None:
         ended = [event.run_id async for event in client.events(run.run_id) if event.kind == "run_finished"]
         started = {event.run_id async for event in client.events(run.run_id) if event.kind == "run_started"}
         assert started <= set(ended)
+
+
+async def test_a_cancel_that_comes_while_a_leg_ends_is_not_lost(temporal: TemporalServer) -> None:
+    begun, gate, asked = asyncio.Event(), asyncio.Event(), list[bool]()
+
+    @activity.defn(name=LEG)
+    async def leg(order: dict[str, Any]) -> dict[str, Any]:
+        asked.append(order["cancel"])
+        shown = {"agent": "a", "step": 1, "questions": []}
+        if order["cancel"]:
+            return {"end": "ended", "status": "cancelled", **shown}
+        begun.set()
+        await gate.wait()
+        return {"end": "waits", "status": "suspended", **shown}
+
+    client = await Client.connect(temporal.address)
+    async with TemporalWorker(client, task_queue="ends", workflows=[RetinueRun], activities=[leg]):
+        run = await client.start_workflow(WORKFLOW, {"agent": "a"}, id="ends", task_queue="ends")
+        await begun.wait()
+        await run.cancel()
+
+        async def is_told() -> bool:
+            kinds = [event.event_type async for event in run.fetch_history_events()]
+            return EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED in kinds
+
+        await until(is_told)
+        gate.set()
+        with pytest.raises(WorkflowFailureError) as failed:
+            await run.result()
+        assert isinstance(failed.value.cause, CancelledError)
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize("state", ["delayed", "waiting", "working"])

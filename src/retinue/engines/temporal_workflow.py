@@ -60,7 +60,7 @@ class RetinueRun:
                     workflow.continue_as_new({**self._order, "waits": waits}, memo=workflow.memo())
                 self._seen = self._wakes
                 leg = await self._execute(LEG, {**self._order, "cancel": cancel})
-                cancel, self._legs = False, self._legs + 1
+                was_cancelled, cancel, self._legs = cancel, False, self._legs + 1
             except (asyncio.CancelledError, ActivityError) as exc:
                 if workflow.cancellation_reason() is None or getattr(exc.__cause__, "non_retryable", False):
                     raise
@@ -73,6 +73,13 @@ class RetinueRun:
                 return leg
             waits = end == "waits"
             self._show(leg)
+            # A cancel that came while the leg ended by itself was not raised.
+            if (
+                workflow.cancellation_reason() is not None
+                and not was_cancelled
+                and workflow.patched("cancelled-at-its-end")
+            ):
+                waits, cancel = False, True
 
     @workflow.update
     async def answer(self, decisions: dict[str, Any] | None = None) -> None:
