@@ -48,8 +48,9 @@ MAX_ARGUMENTS = 2 * 1024 * 1024
 """Characters of the arguments of one call. Each list or object in them costs time."""
 MAX_CALLS = 1000
 """Calls that one answer may ask for."""
-_CHUNK = 32
-"""Characters that a chunk counts for at least: each is an event, however little it says."""
+_CHUNK = 16
+"""Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
+chunks; the longest that models are sold with have 131,072 tokens."""
 _TURN = 200
 """Chunks after which other work has its turn."""
 
@@ -86,7 +87,8 @@ class _Draft(Struct, eq=False):
         self.size += max(size, _CHUNK)
         if self.size > MAX_ANSWER:
             model = self.run.model.name
-            raise ModelResponseInvalid(f"the answer is too long: it has more than {MAX_ANSWER:,} characters", model)
+            most = f"{MAX_ANSWER:,} characters or {MAX_ANSWER // _CHUNK:,} pieces"
+            raise ModelResponseInvalid(f"the answer is too long: it has more than {most}", model)
 
     def add_reasoning(self, chunk: ReasoningChunk) -> None:
         text, signature = clean_text(chunk.text), chunk.signature
