@@ -46,7 +46,7 @@ MAX_ANSWER = 4 * 1024 * 1024
 """Characters of one answer: its text, reasoning and calls. Images and files count a quarter."""
 MAX_ARGUMENTS = 2 * 1024 * 1024
 """Characters of the arguments of one call. Each list or object in them costs time."""
-MAX_CALLS = 1000
+MAX_CALLS = 10_000
 """Calls that one answer may ask for."""
 _CHUNK = 16
 """Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
