@@ -20,9 +20,8 @@ from retinue.core.events import (
     ToolCallReady,
     ToolCallStarted,
 )
-from retinue.core.lifecycle import ToolCallStatus
 from retinue.core.messages import ToolCall
-from retinue.core.results import ToolResult
+from retinue.core.results import ToolCallStatus, ToolResult
 from retinue.core.rows import LogRow, Private, StoredRequest
 from retinue.core.runs import RunIdentity, Usage
 from retinue.core.stores import LogBatch, RunRecord

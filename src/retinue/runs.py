@@ -2,8 +2,8 @@
 
 # fmt: off
 from .core.decisions import Decision
-from .core.lifecycle import RunStatus, ToolCallStatus
-from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, Usage
+from .core.results import ToolCallStatus
+from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, RunStatus, Usage
 from .loop.state import CallState, LogState, RunState
 from .runtime import Run, Runtime
 from .runtime.run import ChildRun, RunHandle, TextStream

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue import RunStatus, ToolCall, ToolCallStatus
-from retinue.core.lifecycle import CALL_MOVES, RUN_MOVES
+from retinue.core.results import CALL_MOVES
+from retinue.core.runs import RUN_MOVES
 from retinue.errors import IllegalMove
 from retinue.loop.state import CallState
 

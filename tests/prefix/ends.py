@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from retinue.core.events import ToolCallFinished
-from retinue.core.lifecycle import ToolCallStatus
 from retinue.core.messages import Message, ToolCall
+from retinue.core.results import ToolCallStatus
 from retinue.loop.state import CallState, LogState, RunState
 
 from .hooks import BEFORE, COUNT, HIDDEN, OWNER, THREAD, Bump

@@ -12,7 +12,7 @@ import pytest
 from retinue import Agent, BackendProfile, Decision, Limits, Message, PersistedState, RunResult, RunStatus, Runtime
 from retinue.core.backend import RunRequest
 from retinue.core.events import Custom, RunFinished, StateDelta, ToolCallReady
-from retinue.core.lifecycle import ToolCallStatus
+from retinue.core.results import ToolCallStatus
 from retinue.core.stores import RunRecord, Wish
 from retinue.loop.fold import fold_all
 from retinue.loop.log import LiveLog

@@ -8,9 +8,9 @@ import pytest
 
 from retinue import Agent, DataPart, FilePart, Message, Runtime
 from retinue.core.events import RunFinished, RunStarted, TextDelta
-from retinue.core.lifecycle import RunStatus
 from retinue.core.messages import ImagePart, ReasoningPart, TextPart
 from retinue.core.results import SuspendTicket
+from retinue.core.runs import RunStatus
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.a2a import (
     TaskProjection,

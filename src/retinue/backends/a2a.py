@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.errors import ExecutionBackendError, RetinueError
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Part, TextPart
 from ..core.results import SuspendTicket
-from ..core.runs import REMOTE_KEY, RunResult
+from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
 from .a2a_client import A2AClient
 from .a2a_follower import A2AFollower, Given

@@ -9,9 +9,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ..core.content import clean_text, to_json_bytes
-from ..core.lifecycle import RunStatus
 from ..core.messages import DataPart, FilePart, ImagePart, Part, TextPart
-from ..core.runs import Usage
+from ..core.runs import RunStatus, Usage
 from ..wire.a2a_budget import read_usage, with_integers
 
 PART_BYTES = 100

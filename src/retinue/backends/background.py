@@ -11,10 +11,9 @@ from ..core.context import CancellationToken, ToolContext
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated
-from ..core.lifecycle import RunStatus
 from ..core.messages import as_messages
 from ..core.rows import Ending
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import RunRecord
 from ..loop.execution import Execution, close_run, start_leg
 from ..loop.log import LiveLog

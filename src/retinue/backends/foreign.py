@@ -29,10 +29,9 @@ from ..core.events import (
     RunStarted,
     TextDelta,
 )
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, Limits, RunResult
+from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, Limits, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.budget import deadline, exceeded, limit_reached

@@ -14,10 +14,9 @@ from ..core.backend import BackendProfile, RunRequest
 from ..core.content import to_json_text
 from ..core.errors import ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, TextDelta
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message
 from ..core.results import SuspendTicket
-from ..core.runs import REMOTE_KEY, RunResult
+from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..wire.langgraph import (
     QUESTION,

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from ..core.backend import RunRequest
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
-from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.state import PersistedState
 from .local import LAST_MOMENT
 

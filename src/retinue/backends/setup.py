@@ -12,11 +12,10 @@ from ..core.content import to_json_value
 from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownKey
 from ..core.events import Namespace, Sink
 from ..core.hooks import Registrar
-from ..core.lifecycle import RunStatus
 from ..core.messages import Role
 from ..core.model import Model
 from ..core.rows import Ending, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, RunResult
+from ..core.runs import DEFAULT_LIMITS, RunResult, RunStatus
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord

@@ -15,9 +15,8 @@ from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, Event, RunFinished, RunStarted
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message
-from ..core.runs import REMOTE_KEY, RunResult
+from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..wire.task_protocol import RemoteTask
 from .callers import Callers

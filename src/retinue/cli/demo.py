@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.events import Event
-from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.results import ToolCallStatus
+from ..core.runs import RunStatus
 from ..runtime import Runtime
 from .agents import DEFAULT_MODEL, choose_model, make_assistant
 from .interrupt import Interrupt, make_view, watch

@@ -12,8 +12,7 @@ from types import FrameType
 from typing import Any, Self
 
 from ..core.events import Event, TaskUpdated
-from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..runtime import Run
 from ..tasks.task import TaskStatus
 from .consent import Consent

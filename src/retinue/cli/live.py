@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from ..core.events import ErrorRaised, Event, Handoff, RunFinished, RunStarted, StepFinished, TextDelta
-from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.results import ToolCallStatus
+from ..core.runs import RunStatus
 from ..wire.tree import CallNode, RunNode, StepNode
 from .outline import ShownTree, summary
 from .text import arguments, clean, count, duration, one_line

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from ..core.events import Event, event_to_json
-from ..core.lifecycle import ToolCallStatus
-from ..core.results import SuspendTicket
+from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
 from ..wire.resources import iso

@@ -12,7 +12,7 @@ from math import inf, isfinite
 from textwrap import fill
 from typing import Any, NoReturn
 
-from ..core.lifecycle import RunStatus
+from ..core.runs import RunStatus
 from .text import complain
 
 # The last two are what a shell reports for a program that SIGINT or SIGPIPE ended.

@@ -18,9 +18,8 @@ from ..core.errors import (
     UnknownRun,
 )
 from ..core.events import Event
-from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.stores import RunRecord
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore

@@ -19,10 +19,9 @@ from msgspec import Struct
 from .content import record_json
 from .decisions import Decision
 from .errors import ConsumerTooSlow
-from .lifecycle import RunStatus, ToolCallStatus
 from .messages import Message
-from .results import ToolResult
-from .runs import Usage
+from .results import ToolCallStatus, ToolResult
+from .runs import RunStatus, Usage
 
 Namespace = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Results of tool calls: the result, tickets for humans, and state to commit with them."""
+"""Results of tool calls: their life cycle, the result, tickets for humans, and state to commit with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ from .errors import InternalError
 from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema
 from .state import StateCommand, StateKey, as_key
+
+
+class ToolCallStatus(StrEnum):
+    """The status of a tool call."""
+
+    NEW = "new"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+    CANCELLED = "cancelled"
+
+
+_CALL_ENDED = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.CANCELLED})
+CALL_MOVES: Mapping[ToolCallStatus, frozenset[ToolCallStatus]] = {
+    ToolCallStatus.NEW: frozenset({ToolCallStatus.RUNNING}),
+    ToolCallStatus.RUNNING: _CALL_ENDED | {ToolCallStatus.SUSPENDED},
+    ToolCallStatus.SUSPENDED: frozenset({ToolCallStatus.RESUMING, ToolCallStatus.CANCELLED}),
+    ToolCallStatus.RESUMING: frozenset({ToolCallStatus.RUNNING, ToolCallStatus.CANCELLED}),
+    **dict.fromkeys(_CALL_ENDED, frozenset[ToolCallStatus]()),
+}
 
 
 class ToolStatus(StrEnum):

@@ -11,12 +11,11 @@ from msgspec import Struct
 
 from .decisions import Decision
 from .events import ChildStarted, Event
-from .lifecycle import RunStatus
 from .messages import Message, ToolCall
 from .plugins import Phase, RunAction, StepAction
 from .results import SuspendTicket
 from .rules import Rules
-from .runs import Above, Grant, Limits, RunIdentity, Usage
+from .runs import Above, Grant, Limits, RunIdentity, RunStatus, Usage
 
 LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""

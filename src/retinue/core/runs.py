@@ -1,4 +1,4 @@
-"""Runs: ids, identity, lineage, limits, usage and result."""
+"""Runs: ids, life cycle, identity, lineage, limits, usage and result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing_extensions import TypeVar
 
 from .content import id_problem
 from .errors import ConfigurationError
-from .lifecycle import RunStatus
 from .messages import Message
 from .results import SuspendTicket
 from .state import PersistedState
@@ -39,6 +38,40 @@ def unique() -> str:
             digits = os.urandom(_BYTES * 128).hex()
             _ready.extend([digits[place : place + 2 * _BYTES] for place in range(0, len(digits), 2 * _BYTES)])
 
+
+class RunStatus(StrEnum):
+    """The status of a run."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    SUSPENDED = "suspended"
+    """A call of it waits for a human: `RunResult.suspended` has the tickets."""
+    WAITING_INPUT = "waiting_input"
+    """A child on another server waits for an answer to its question."""
+    WAITING_AUTH = "waiting_auth"
+    """A child on another server waits for credentials."""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in ENDED
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the run waits for a human."""
+        return self in WAITING
+
+
+WAITING = (RunStatus.SUSPENDED, RunStatus.WAITING_INPUT, RunStatus.WAITING_AUTH)
+ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMEOUT})
+
+RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNING: ENDED.union(WAITING),
+    **dict.fromkeys(WAITING, frozenset({RunStatus.RUNNING, RunStatus.CANCELLED, RunStatus.FAILED})),
+    **dict.fromkeys(ENDED, frozenset[RunStatus]()),
+}
 
 Out = TypeVar("Out", covariant=True, default=Any)
 """The type of a structured answer, as `Agent(output=…)` says."""

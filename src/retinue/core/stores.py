@@ -10,10 +10,9 @@ from typing import Literal, Protocol
 from msgspec import Struct, field
 
 from .events import Event
-from .lifecycle import RunStatus
 from .messages import Message
 from .rows import LogRow
-from .runs import RunIdentity, RunResult
+from .runs import RunIdentity, RunResult, RunStatus
 from .state import PersistedState
 
 Durability = Literal["process", "full"]

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from .content import to_json_text
 from .errors import ConfigurationError
-from .lifecycle import RunStatus
 from .messages import DataPart
 from .plugins import TransferTo
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
-from .runs import RunResult
+from .runs import RunResult, RunStatus
 from .schema import with_defaults
 from .state import StateCommand
 

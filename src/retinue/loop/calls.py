@@ -30,10 +30,9 @@ from ..core.errors import (
     WriteConflict,
 )
 from ..core.events import Custom, StateDelta, ToolCallFinished, ToolCallReady
-from ..core.lifecycle import ToolCallStatus
 from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, checked_record
 from ..core.plugins import Block
-from ..core.results import SuspendTicket, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
+from ..core.results import SuspendTicket, ToolCallStatus, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
 from ..core.schema import isolate
 from ..core.state import Snapshot, StateCommand

@@ -28,13 +28,12 @@ from ..core.events import (
     ToolCallFinished,
 )
 from ..core.hooks import CONTEXTS, HookContext
-from ..core.lifecycle import ENDED, RUN_MOVES, RunStatus, ToolCallStatus
 from ..core.messages import Message, ToolCall
 from ..core.model import Model, ModelRequest
 from ..core.plugins import Phase
-from ..core.results import ToolResult, ToolStatus
+from ..core.results import ToolCallStatus, ToolResult, ToolStatus
 from ..core.rows import Answer, Ending, Private
-from ..core.runs import Limits, RunIdentity, RunResult
+from ..core.runs import ENDED, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor

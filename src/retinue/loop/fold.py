@@ -33,11 +33,11 @@ from ..core.events import (
     ToolCallStarted,
     UnknownEvent,
 )
-from ..core.lifecycle import ENDED, WAITING, ToolCallStatus
 from ..core.messages import Message, Visibility
 from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
+from ..core.results import ToolCallStatus
 from ..core.rows import Ending, LogRow, Private
-from ..core.runs import REMOTE_KEY, Usage
+from ..core.runs import ENDED, REMOTE_KEY, WAITING, Usage
 from .state import (
     CALL_NEW,
     CALL_RUNNING,

@@ -15,10 +15,9 @@ from ..core.errors import InvalidArguments, ToolError
 from ..core.events import ToolCallResumed
 from ..core.functions import FunctionTool, in_thread
 from ..core.hooks import ResultKeeper
-from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall
 from ..core.plugins import Block, Intercept, SetResult, Suspend
-from ..core.results import ResumeMode, ToolResult, ToolStatus
+from ..core.results import ResumeMode, ToolCallStatus, ToolResult, ToolStatus
 from ..core.rows import Private
 from ..core.schema import isolate
 from ..core.state import StateCommand

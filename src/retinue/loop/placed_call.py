@@ -18,11 +18,10 @@ from ..core.content import to_json_value
 from ..core.context import ToolContext
 from ..core.errors import ExecutionFailed, InternalError, RecordUnreadable, RetinueError, ToolError
 from ..core.events import StepStarted
-from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.messages import Part, ToolCall
-from ..core.results import ToolResult
+from ..core.results import ToolCallStatus, ToolResult
 from ..core.rows import Ending, PlacedCall
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot, StateCommand
 from .calls import CallOutcome, execute, failed, interrupted, prepare, stop_if_given_up
 from .execution import Execution

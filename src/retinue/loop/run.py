@@ -23,11 +23,10 @@ from ..core.events import (
     StepFinished,
     StepStarted,
 )
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
 from ..core.results import ToolResult
 from ..core.rows import Ending, Private
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
 from ..core.together import run_together

@@ -15,13 +15,12 @@ from msgspec import Struct
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
 from ..core.events import Namespace
-from ..core.lifecycle import CALL_MOVES, ENDED, WAITING, RunStatus, ToolCallStatus
 from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
-from ..core.results import SuspendTicket
+from ..core.results import CALL_MOVES, SuspendTicket, ToolCallStatus
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
-from ..core.runs import NO_USAGE, REMOTE_KEY, Grant, RunIdentity, Usage
+from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity, RunStatus, Usage
 
 
 class _Empty(dict[Any, Any]):

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from ..core.content import clean_text, to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
-from ..core.lifecycle import ToolCallStatus
 from ..core.messages import ToolCall, checked_record
-from ..core.results import SuspendTicket
+from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.rows import Answer
 from ..core.schema import ArgumentCheck, with_defaults
 from .state import CallState, LogState, RunState

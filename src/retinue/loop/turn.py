@@ -20,7 +20,6 @@ from ..core.events import (
     ToolCallArgsDelta,
     ToolCallStarted,
 )
-from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility, checked_record
 from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
@@ -32,8 +31,9 @@ from ..core.plugins import (
     StepAction,
     StopRun,
 )
+from ..core.results import ToolCallStatus
 from ..core.rows import Ending, Private
-from ..core.runs import NO_USAGE, Usage
+from ..core.runs import NO_USAGE, RunStatus, Usage
 from .budget import limits_cost, refuse_first_call
 from .execution import Execution, drop_drafts
 from .grants import widen_for_first_call

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..core.errors import RetinueError
 from ..core.events import Event, RunFinished, RunStarted, TaskUpdated
-from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 
 _OPEN_TASK = ("PENDING", "RUNNING")
 

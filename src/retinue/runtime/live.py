@@ -17,9 +17,8 @@ from ..core.backend import RunRequest
 from ..core.context import GRACE, OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
-from ..core.lifecycle import RunStatus
 from ..core.rows import Ending
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..core.together import wait_for_first
 from ..loop.execution import Execution, close_run, result_of, start_leg

@@ -25,9 +25,8 @@ from ..core.context import GRACE, CancellationToken
 from ..core.engine import QUEUE_UNSERVED
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
-from ..core.lifecycle import RunStatus
 from ..core.rows import Private
-from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult
+from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..core.stores import RunRecord, Watch
 from ..loop.execution import Execution
 from ..loop.grants import Wanted

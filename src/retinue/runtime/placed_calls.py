@@ -27,10 +27,9 @@ from ..core.events import (
     ToolCallResumed,
     ToolCallStreamDelta,
 )
-from ..core.lifecycle import RunStatus
 from ..core.messages import ToolCall
 from ..core.rows import PlacedCall, Private
-from ..core.runs import DEFAULT_LIMITS, Above, RunIdentity, RunResult
+from ..core.runs import DEFAULT_LIMITS, Above, RunIdentity, RunResult, RunStatus
 from ..core.tools import Tool
 from ..loop.budget import deadline
 from ..loop.calls import CallOutcome, failed

@@ -18,8 +18,7 @@ from ..core.content import id_problem
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere, ThreadBusy, UnknownRun
 from ..core.events import Event, Sink
-from ..core.lifecycle import RunStatus
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
 from ..loop.state import LogState

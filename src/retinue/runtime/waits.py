@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..core.engine import LegSlots
-from ..core.lifecycle import RunStatus, ToolCallStatus
+from ..core.results import ToolCallStatus
+from ..core.runs import RunStatus
 from ..core.together import wait_for_first
 from ..loop.log import LiveLog
 from ..loop.state import CallState, RunState

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
-from ..core.lifecycle import ToolCallStatus
+from ..core.results import ToolCallStatus
 from ..loop.state import LogState
 from ..loop.tickets import leaves, shown_leaves
 from ..storage.legs import Workers

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..core.errors import StoreError
-from ..core.lifecycle import RunStatus
-from ..core.runs import Limits
+from ..core.runs import Limits, RunStatus
 from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskCancel, TaskSubmission

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from ..core.errors import StoreError, TaskStoreError
-from ..core.lifecycle import RunStatus
+from ..core.runs import RunStatus
 from ..core.stores import Store
 from ..tasks.repository import Change, TaskLiveness, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded

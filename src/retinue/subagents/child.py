@@ -15,7 +15,6 @@ from ..core.backend import Resolver, RunRequest
 from ..core.context import CancellationToken, ToolContext
 from ..core.errors import ChildAgentError, ExecutionBackendError, ExecutionFailed, RetinueError
 from ..core.events import ErrorRaised, Event, NullSink, Sink, StepStarted, TextDelta, ToolCallStreamDelta
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import (
@@ -26,6 +25,7 @@ from ..core.runs import (
     ParentContext,
     RunIdentity,
     RunResult,
+    RunStatus,
     check_limits,
     unique,
 )

@@ -13,9 +13,8 @@ from ..core.content import to_json_text
 from ..core.context import ToolContext
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool
-from ..core.lifecycle import RunStatus
 from ..core.results import SuspendTicket, ToolOutput, ToolResult
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from ..core.state import StateKey
 from ..core.tools import Tool, text_beside_data
 from ..tasks.task import TaskRecord, TaskStatus

@@ -16,9 +16,8 @@ from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
 from ..core.context import GRACE, TIMED_OUT, CancellationToken, ToolContext
 from ..core.errors import ExecutionBackendError
-from ..core.lifecycle import RunStatus
 from ..core.messages import as_messages
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TASK_CANCELLED, Background, TaskService, Waits, Work

@@ -19,9 +19,8 @@ from msgspec import Struct
 from ..core.agents import Agent
 from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import RetinueError
-from ..core.lifecycle import RunStatus
 from ..core.processes import process_identity
-from ..core.runs import RunResult
+from ..core.runs import RunResult, RunStatus
 from .repository import TaskRepository
 from .sweeper import Sweeper, is_abandoned, is_unwatched
 from .task import TaskRecord, TaskScope, TaskStatus, await_human, beat, begin, finish, request_cancel, take_over

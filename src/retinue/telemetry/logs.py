@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.lifecycle import RunStatus
+from ..core.runs import RunStatus
 from ..wire.tree import CallNode, Node, RunNode, StepNode
 from .conventions import is_failure, provider_and_model
 from .sink import TreeReader

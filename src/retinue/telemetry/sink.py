@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import ConfigurationError
 from ..core.events import Event
-from ..core.lifecycle import ToolCallStatus
+from ..core.results import ToolCallStatus
 from ..wire.tree import CallNode, Node, RunNode, RunTree, StepNode
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from ..core.backend import Backend, BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import Event
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, Visibility
-from ..core.runs import RunIdentity, RunResult, unique
+from ..core.runs import RunIdentity, RunResult, RunStatus, unique
 from .suite import Suite
 
 PATIENCE = 10.0

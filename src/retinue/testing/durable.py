@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
-from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
+from ..core.runs import RunStatus
 from ..core.stores import (
     WISHES,
     DurableStore,

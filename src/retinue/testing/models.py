@@ -21,10 +21,9 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.functions import tool
-from ..core.lifecycle import RunStatus
 from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, TextPart, ToolCall
 from ..core.model import CallChunk, Model, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
-from ..core.runs import Usage
+from ..core.runs import RunStatus, Usage
 from ..core.tools import ToolDescriptor
 from ..runtime import Runtime
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ..core.lifecycle import RunStatus
 from ..core.messages import Message, ToolCall
-from ..core.runs import RunIdentity, RunResult
+from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.stores import RunRecord, Store, ThreadRecord
 from .suite import Suite

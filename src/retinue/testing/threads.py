@@ -10,8 +10,8 @@ import msgspec
 
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event, StepStarted, TextDelta, ToolCallReady
-from ..core.lifecycle import RunStatus
 from ..core.rows import LogRow, Private
+from ..core.runs import RunStatus
 from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, ThreadUpdate, WhenBusy
 from .stores import ODD, StoreSuite, stored_run, stored_thread
 

@@ -32,10 +32,9 @@ from ..core.events import (
     ToolCallReady,
     ToolCallResumed,
 )
-from ..core.lifecycle import RunStatus
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
 from ..core.results import SuspendTicket
-from ..core.runs import unique
+from ..core.runs import RunStatus, unique
 from .a2a_budget import usage_json
 from .resources import Decisions
 from .snapshot import SnapshotTree

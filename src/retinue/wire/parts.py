@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ..core import events
 from ..core.events import Event, Namespace
-from ..core.lifecycle import ToolCallStatus
 from ..core.messages import Message, ReasoningPart, Role
+from ..core.results import ToolCallStatus
 
 Mode = Literal["updates", "messages", "values", "custom", "tasks", "checkpoints", "debug"]
 

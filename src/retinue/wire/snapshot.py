@@ -12,8 +12,7 @@ import msgspec
 
 from ..core.content import record_json
 from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
-from ..core.lifecycle import ToolCallStatus
-from ..core.results import SuspendTicket
+from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import Usage
 from .resources import iso
 from .tree import CallNode, RunNode, RunTree

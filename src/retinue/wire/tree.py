@@ -24,9 +24,9 @@ from ..core.events import (
     ToolCallStarted,
     ToolCallStreamDelta,
 )
-from ..core.lifecycle import RunStatus, ToolCallStatus
 from ..core.messages import Message, Role
-from ..core.runs import Usage
+from ..core.results import ToolCallStatus
+from ..core.runs import RunStatus, Usage
 
 CANCELLED = "cancelled"
 """The error type of stopped work: nothing went wrong, but it did not reach its end."""
