@@ -179,6 +179,13 @@ async def test_no_attempt_without_the_scope_succeeds(tmp_path: Path) -> None:
                 token = there.scoped[endpoint.scope]
                 status, body = await attempt(site, endpoint, there.names, authorization=f"Bearer {token}")
                 assert (status, body["code"]) == (403, "forbidden"), endpoint.path
+        answer = {"after": 1, **BODIES["Decisions"]}
+        status, body, _ = await site.post(
+            filled("/api/v1/runs/{run_id}/fork", there.names),
+            answer,
+            headers={"authorization": f"Bearer {there.scoped['answer']}"},
+        )
+        assert (status, body["code"]) == (403, "forbidden"), "a fork with decisions answers"
         for path in SOCKETS:
             status, _ = await knock(site, filled(path, there.names), authorization=f"Bearer {there.scoped['read']}")
             assert status == 403, path

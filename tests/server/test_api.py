@@ -140,6 +140,20 @@ async def test_lists_come_in_pages(url: str) -> None:
             found += [one["run_id"] for one in page["items"]]
             cursor = page["next_cursor"]
         assert found == made[::-1]
+        assert len((await site.get(f"{RUNS}?status=completed")).body["items"]) == 5
+        for path in (RUNS, "/api/v1/tasks"):
+            refused = await site.get(f"{path}?status=done")
+            assert (refused.status, refused.body["code"]) == (422, "invalid_query"), path
+
+
+async def test_a_thread_shows_the_same_time_alone_and_in_the_list(url: str) -> None:
+    async with serving(Runtime.open(url, agents=[speaker("hi")])) as site:
+        await site.post("/api/v1/threads", {"thread_id": "empty"})
+        await site.result((await site.start("speaker", thread_id="used"))["run_id"])
+        listed = (await site.get("/api/v1/threads")).body["items"]
+        assert [one["thread_id"] for one in listed] == ["used", "empty"]
+        for one in listed:
+            assert (await site.get(f"/api/v1/threads/{one['thread_id']}")).body["used_at"] == one["used_at"]
 
 
 async def test_a_busy_thread_is_refused_and_a_run_is_cancelled(url: str) -> None:

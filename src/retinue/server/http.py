@@ -190,9 +190,13 @@ async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) 
     if user is None:
         advice = "send a valid token as `Authorization: Bearer …` or `x-api-key`"
         raise ApiError(401, "unauthorized", advice, {"www-authenticate": "Bearer"})
+    check_scope(user, scope)
+    return user
+
+
+def check_scope(user: User, scope: Scope) -> None:
     if scope != "none" and scope not in user.scopes:
         raise ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have")
-    return user
 
 
 async def still_allowed(service: Service, headers: Mapping[str, str], user: User) -> bool:

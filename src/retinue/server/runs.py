@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,17 +45,22 @@ from ..wire.shapes import (
     WorkingRun,
 )
 from ..wire.snapshot import SnapshotTree
-from .http import ApiError, Call, Endpoint, Page, json_response, not_found
+from .http import ApiError, Call, Endpoint, Page, check_scope, json_response, not_found
 from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
 from .tasks import check_same, digest_of, run_id_of
+
+RunStatusName = Literal[
+    "queued", "running", "completed", "failed", "cancelled", "timeout", "suspended", "waiting_input", "waiting_auth"
+]
+TaskStatusName = Literal["pending", "running", "completed", "failed", "cancelled"]
 
 
 class RunsQuery(Page, frozen=True):
     """The query of a list of runs."""
 
     thread_id: str | None = None
-    status: str | None = None
+    status: RunStatusName | None = None
 
 
 class WaitQuery(Struct, frozen=True):
@@ -247,6 +252,8 @@ async def decide(call: Call) -> Any:
 
 async def fork_run(call: Call) -> Any:
     body: ForkRun = call.body
+    if body.decisions is not None:
+        check_scope(call.user, "answer")
     record = await call.service.run_of(call.user, call.param("run_id"))
     decisions = None if body.decisions is None else Decisions(body.decisions).as_decisions()
     try:
@@ -324,9 +331,11 @@ async def run_tasks(call: Call) -> Any:
     return page_json((await tree_of(call.service, record)).task_list(), None)
 
 
-class TasksQuery(RunsQuery, frozen=True):
-    """The query of a list of tasks; `status` is that of the task. A page covers `limit` runs."""
+class TasksQuery(Page, frozen=True):
+    """The query of a list of tasks. A page covers `limit` runs."""
 
+    thread_id: str | None = None
+    status: TaskStatusName | None = None
     agent: str | None = None
 
 
