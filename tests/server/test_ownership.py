@@ -11,6 +11,7 @@ import pytest
 
 from retinue import HarnessAgent, Runtime
 from retinue.server import StoredTokens, TokenStore
+from retinue.server import feeds as feeds_module
 from retinue.server import streams as streams_module
 from retinue.server.auth import User
 from retinue.server.tasks import run_id_of
@@ -98,6 +99,22 @@ async def test_a_revoked_token_ends_its_streams(tmp_path: Path, monkeypatch: pyt
             await tokens.revoke(token.token_id)
             gate.say("two", None)
             assert [event async for event in stream] == []
+
+
+async def test_a_reader_who_wants_none_of_the_events_gets_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "BEAT", 0.0)
+    monkeypatch.setattr(feeds_module, "BEAT", 3600.0)
+    gate = Gate()
+    async with serving(Runtime([gate.agent()])) as site:
+        run_id = (await site.start("gated"))["run_id"]
+        async with site.session.get(f"{RUNS}/{run_id}/events?kinds=run_finished") as response:
+            assert await response.content.readline() == b": open\n"
+            for word in ("one", "two"):
+                gate.say(word)
+                while (line := await response.content.readline()) == b"\n":
+                    pass
+                assert line == b": still here\n"
+        gate.say(None)
 
 
 async def test_a_reader_at_the_end_of_a_run_gets_the_next_one_while_a_task_works(tmp_path: Path) -> None:

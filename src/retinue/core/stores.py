@@ -201,11 +201,12 @@ class Store(Protocol):
         self,
         user_id: str | None = None,
         *,
+        thread_id: str | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
-        """Return the threads that were created or carry root runs, the one used last first."""
+        """Return the threads that were created or carry root runs, the one used last first; `thread_id`: only that one."""
         ...
 
     async def create_thread(self, record: ThreadRecord) -> bool:

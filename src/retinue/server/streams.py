@@ -106,6 +106,8 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
 
 async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> AsyncIterator[list[Frame]]:
     told: Frame | None = None
+    now = asyncio.get_running_loop().time
+    said = now()
     while True:
         frames = await feed.available(after)
         if frames and wanted.merge:
@@ -113,7 +115,9 @@ async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> A
             frames = await feed.available(after)
         if frames:
             after = frames[-1].seq
-            if found := wanted(frames):
+            found = wanted(frames)
+            if found or now() - said >= BEAT:  # events that the reader does not want are no sign of life
+                said = now()
                 yield found
             continue
         if feed.problem is not None:
@@ -133,6 +137,7 @@ async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> A
         if service.closing.is_set():
             raise ServerCloses
         if not await feed.available(after) and not feed.ended:
+            said = now()
             yield []
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ..core.messages import Visibility
 from ..core.runs import unique
-from ..core.stores import RunRecord, ThreadRecord, ThreadSummary
+from ..core.stores import RunRecord, ThreadRecord
 from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoint, Page, json_response
@@ -43,16 +43,17 @@ async def list_threads(call: Call) -> Any:
     shown = found[: query.limit]
     more = len(found) > query.limit
     cursor = encode_cursor((shown[-1].used_at, shown[-1].thread_id)) if more else None
-    return page_json([await _thread_json(call.service, thread) for thread in shown], cursor)
+    items = [await _thread_json(call.service, one.thread_id, one.user_id, one.used_at) for one in shown]
+    return page_json(items, cursor)
 
 
-async def _thread_json(service: Service, thread: ThreadSummary) -> dict[str, Any]:
+async def _thread_json(service: Service, thread_id: str, user_id: str | None, used_at: float | None) -> dict[str, Any]:
     """Return a thread with its newest run, and the numbers of its children and open questions."""
-    newest = await service.runtime.store.list_runs(thread.thread_id, limit=1)
+    newest = await service.runtime.store.list_runs(thread_id, limit=1)
     shown: dict[str, Any] = {
-        "thread_id": thread.thread_id,
-        "user_id": thread.user_id,
-        "used_at": iso(thread.used_at),
+        "thread_id": thread_id,
+        "user_id": user_id,
+        "used_at": iso(used_at),
         "run": None,
         "status": "idle",
         "title": "",
@@ -77,9 +78,9 @@ async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
 async def get_thread(call: Call) -> Any:
     thread_id = call.param("thread_id")
     await call.service.check_thread(call.user, thread_id)
-    newest = await call.runtime.store.list_runs(thread_id, limit=1)
-    used_at = newest[0].started_at if newest else 0.0
-    return await _thread_json(call.service, ThreadSummary(thread_id=thread_id, user_id=call.user.id, used_at=used_at))
+    listed = await call.runtime.store.list_threads(thread_id=thread_id)
+    used_at = listed[0].used_at if listed else None  # that of a child is not listed
+    return await _thread_json(call.service, thread_id, call.user.id, used_at)
 
 
 async def thread_messages(call: Call) -> Any:

@@ -157,15 +157,18 @@ class SqlStore:
         self,
         user_id: str | None = None,
         *,
+        thread_id: str | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
         newest = f"SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND {_IS_ROOT}"
-        mine, values = ("", []) if user_id is None else (f" WHERE {_of_user(unowned)}", [user_id])
+        given = {"thread_id = ?": thread_id, _of_user(unowned): user_id}
+        wanted = {condition: value for condition, value in given.items() if value is not None}
+        where, values = " AND ".join(wanted) or "TRUE", wanted.values()
         query = (
             f"SELECT thread_id, user_id, used_at FROM (SELECT thread_id, user_id, COALESCE(({newest}), made_at) AS used_at "
-            f"FROM threads{mine}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
+            f"FROM threads WHERE {where}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
             "ORDER BY used_at DESC, thread_id DESC LIMIT ?"
         )
         place = before or (float("inf"), "")

@@ -88,6 +88,7 @@ class MemoryStore:
         self,
         user_id: str | None = None,
         *,
+        thread_id: str | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
@@ -102,7 +103,9 @@ class MemoryStore:
         found = [
             ThreadSummary(thread_id=key, user_id=user, used_at=used[key])
             for key, user in users.items()
-            if _is_of(user, user_id, unowned) and (before is None or (used[key], key) < before)
+            if thread_id in (None, key)
+            and _is_of(user, user_id, unowned)
+            and (before is None or (used[key], key) < before)
         ]
         return sorted(found, key=lambda thread: (thread.used_at, thread.thread_id), reverse=True)[:limit]
 

@@ -136,6 +136,8 @@ class StoreSuite(Suite[S]):
             listed = await other.list_threads("u1")
             assert [(thread.thread_id, thread.user_id) for thread in listed] == [("made", "u1")]
             assert await other.list_threads("u2") == []
+            assert await other.list_threads("u1", thread_id="made") == listed
+            assert await other.list_threads("u1", thread_id="of a child") == []
             place = (listed[0].used_at, "made")
             assert await other.list_threads("u1", before=place) == []
             assert await other.user_of_thread("made") == ("u1",)
