@@ -427,7 +427,9 @@ async def test_names_without_effect_are_warned_of_with_file_and_line(tmp_path: P
     assert list(sources(agent)) == ["general-purpose", "coded", "r"]
 
 
-async def test_a_file_with_an_unknown_tool_is_skipped_and_reported(tmp_path: Path) -> None:
+async def test_an_unknown_tool_is_warned_of_and_one_that_must_not_be_had_leaves_its_sub_agent_out(
+    tmp_path: Path,
+) -> None:
     declare(tmp_path, "a", "description: d\ntools: [lookup, ghost]")
     declare(tmp_path, "b", "description: d\ndisallowed_tools: [publihs]")
     declare(tmp_path, "c", "description: d\ntools: [lookup]")
@@ -441,19 +443,47 @@ async def test_a_file_with_an_unknown_tool_is_skipped_and_reported(tmp_path: Pat
         f"subagents/b.md:3: disallowed_tools: its parent has no tool 'publihs'; it has {TOOLS}; did you mean publish?",
         f".claude/agents/team/d.md:4: tools: its parent has no tool 'Grpe'; it has {TOOLS}",
     ]
-    assert list(sources(agent)) == ["general-purpose", "c", "e"]
+    assert list(sources(agent)) == ["general-purpose", "a", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "tools", "has"),
+    [
+        ("subagents", "lookup, ghost", ["lookup"]),
+        ("subagents", "reed_file", []),
+        ("subagents", "read_file, ghost", ["read_file"]),
+        (
+            "subagents",
+            "lookup, task_list",
+            ["edit_file", "glob_files", "grep_files", "list_files", "lookup", "read_file", "write_file"],
+        ),
+        (".claude/agents", "Read, Grpe", ["read_file"]),
+        (".claude/agents", "Grpe", []),
+    ],
+)
+async def test_an_unknown_tool_never_widens_what_a_sub_agent_has(
+    tmp_path: Path, folder: str, tools: str, has: list[str]
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    name = "name: r\n" if folder == ".claude/agents" else ""
+    (tmp_path / folder / "r.md").write_text(f"---\n{name}description: d\ntools: {tools}\n---\n")
+    agent = harness(tmp_path, spawn("r", "x"), tools=[lookup, publish])
+    await Runtime([agent]).run("boss", "go")
+    (request,) = stage(agent).of_children
+    assert sorted(offered(request)) == has
 
 
 OUTSIDE = "is outside the main workspace: move it in, or allow a folder above it in code, with HarnessAgent(workspace_roots=…)"
 
 
-async def test_a_model_without_a_provider_is_reported_and_its_sub_agent_left_out(tmp_path: Path) -> None:
+async def test_a_model_without_a_provider_is_warned_of_and_the_parents_used(tmp_path: Path) -> None:
     declare(tmp_path, "r", "description: d\nmodel: qwen3-max")
     declared = SubagentDeclaration("coded", "d", model="qwen3-max")
-    agent = await looked(harness(tmp_path, subagents=[declared]))
-    needed = "model: must be provider:model, such as openai:gpt-4o, not 'qwen3-max'"
-    assert problems(agent) == [f"sub-agent 'coded' in code: {needed}", f"subagents/r.md:3: {needed}"]
-    assert list(sources(agent)) == ["general-purpose"]
+    agent = harness(tmp_path, [spawn("coded", "x"), spawn("r", "y")], subagents=[declared])
+    await Runtime([agent]).run("boss", "go")
+    warning = "model: 'qwen3-max' names no provider: the parent's is used; write provider:model"
+    assert problems(agent) == [f"sub-agent 'coded' in code: {warning}", f"subagents/r.md:3: {warning}"]
+    assert len(stage(agent).of_children) == 2
 
 
 async def test_a_folder_that_defines_a_sub_agent_and_is_not_there_is_reported(tmp_path: Path) -> None:

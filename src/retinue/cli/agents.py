@@ -31,7 +31,7 @@ from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..storage.tasks import SqlTaskRepository
 from ..subagents.catalog import Catalog, Entry
-from ..subagents.declarations import Problem, SubagentDeclaration
+from ..subagents.declarations import Problem, SubagentDeclaration, names_provider
 from ..subagents.harness import HarnessAgent
 from ..subagents.markdown import DeclarationFolder, read_markdown
 from ..workspace import AGENTS_FILE, LocalFilesystem
@@ -146,7 +146,7 @@ def find_problems(catalog: Catalog) -> list[Problem]:
     problems = list(catalog.problems)
     for entry in catalog.entries.values():
         declared = entry.declaration
-        if declared is not None and declared.model is not None:
+        if declared is not None and declared.model is not None and names_provider(declared.model):
             try:
                 resolve_model(declared.model, entry.id)
             except ConfigurationError as exc:

@@ -28,6 +28,7 @@ from .declarations import (
     Problem,
     SubagentDeclaration,
     WorkspaceMode,
+    names_provider,
     remote_stub,
 )
 from .markdown import DeclarationFolder, read_claude_markdown, read_markdown
@@ -242,10 +243,9 @@ class ChildFactory:
                 if getattr(declaration, name) != default:
                     yield _problem(declaration, name, "has no effect on a remote sub-agent: its server decides")
             return
-        model: Any = declaration.model
-        if isinstance(model, str) and not all(model.partition(":")):
-            message = f"must be provider:model, such as openai:gpt-4o, not {model!r}"
-            yield _problem(declaration, "model", message, warning=False)
+        if not names_provider(declaration.model):
+            message = f"{declaration.model!r} names no provider: the parent's is used; write provider:model"
+            yield _problem(declaration, "model", message)
         yield from self._tool_problems(declaration)
         try:
             if declaration.workspace is not None:
@@ -267,9 +267,10 @@ class ChildFactory:
                 known = sorted({*inherited(), *parent.builtin_names})
                 close = get_close_matches(name, known, 1)
                 meant = f"; did you mean {close[0]}?" if close else ""
-                # A misspelt name in a file must neither give nor take a tool unseen.
                 message = f"its parent has no tool {name!r}; it has {', '.join(known) or 'none'}{meant}"
-                yield _problem(declaration, field, message, warning=declaration.source == "code")
+                # Without a misspelt denial, a sub-agent of a file would have a tool that it must not have.
+                can_load = field == "tools" or declaration.source == "code"
+                yield _problem(declaration, field, message, warning=can_load)
         wanted = [("tools", name) for name in allowed if name in BUILTIN_TOOLS]
         wanted += [("builtin_tools", name) for name in declaration.builtin_tools or ()]
         for field, name in wanted:

@@ -138,6 +138,11 @@ class SubagentDeclaration:
         return self.url is not None
 
 
+def names_provider(model: Any) -> bool:
+    """Return whether a model is given as `provider:model`, as an object, or not at all."""
+    return not isinstance(model, str) or all(model.partition(":"))
+
+
 def check_server(url: str, headers: Mapping[str, str] | None, protocol: str, owner: str) -> None:
     """Refuse a bad url, header or protocol, and a protocol whose packages are not installed."""
     check_url(url, owner)

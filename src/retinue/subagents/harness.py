@@ -28,7 +28,7 @@ from ..tasks.task import TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
-from .declarations import BUILTIN_TOOLS, SubagentDeclaration
+from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, SubagentDeclaration, names_provider
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
 from .task_tools import ANNOUNCED, Announcer, TaskTools, task_summary, untold_ends
@@ -179,15 +179,19 @@ class HarnessAgent(Agent[Out]):
         denied = frozenset(declaration.disallowed_tools)
         allowed = None if declaration.tools is None else frozenset(declaration.tools)
         kept = self.builtin_names if declaration.builtin_tools is None else frozenset(declaration.builtin_tools)
-        if allowed is not None and (named := allowed & frozenset(BUILTIN_TOOLS)):
-            kept &= named
+        if allowed is not None:
+            named = allowed & frozenset(BUILTIN_TOOLS)
+            # An unknown name may be a misspelt built-in one, so it narrows these as well.
+            is_unsure = declaration.builtin_tools is None and not allowed - SUBAGENT_TOOLS <= self.inherited_names()
+            if named or is_unsure:
+                kept &= named
 
         def inherits(name: str) -> bool:
             return name not in denied and (allowed is None or name in allowed)
 
         return HarnessAgent(
             declaration.name,
-            declaration.model,
+            declaration.model if names_provider(declaration.model) else None,
             instructions,
             [tool for tool in self.own_tools if inherits(tool.name)],
             [StateOf(plugin, inherits) for plugin in self.own_plugins],
