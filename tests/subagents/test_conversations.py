@@ -115,9 +115,9 @@ async def test_keys_and_labels_belong_to_one_user_and_session(
     key = f"agent:{GP}:<1>"
     assert told(result)[:4] == [
         "No active subagents.",
-        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
-        f"Error: Unknown agent_key: {key}. Use agent_list() to see your sub-agents.",
-        f"Error: Unknown agent_key: {key}. Use agent_list() to see your sub-agents.",
+        "Error: Unknown label: a\nUse agent_list() to see your sub-agents.",
+        f"Error: Unknown agent_key: {key}\nUse agent_list() to see your sub-agents.",
+        f"Error: Unknown agent_key: {key}\nUse agent_list() to see your sub-agents.",
     ]
     assert last_lines(result)[4] == "did mine"
     await runtime.run("boss", "go", thread_id="t", user_id="ann")
@@ -227,8 +227,8 @@ async def test_a_sub_agent_that_is_closed_in_a_step_takes_no_message_in_it(tmp_p
     result = await Runtime([agent]).run("boss", "go")
     assert told(result)[1:] == [
         f"agent_key: agent:{GP}:<1>\nstatus: closed",
-        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
-        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
+        "Error: Unknown label: a\nUse agent_list() to see your sub-agents.",
+        "Error: Unknown label: a\nUse agent_list() to see your sub-agents.",
         "No active subagents.",
     ]
 

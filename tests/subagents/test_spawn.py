@@ -71,12 +71,12 @@ did again\
 """,
             """\
 Active subagents (2):
-- agent_key: agent:general-purpose:<2>
-  agent_id: general-purpose
-  spawn_depth: 1
 - agent_key: agent:general-purpose:<1>
   agent_id: general-purpose
   label: Counter
+  spawn_depth: 1
+- agent_key: agent:general-purpose:<2>
+  agent_id: general-purpose
   spawn_depth: 1\
 """,
             """\
@@ -125,20 +125,20 @@ async def test_the_error_lines_of_agent_spawn(tmp_path: Path, args: dict[str, An
         ({"message": ""}, "Either agent_key or label is required."),
         ({"agent_key": " ", "label": "", "message": "m"}, "Either agent_key or label is required."),
         ({"label": "ghost", "message": " \n"}, "message is required"),
-        ({"label": "ghost", "message": "m"}, "Unknown label: ghost. Use agent_list() to see your sub-agents."),
-        ({"label": "../x", "message": "m"}, "Unknown label: ../x. Use agent_list() to see your sub-agents."),
-        ({"agent_key": "ghost", "message": "m"}, "Unknown agent_key: ghost. Use agent_list() to see your sub-agents."),
+        ({"label": "ghost", "message": "m"}, "Unknown label: ghost\nUse agent_list() to see your sub-agents."),
+        ({"label": "../x", "message": "m"}, "Unknown label: ../x\nUse agent_list() to see your sub-agents."),
+        ({"agent_key": "ghost", "message": "m"}, "Unknown agent_key: ghost\nUse agent_list() to see your sub-agents."),
         (
             {"agent_key": GP, "message": "m"},
-            "Unknown agent_key: general-purpose. Use agent_list() to see your sub-agents.",
+            "Unknown agent_key: general-purpose\nUse agent_list() to see your sub-agents.",
         ),
         (
             {"agent_key": "SESSION", "message": "m"},
-            "Unknown agent_key: sub-<1>. Use agent_list() to see your sub-agents.",
+            "Unknown agent_key: sub-<1>\nUse agent_list() to see your sub-agents.",
         ),
         (
             {"agent_key": "UPPER", "message": "m"},
-            "Unknown agent_key: AGENT:GENERAL-PURPOSE:<1>. Use agent_list() to see your sub-agents.",
+            "Unknown agent_key: AGENT:GENERAL-PURPOSE:<1>\nUse agent_list() to see your sub-agents.",
         ),
     ],
 )
@@ -157,7 +157,7 @@ async def test_the_error_lines_of_agent_send_and_agent_close(
         return call(name, {key: value for key, value in given.items() if value is not None})
 
     if answer == "message is required" and name == "agent_close":
-        answer = "Unknown label: ghost. Use agent_list() to see your sub-agents."
+        answer = "Unknown label: ghost\nUse agent_list() to see your sub-agents."
     found = await answers(tmp_path, spawn(GP, "x"), ask)
     assert found[1] == f"Error: {answer}"
 
@@ -199,7 +199,7 @@ async def test_a_label_is_free_again_after_close_and_belongs_to_one_sub_agent(tm
         "Error: Label already in use: A",
         "did three",
         "status: closed",
-        "Error: Unknown label: a. Use agent_list() to see your sub-agents.",
+        "Use agent_list() to see your sub-agents.",
         "did four",
         "did x",
     ]
@@ -359,7 +359,7 @@ async def test_the_number_of_children_is_limited(tmp_path: Path) -> None:
     found = await answers(tmp_path, spawn(GP, "a"), spawn(GP, "b"), send("c", label="x"), limits=Limits(children=1))
     assert found[1:] == [
         "Error: This conversation may start 1 sub-agents, and has: go on with what you have",
-        "Error: Unknown label: x. Use agent_list() to see your sub-agents.",
+        "Error: Unknown label: x\nUse agent_list() to see your sub-agents.",
     ]
 
 

@@ -31,8 +31,9 @@ class Spawned(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def _note(known: dict[str, Spawned], change: Spawned) -> dict[str, Spawned]:
-    left = {key: spawned for key, spawned in known.items() if key != change.agent_key}
-    return left if change.closed else {**left, change.agent_key: change}
+    if change.closed:
+        return {key: spawned for key, spawned in known.items() if key != change.agent_key}
+    return {**known, change.agent_key: change}
 
 
 SPAWNED: StateKey[dict[str, Spawned], Spawned] = StateKey(

@@ -168,8 +168,8 @@ class AgentTools:
         known = {key: spawned for key, spawned in spawned_of(ctx).items() if not closed(spawned.session_id)}
         if label:
             alike = [spawned for spawned in known.values() if (spawned.label or "").casefold() == label.casefold()]
-            return alike[0] if alike else f"Unknown label: {label}. {_LIST}"
-        return known.get(key) or f"Unknown agent_key: {key}. {_LIST}"
+            return alike[0] if alike else f"Unknown label: {label}\n{_LIST}"
+        return known.get(key) or f"Unknown agent_key: {key}\n{_LIST}"
 
     async def _ask(
         self, entry: Entry, spawned: Spawned, text: str, seconds: int, ctx: ToolContext, *, is_new: bool = False
@@ -179,7 +179,8 @@ class AgentTools:
             job = ChildJob.of(entry, await entry.agent(ctx), spawned, text, ctx)
             if seconds == 0:
                 record = await self._workers.start(job)
-                return ToolOutput(f"{_head(spawned, is_new)}\n{_accepted(record)}", {SPAWNED: spawned})
+                head = f"{_head(spawned, is_new)}\n" if is_new else ""
+                return ToolOutput(f"{head}{_accepted(record)}", {SPAWNED: spawned})
             outcome = await self._workers.wait_for(job, seconds)
         except LimitReached as exc:
             return error_answer(exc.reason)
