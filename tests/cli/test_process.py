@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -36,6 +37,15 @@ def test_help_loads_neither_the_event_view_nor_rich() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True).stdout
     assert out.splitlines()[-1] == "[]"
+
+
+def test_a_server_that_cannot_start_says_only_why(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "retinue", "serve", str(folder), "--port", "0", "--grpc-port", port]
+        err = subprocess.run(command, capture_output=True, text=True, timeout=90).stderr
+    assert "never awaited" not in err
+    assert err.splitlines()[-1] == f"retinue: cannot listen on 127.0.0.1 port {port} for gRPC: give another --grpc-port"
 
 
 @pytest.mark.parametrize("extra", [[], ["--json"]])

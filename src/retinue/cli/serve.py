@@ -15,6 +15,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -176,8 +177,8 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
         announce = _announcement(args, runtime, listener, token)
         if args.workers > 1 and not is_worker:
             return await Workers(args, listener, token, interrupt).serve(announce)
-        stopped = _stopped_or_left(interrupt) if is_worker else interrupt.wait()
-        await _serve_here(args, runtime, listener, token, stopped, announce)
+        wait = partial(_stopped_or_left, interrupt) if is_worker else interrupt.wait
+        await _serve_here(args, runtime, listener, token, wait, announce)
         return COMPLETED
 
 
@@ -300,7 +301,7 @@ async def _serve_here(
     runtime: Runtime,
     listener: socket.socket,
     token: str | None,
-    stop: Coroutine[Any, Any, object],
+    wait: Callable[[], Coroutine[Any, Any, object]],
     announce: Callable[[], None],
 ) -> None:
     from ..server import A2AOptions, create_app
@@ -322,7 +323,7 @@ async def _serve_here(
             a2a=A2AOptions(base=_address(args, listener), key=_read_key(args), push_private=args.push_private),
         )
         async with _grpc(args, app, listener):
-            await serve_app(app, listener, stop, announce, tls=_tls(args))
+            await serve_app(app, listener, wait(), announce, tls=_tls(args))
     finally:
         await runtime.close()
 
