@@ -11,7 +11,7 @@ import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, tool
 from retinue.core.context import ToolContext
-from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere
+from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownRun
 from retinue.core.model import ModelRequest
 from retinue.runtime.owner import Owner
 from retinue.testing import ScriptedModel, call, say
@@ -165,6 +165,19 @@ async def test_cancel_before_any_worker_has_it(site: Site) -> None:
         async with site.worker():
             assert (await client.run("echo", "go", thread_id=run.thread_id)).response == "echo: go"
         assert [event.kind async for event in client.events(run.run_id)].count("run_finished") == 1
+
+
+async def test_an_id_is_enough_as_soon_as_it_is_known(site: Site) -> None:
+    async with site.client() as client:
+        run = client.stream("echo", "go", thread_id="talk")
+        refused = client.stream("echo", "go", thread_id="talk")
+        with pytest.raises(UnknownRun):
+            await client.cancel(refused.run_id)
+        assert (await client.cancel(run.run_id)).status is RunStatus.CANCELLED
+        async with site.worker():
+            run = client.stream("echo", "go")
+            assert [event.kind async for event in client.events(run.run_id)][-1] == "run_finished"
+            assert (await client.result(client.stream("echo", "again").run_id)).response == "echo: again"
 
 
 async def test_a_delayed_run_that_is_cancelled_does_nothing(site: Site) -> None:

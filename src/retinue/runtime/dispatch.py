@@ -58,6 +58,7 @@ class Dispatcher:
         self._runs, self.engine, self.store = runs, engine, store
         self._workers, self.schedules = Workers(store), Schedules(store)
         self._jobs: set[asyncio.Task[Any]] = set()
+        self._beginning: dict[str, asyncio.Task[None]] = {}
         self.unserved_after = UNSERVED_AFTER
 
     async def open(self) -> None:
@@ -99,7 +100,14 @@ class Dispatcher:
                 await self.engine.answer(holder)
             await self.schedule(identity.run_id, placement)
 
-        return self._handle(record, begin())
+        beginning = self._beginning[identity.run_id] = self._spawn(begin())
+        beginning.add_done_callback(lambda _: self._beginning.pop(identity.run_id, None))
+        return self._handle(record, beginning)
+
+    async def wait_until_begun(self, run_id: str) -> None:
+        """Return once a run that is being started here is stored and scheduled, or was refused."""
+        if (beginning := self._beginning.get(run_id)) is not None:
+            await asyncio.wait({beginning})
 
     async def begin(self, new: NewRun) -> None:
         """Store a run that its engine knows already, unless it is stored."""
@@ -198,9 +206,9 @@ class Dispatcher:
 
     def follow(self, record: RunRecord) -> PlacedRun[Any]:
         """Return a handle of a run that was started before."""
-        return self._handle(record, asyncio.sleep(0))
+        return self._handle(record)
 
-    def _handle(self, record: RunRecord, begin: Any) -> PlacedRun[Any]:
+    def _handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> PlacedRun[Any]:
         identity = record.identity
         accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
 
@@ -211,7 +219,8 @@ class Dispatcher:
             return opened
 
         async def work() -> RunResult[Any]:
-            await begin
+            if beginning is not None:
+                await beginning
             accepted.set_result((self.log(record), 0))
             warning = self._spawn(self._warn_if_unserved(record))
             try:

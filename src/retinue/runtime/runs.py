@@ -341,6 +341,8 @@ class LocalRuns:
         return replace(result, output=form.decode(result.output))
 
     async def record(self, run_id: str) -> RunRecord:
+        if self.dispatcher is not None:
+            await self.dispatcher.wait_until_begun(run_id)
         record = None if id_problem(run_id) else await self.store.load_run(run_id)
         if record is None:
             raise UnknownRun(run_id)
