@@ -415,13 +415,10 @@ def check_child(parent: Execution, request: RunRequest) -> None:
 def inherit(parent: Execution, request: RunRequest) -> None:
     """Fill in what a child has from the run above it, whatever its caller said or left out."""
     own, above = request.identity, parent.identity
-    if own.depth != above.depth + 1 or own.user_id is None or own.parent_thread_id is None:
-        request.identity = replace(
-            own,
-            depth=above.depth + 1,
-            user_id=own.user_id or above.user_id,
-            parent_thread_id=own.parent_thread_id or above.thread_id,
-        )
+    depth, user_id = above.depth + 1, own.user_id or above.user_id
+    if own.depth != depth or own.user_id != user_id or own.parent_thread_id is None:
+        thread_id = own.parent_thread_id or above.thread_id
+        request.identity = replace(own, depth=depth, user_id=user_id, parent_thread_id=thread_id)
     request.context = request.context or parent.request.context
 
 

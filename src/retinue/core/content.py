@@ -29,14 +29,14 @@ MAX_ID_BYTES = 1000
 
 def clean_text(text: str) -> str:
     """Return text that can be written as UTF-8: half a surrogate pair becomes U+FFFD, in a long text "?"."""
+    if text.__class__ is str and text.isascii() and len(text) <= MAX_BYTES:
+        return text
     if type(text) is not str:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - tools may give anything
             raise TypeError(f"expected text, got {type(text).__name__}")
         text = str.__str__(text)
     if len(text) > MAX_BYTES:
         raise ValueError(f"the text is too long: {len(text):,} characters, at most {MAX_BYTES:,}")
-    if text.isascii():
-        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -74,6 +74,8 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
         return value
     if value.__class__ is str and (clean := clean_text(value)) == value:
         return clean
+    if value.__class__ is dict and _is_plain(value):
+        return value.copy()
     shape = check_shape(value)
     try:
         data = to_json_bytes(value)
@@ -94,6 +96,25 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
     if not isinstance(value, dict | list):  # a record may hold deep values
         check_shape(made)
     return made
+
+
+def _is_plain(value: dict[Any, Any]) -> bool:
+    """Return whether it is a small object of short ASCII text, whole numbers and null: JSON as it is."""
+    if len(value) > _SHORT:
+        return False
+    for key, item in value.items():
+        if key.__class__ is not str or not key.isascii():
+            return False
+        kind = item.__class__
+        if kind is str:
+            if not item.isascii() or len(item) > _SHORT_TEXT:
+                return False
+        elif kind is int:
+            if not -_SAFE < item < _SAFE:
+                return False
+        elif kind is not bool and item is not None:
+            return False
+    return True
 
 
 def record_json(record: Any) -> Any:
@@ -134,7 +155,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _TEXTS = frozenset({str, bytes})
 _NUMBERS = _ATOMS - _TEXTS
 _FLAT: dict[Any, frozenset[type]] = {dict: frozenset({dict}), list: frozenset({list})}
-_SHORT = 64
+_SHORT, _SHORT_TEXT, _SAFE = 64, 100_000, 2**53
 _PLAIN = frozenset({dict, *_LISTS})
 _BOXES = (dict, *_LISTS, msgspec.Struct)
 

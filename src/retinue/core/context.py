@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-_NOTHING: Mapping[str, Any] = {}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 GRACE = 5.0
 """Seconds to wait for cancelled work to stop."""
@@ -146,19 +146,20 @@ class ToolContext:
         deadline: float | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        self.__dict__.update(
-            call_id=call_id,
-            tool_name=tool_name,
-            run=run,
-            agent=agent,
-            snapshot=snapshot,
-            cancellation=cancellation,
-            resolver=resolver,
-            resume_input=resume_input,
-            deadline=deadline,
-            context=MappingProxyType(_NOTHING if context is None else context),
-            _emit=emit,
-        )
+        fields: dict[str, Any] = {
+            "call_id": call_id,
+            "tool_name": tool_name,
+            "run": run,
+            "agent": agent,
+            "snapshot": snapshot,
+            "cancellation": cancellation,
+            "resolver": resolver,
+            "resume_input": resume_input,
+            "deadline": deadline,
+            "context": MappingProxyType(context) if context else _NOTHING,
+            "_emit": emit,
+        }
+        object.__setattr__(self, "__dict__", fields)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"the context of a call is read-only: {name!r} cannot be set; return a ToolOutput instead")

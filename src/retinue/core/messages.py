@@ -93,6 +93,8 @@ class Message(Struct, frozen=True, gc=False, omit_defaults=True):
 
     def __post_init__(self) -> None:
         parts: Any = self.parts
+        if parts.__class__ is tuple and self.role.__class__ is Role and self.visibility.__class__ is Visibility:
+            return  # as most are
         if type(parts) is str:
             raise ConfigurationError(f"parts is a tuple of parts, not text: write Message.{self.role}({parts!r:.80})")
         if type(self.role) is not Role:
@@ -162,7 +164,7 @@ def _checked(message: Message) -> Message:
     """Return a message that can be stored: with clean text and with JSON values only. Raise ConfigurationError if it cannot."""
     parts: Any = message.parts
     if not message.tool_calls and message.name is None and message.id is None and message.tool_call_id is None:
-        if all(type(part) is TextPart and _is_plain(part.text) for part in parts):
+        if len(parts) == 1 and type(parts[0]) is TextPart and _is_plain(parts[0].text):
             return message  # the common case
     try:
         return checked_record(message)

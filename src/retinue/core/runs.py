@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from msgspec import Struct
 from typing_extensions import TypeVar
 
-from .content import id_problem
+from .content import MAX_ID_BYTES, id_problem
 from .errors import ConfigurationError
 from .messages import Message
 from .results import SuspendTicket
@@ -90,7 +90,11 @@ class RunIdentity(Struct, frozen=True, gc=False):
     depth: int = 0
 
     def __post_init__(self) -> None:
-        if type(self.thread_id) is not str or not (self.user_id is None or type(self.user_id) is str):
+        thread_id, user_id = self.thread_id, self.user_id
+        if user_id is None and type(thread_id) is str and thread_id.isascii() and thread_id.isprintable():
+            if len(thread_id) <= MAX_ID_BYTES:
+                return  # as most are
+        if type(thread_id) is not str or not (user_id is None or type(user_id) is str):
             name = "thread_id" if type(self.thread_id) is not str else "user_id"
             value: Any = getattr(self, name)
             raise ConfigurationError(f"{name} is text, not {value!r}: write {name}={str(value)!r}")
@@ -138,8 +142,8 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     cost: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        if self is NO_USAGE:
-            return other
+        if self is NO_USAGE or other is NO_USAGE:
+            return other if self is NO_USAGE else self
         return Usage(
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,

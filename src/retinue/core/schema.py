@@ -211,6 +211,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex})
 _JSON_KINDS = frozenset({list, dict})
 _MANY = 1000
 """Lists and objects in a value that is copied at once instead of piece by piece."""
+_FEW = 64
 
 
 def isolate(value: Any) -> Any:
@@ -221,12 +222,24 @@ def isolate(value: Any) -> Any:
     kind = value.__class__
     if kind in _ATOMS:
         return value
+    if kind is dict and _is_flat(value):
+        return value.copy()
     if kind is list or kind is dict:
         shape = check_shape(value)
         if shape.boxes > _MANY and shape.kinds <= _JSON_KINDS:
             with suppress(ValueError):  # something in it is no JSON
                 return marshal.loads(marshal.dumps(value, 2))  # several times as fast; 2: without references
     return _copied(value)
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Return whether it is a small object of atoms, as the arguments of most calls are."""
+    if len(value) > _FEW:
+        return False
+    for item in value.values():  # not `all`: a generator costs more than the rest
+        if item.__class__ not in _ATOMS:
+            return False
+    return True
 
 
 def _copied(value: Any) -> Any:

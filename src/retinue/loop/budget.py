@@ -231,7 +231,10 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
     for above, limits in limits_above(tree, run):
         if depth - above.identity.depth > limits.depth:
             return "depth", limits.depth
-        if above.total_children + starting(tree, above, dispatching) + held(tree, above, "children") >= limits.children:
+        count: float = above.total_children
+        if dispatching or tree.grants:
+            count += starting(tree, above, dispatching) + held(tree, above, "children")
+        if count >= limits.children:
             return "children", limits.children
     return None
 

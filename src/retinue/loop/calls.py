@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.content import check_shape, clean_text, to_json_value
+from ..core.content import MAX_BYTES, check_shape, clean_text, to_json_value
 from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import (
     Denied,
@@ -78,6 +78,8 @@ class CallOutcome(Struct, frozen=True, gc=False):
 
 
 _MEDIA = frozenset({ImagePart, FilePart})
+_MISTAKES = (ToolError, StateCommand)
+"""What a tool may not return."""
 
 
 def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
@@ -87,7 +89,7 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
         command, returned = returned.command, returned.result
     if returned.__class__ is str:
         return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, _text(call, returned)), command)
-    if isinstance(returned, ToolError | StateCommand):
+    if isinstance(returned, _MISTAKES):
         instead = "raise it" if isinstance(returned, ToolError) else "return ToolOutput.with_command(result, command)"
         raise InternalError(f"tool {call.name!r} returned a {type(returned).__name__}: {instead} instead")
     result = returned if isinstance(returned, ToolResult) else _PLAIN
@@ -118,6 +120,8 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
 
 
 def _text(call: ToolCall, text: str) -> str:
+    if text.__class__ is str and text.isascii() and len(text) <= MAX_BYTES:
+        return text
     try:
         return clean_text(text)
     except (TypeError, ValueError) as exc:
@@ -202,8 +206,8 @@ async def execute(
         await writer.flush()
         await writer.confirm()
     outcome = await _attempt(x, bound.tool, state, call, resume_input, make_context)
-    if state.children and outcome.status is not CALL_SUSPENDED:
-        await x.resolver.stop_waiting(x.log.tree, "the call that started it has ended", _waiting(x, state))
+    if state.children and outcome.status is not CALL_SUSPENDED and (waiting := _waiting(x, state)):
+        await x.resolver.stop_waiting(x.log.tree, "the call that started it has ended", waiting)
     return outcome
 
 
@@ -402,7 +406,7 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
             if not child.ended:
                 close_children(x.log, x.state, call, "the call that started it has ended", running=False)
                 break
-        if fields:
+        if "admitted" in fields:
             fields = {name: value for name, value in fields.items() if name != "admitted"}
     x.emit(
         ToolCallFinished(call_id=made.id, tool_name=made.name, status=status, result=result, message=message),

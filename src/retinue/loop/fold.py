@@ -251,7 +251,9 @@ def _step_finished(tree: LogState, run: RunState, event: StepFinished, p: Privat
 
 def _tool_call_started(tree: LogState, run: RunState, event: ToolCallStarted, p: Private | None) -> None:
     run.used_call_ids.add(event.call_id)
-    run.drafts = {**run.drafts, event.call_id: event.tool_name}
+    if run.drafts is EMPTY:
+        run.drafts = {}
+    run.drafts[event.call_id] = event.tool_name
 
 
 def _error(tree: LogState, run: RunState | None, event: ErrorRaised, p: Private | None) -> None:
@@ -331,7 +333,8 @@ def _tool_call_resumed(tree: LogState, run: RunState, event: ToolCallResumed, p:
 def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, p: Private | None) -> None:
     call = run.calls.get(event.call_id)
     if call is None:
-        run.drafts = {call_id: name for call_id, name in run.drafts.items() if call_id != event.call_id}
+        if run.drafts:
+            run.drafts.pop(event.call_id, None)
         return
     if call.status is CALL_NEW:  # it ends before its turn came
         call.move(CALL_RUNNING)

@@ -247,12 +247,13 @@ class LiveLog:
                 yield event
         place, events = max(after - self.first, 0), self.events
         while True:
-            while place < self._ready(stored):
-                event = events[place]
-                place += 1
-                yield event
-                if event.__class__ is RunFinished and event.run_id == until_end_of:
-                    return
+            # More may come while these are read.
+            while place < (ready := self._ready(stored)):
+                for event in events[place:ready]:
+                    place += 1
+                    yield event
+                    if event.__class__ is RunFinished and event.run_id == until_end_of:
+                        return
             waits = past_waits and self.waits
             if self.earlier is not None and (self.lost or (self.closed and waits)):  # any process may continue it
                 async for event in self.earlier(self.first + place, None, past_waits or until_end_of is not None):

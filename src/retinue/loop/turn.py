@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.content import MAX_BOXES, check_shape, clean_text, to_json_bytes
+from ..core.content import MAX_BOXES, MAX_DEPTH, check_shape, clean_text, to_json_bytes
 from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
@@ -51,6 +51,7 @@ MAX_CALLS = 10_000
 _CHUNK = 16
 """Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
+_PLAIN_REASONS = frozenset({"stop", "tool_calls"})
 _TURN = 200
 """Chunks after which other work has its turn."""
 
@@ -66,7 +67,6 @@ class _Draft(Struct, eq=False):
     """The text of the reasoning that goes on."""
     end: TurnEnd = TurnEnd()
     size: int = 0
-    count: int = 0
 
     def add(self, chunk: Any) -> None:
         """Add a chunk that is not text, a call or the end: `_stream` adds those itself, for speed."""
@@ -84,7 +84,7 @@ class _Draft(Struct, eq=False):
 
     def measure(self, size: int) -> None:
         """Count a chunk; an answer without end must not fill the memory."""
-        self.size += max(size, _CHUNK)
+        self.size += size if size > _CHUNK else _CHUNK
         if self.size > MAX_ANSWER:
             model = self.run.model.name
             most = f"{MAX_ANSWER:,} characters or {MAX_ANSWER // _CHUNK:,} pieces"
@@ -169,10 +169,13 @@ class _CallDraft(Struct, gc=False):
     def finished(self) -> ToolCall:
         text = "".join(self.arguments).strip()
         try:
-            if text.count("[") + text.count("{") > 2 * MAX_BOXES:  # to find out by reading them would take long
+            is_short = len(text) < MAX_DEPTH  # so it is neither deep nor large
+            # To find out by reading them would take long.
+            if not is_short and text.count("[") + text.count("{") > 2 * MAX_BOXES:
                 raise ValueError("there are too many lists and objects")
             args: Any = _decode(text) if text else {}
-            check_shape(args)
+            if not is_short:
+                check_shape(args)
         except (ValueError, RecursionError):
             args = text
         if args is None:  # some models say null for "no arguments"
@@ -310,22 +313,31 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
     """Return the end of a turn with clean text and with numbers that can be added up."""
-    usage = end.usage
-    if not all(0 <= count < inf for count in msgspec.structs.astuple(usage)):
-        counts = msgspec.structs.asdict(usage)
-        usage = Usage(**{name: count for name, count in counts.items() if 0 <= count < inf})
-    return replace(end, stop_reason=clean_text(end.stop_reason), model=clean_text(end.model), usage=usage)
+    usage, stop_reason, model = end.usage, end.stop_reason, end.model
+    if usage is NO_USAGE and not model and stop_reason in _PLAIN_REASONS:
+        return end
+    stop_reason, model = clean_text(stop_reason), clean_text(model)
+    if usage is not NO_USAGE:
+        counts = msgspec.structs.astuple(usage)
+        if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is not a number if one of them is none
+            named = msgspec.structs.asdict(usage)
+            usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
+    if usage is end.usage and stop_reason is end.stop_reason and model is end.model:
+        return end
+    return replace(end, stop_reason=stop_reason, model=model, usage=usage)
 
 
 async def _stream(x: Execution, request: ModelRequest) -> _Draft:
     """Call the model and emit its answer piece by piece."""
-    draft, said = _Draft(x, x.answer_id()), x.partial_text
+    draft, said, count = _Draft(x, x.answer_id()), x.partial_text, 0
     chunks: Any = x.model.stream(request)
     try:
         async for chunk in chunks:
             kind = chunk.__class__
             if kind is TextChunk:
-                text = clean_text(chunk.text)
+                text = chunk.text
+                if text.__class__ is not str or not text.isascii():
+                    text = clean_text(text)
                 draft.measure(len(text))
                 if text:
                     said.append(text)
@@ -336,8 +348,9 @@ async def _stream(x: Execution, request: ModelRequest) -> _Draft:
                 draft.end = _checked_end(chunk)
             else:
                 draft.add(chunk)
-            draft.count += 1
-            if draft.count % _TURN == 0:
+            count += 1
+            if count == _TURN:
+                count = 0
                 await asyncio.sleep(0)
     except BaseException:
         # A stream that is left half-way is closed at once, so that its connection does not linger.

@@ -62,9 +62,10 @@ class RunHandle(Generic[Out]):
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
         log, first = await self._open()
-        async for event in log.follow(first, self.run_id):
-            if event.ns[: len(self._ns)] == self._ns:
-                yield cast("AnyEvent", event)
+        depth, events = len(self._ns), cast("AsyncIterator[AnyEvent]", log.follow(first, self.run_id))
+        async for event in events:
+            if event.ns[:depth] == self._ns:
+                yield event
 
     if not TYPE_CHECKING:
 
@@ -133,6 +134,12 @@ class Run(RunHandle[Out]):
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent!r}>"
+
+    def __aiter__(self) -> AsyncIterator[AnyEvent]:
+        if self._opened is None:
+            return super().__aiter__()
+        log, first = self._opened  # every event of its log is its own: no second generator for each of them
+        return cast("AsyncIterator[AnyEvent]", log.follow(first, self.run_id))
 
     @property
     def ended(self) -> bool:
