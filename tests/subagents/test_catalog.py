@@ -427,9 +427,7 @@ async def test_names_without_effect_are_warned_of_with_file_and_line(tmp_path: P
     assert list(sources(agent)) == ["general-purpose", "coded", "r"]
 
 
-async def test_an_unknown_tool_is_warned_of_and_one_that_must_not_be_had_leaves_its_sub_agent_out(
-    tmp_path: Path,
-) -> None:
+async def test_a_file_with_an_unknown_tool_is_skipped_and_reported(tmp_path: Path) -> None:
     declare(tmp_path, "a", "description: d\ntools: [lookup, ghost]")
     declare(tmp_path, "b", "description: d\ndisallowed_tools: [publihs]")
     declare(tmp_path, "c", "description: d\ntools: [lookup]")
@@ -443,31 +441,26 @@ async def test_an_unknown_tool_is_warned_of_and_one_that_must_not_be_had_leaves_
         f"subagents/b.md:3: disallowed_tools: its parent has no tool 'publihs'; it has {TOOLS}; did you mean publish?",
         f".claude/agents/team/d.md:4: tools: its parent has no tool 'Grpe'; it has {TOOLS}",
     ]
-    assert list(sources(agent)) == ["general-purpose", "a", "c", "d", "e"]
+    assert list(sources(agent)) == ["general-purpose", "c", "e"]
 
 
 @pytest.mark.parametrize(
-    ("folder", "tools", "has"),
+    ("tools", "has"),
     [
-        ("subagents", "lookup, ghost", ["lookup"]),
-        ("subagents", "reed_file", []),
-        ("subagents", "read_file, ghost", ["read_file"]),
+        (["lookup", "ghost"], ["lookup"]),
+        (["reed_file"], []),
+        (["read_file", "ghost"], ["read_file"]),
         (
-            "subagents",
-            "lookup, task_list",
+            ["lookup", "task_list"],
             ["edit_file", "glob_files", "grep_files", "list_files", "lookup", "read_file", "write_file"],
         ),
-        (".claude/agents", "Read, Grpe", ["read_file"]),
-        (".claude/agents", "Grpe", []),
     ],
 )
-async def test_an_unknown_tool_never_widens_what_a_sub_agent_has(
-    tmp_path: Path, folder: str, tools: str, has: list[str]
+async def test_an_unknown_tool_in_code_never_widens_what_a_sub_agent_has(
+    tmp_path: Path, tools: list[str], has: list[str]
 ) -> None:
-    (tmp_path / folder).mkdir(parents=True)
-    name = "name: r\n" if folder == ".claude/agents" else ""
-    (tmp_path / folder / "r.md").write_text(f"---\n{name}description: d\ntools: {tools}\n---\n")
-    agent = harness(tmp_path, spawn("r", "x"), tools=[lookup, publish])
+    declared = SubagentDeclaration("r", "d", tools=tools)
+    agent = harness(tmp_path, spawn("r", "x"), tools=[lookup, publish], subagents=[declared])
     await Runtime([agent]).run("boss", "go")
     (request,) = stage(agent).of_children
     assert sorted(offered(request)) == has

@@ -268,9 +268,8 @@ class ChildFactory:
                 close = get_close_matches(name, known, 1)
                 meant = f"; did you mean {close[0]}?" if close else ""
                 message = f"its parent has no tool {name!r}; it has {', '.join(known) or 'none'}{meant}"
-                # Without a misspelt denial, a sub-agent of a file would have a tool that it must not have.
-                can_load = field == "tools" or declaration.source == "code"
-                yield _problem(declaration, field, message, warning=can_load)
+                # A misspelt name in a file must neither give nor take a tool unseen.
+                yield _problem(declaration, field, message, warning=declaration.source == "code")
         wanted = [("tools", name) for name in allowed if name in BUILTIN_TOOLS]
         wanted += [("builtin_tools", name) for name in declaration.builtin_tools or ()]
         for field, name in wanted:
