@@ -230,14 +230,14 @@ async def _attempt(
             return outcome_of(call, returned)
         except ToolError as exc:
             error = exc
-        except (Escape, OwnershipLost):
+        except (Escape, OwnershipLost, KeyboardInterrupt, GeneratorExit):
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             error = InternalError("the tool cancelled itself")
-        except (Exception, SystemExit) as exc:
+        except BaseException as exc:  # also SystemExit, and what test frameworks raise
             error = _internal_error(call, exc)
         if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
             return failed(call, error)

@@ -7,6 +7,7 @@ of plugins, and effects, are jobs that follow it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Iterable
@@ -45,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 MAX_ACTION_ROUNDS = 16
 LOOP_ACTIONS: tuple[type, ...] = get_args(LoopAction)
+
+SIGNALS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions that end a task or the process. Any other one is an error, also if it is no Exception."""
 
 _json = msgspec.json.Decoder().decode
 
@@ -150,7 +154,7 @@ class HookRound:
                     raise TypeError("changed the arguments of the call; return SetResult, Suspend or Block instead")
                 if returned is None:
                     continue
-            except Exception as exc:
+            except BaseException as exc:
                 self._failed(hook, exc)
                 continue
             if isinstance(returned, StateCommand):
@@ -178,7 +182,7 @@ class HookRound:
         try:
             context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
             returned = await self._checked(hook.function(context))
-        except Exception as exc:
+        except BaseException as exc:
             self._failed(hook, exc)
             return None
         if not isinstance(returned, StateCommand):
@@ -209,9 +213,9 @@ class HookRound:
             raise TypeError(f"returned {type(returned).__name__}, not None, a StateCommand or an intercept")
         return returned
 
-    def _failed(self, hook: Hook, exc: Exception) -> None:
+    def _failed(self, hook: Hook, exc: BaseException) -> None:
         """End the run, or pass over an optional hook."""
-        if isinstance(exc, Escape | OwnershipLost):
+        if isinstance(exc, (Escape, OwnershipLost, *SIGNALS)):
             raise exc
         if not hook.optional:
             raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc

@@ -35,7 +35,7 @@ from .calls import end_call, execute, failed, finalize, outcome_of, prepare, rea
 from .execution import Execution, close_calls
 from .grants import widen_budget
 from .hooked import run_hooked_call
-from .phases import carry_out, jobs_left, run_phase
+from .phases import SIGNALS, carry_out, jobs_left, run_phase
 from .state import CALL_NEW, CallState, is_runnable, message_id, next_move
 from .turn import ask_model, continue_turn
 
@@ -337,9 +337,9 @@ async def _execute(x: Execution) -> RunResult:
         if not x.is_over:
             x.finish(Ending(RunStatus.FAILED, "error", str(exc)))
         raise
-    except OwnershipLost:
+    except (OwnershipLost, *SIGNALS):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # also what test frameworks raise
         if x.is_over:
             raise
         return await _fail(x, exc)
@@ -360,7 +360,7 @@ def stopped(x: Execution) -> Ending:
     return Ending(RunStatus.CANCELLED, "cancelled", x.cancellation.reason)
 
 
-async def _fail(x: Execution, exc: Exception) -> RunResult:
+async def _fail(x: Execution, exc: BaseException) -> RunResult:
     """End a run in which something went wrong that is nobody's result."""
     # How a model failed is in the words; where in our code it was noticed helps nobody.
     trace = None if isinstance(exc, ModelError) else exc
