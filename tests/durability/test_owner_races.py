@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
+from retinue.core.stores import Wish
 from retinue.loop.log import LiveLog
 from retinue.loop.state import RunState
+from retinue.runtime.owner import Owner
 from retinue.storage.logs import LogWriter
 from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
@@ -191,3 +194,34 @@ async def test_the_start_of_a_run_is_stored_before_its_rows_in_every_event_loop(
         run = runtime.stream("says", "hi")
         await run.stored()
         assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_a_poke_during_a_look_at_the_inboxes_is_not_lost() -> None:
+    """Who pokes while the inboxes are read may have put a wish there after the read: they are read again at once."""
+    reading, go_on, looks_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Never:
+        async def wait(self, seconds: float) -> None:
+            await asyncio.Event().wait()
+
+    class Store:
+        def watch(self, topic: str) -> Any:
+            return nullcontext(Never())
+
+        async def wishes(self, owner: str) -> list[Wish]:
+            if reading.is_set():
+                looks_again.set()
+            reading.set()
+            await go_on.wait()
+            return []
+
+    store: Any = Store()
+    owned = Owner(store, 3600.0)
+    run: Any = object()
+    owned.add("log", run)
+    await reading.wait()
+    owned.check_inboxes()
+    go_on.set()
+    async with asyncio.timeout(90):
+        await looks_again.wait()
+    await owned.close()

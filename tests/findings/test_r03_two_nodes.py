@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from retinue import RunResult, RunStatus, Runtime
+from retinue.core.stores import LogBatch
+from retinue.storage.sql import SqlStore
 
 from .support import Effects, ends_of, payer, whole_log, yes
 
@@ -39,6 +41,32 @@ async def test_a_node_is_never_too_slow_for_itself(url: str, effects: Effects, m
     monkeypatch.setattr("retinue.runtime.elsewhere.PATIENCE", 0.0)
     async with answered_elsewhere(url, effects):
         pass
+
+
+async def test_a_node_waits_for_its_own_writes(url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply is stored with the beginning of the new leg. The database takes longer for that than a node has patience."""
+    monkeypatch.setattr("retinue.runtime.elsewhere.PATIENCE", 0.0)
+    monkeypatch.setattr("retinue.runtime.elsewhere.LOOK_EVERY", 0.001)
+    asked, asked_often, write, reply_to = 0, asyncio.Event(), SqlStore.write, SqlStore.reply_to
+
+    def write_late(store: SqlStore, batch: LogBatch) -> asyncio.Future[None]:
+        async def late() -> None:
+            await asked_often.wait()
+            await write(store, batch)
+
+        return asyncio.create_task(late()) if batch.replies else write(store, batch)
+
+    async def count(store: SqlStore, log_id: str, wish_id: str) -> bytes | None:
+        nonlocal asked
+        asked += 1
+        if asked == 10:
+            asked_often.set()
+        return await reply_to(store, log_id, wish_id)
+
+    monkeypatch.setattr(SqlStore, "write", write_late)
+    monkeypatch.setattr(SqlStore, "reply_to", count)
+    async with answered_elsewhere(url, effects):
+        assert asked_often.is_set()
 
 
 async def test_the_first_node_gives_the_whole_log(url: str, effects: Effects) -> None:

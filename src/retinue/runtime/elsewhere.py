@@ -302,17 +302,15 @@ class Elsewhere:
                     return decode_reply(body)
                 if root.has_ended and wish.run_id == wish.log_id:
                     return Refusal(f"run {wish.run_id!r} is {root.status}, it waits for nothing")
-                if (run := runs.get(wish.log_id)) is not None:
+                if runs.get(wish.log_id) is not None:
                     self.owner.check_inboxes()
-                    if run.has_jobs:
-                        end = max(end, now() + LOOK_EVERY)  # it is carried out here: nobody else keeps us waiting
+                    end = max(end, now() + LOOK_EVERY)  # it is carried out here: nobody else keeps us waiting
                 elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:
-                    end = max(end, now() + LOOK_EVERY)
                     continue
-                if now() >= end:
+                elif now() >= end:
                     owner = await store.owner_of(wish.log_id) or "another process"
                     raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
-                await watch.wait(min(end - now(), LOOK_EVERY))
+                await watch.wait(min(max(end - now(), 0.0), LOOK_EVERY))
 
     async def _engine_of(self, log_id: str) -> Engine | None:
         """Return the engine that schedules a log, if one does; raise if it is not that of this runtime."""

@@ -447,11 +447,6 @@ class LiveRun:
 
     # --- jobs and closing
 
-    @property
-    def has_jobs(self) -> bool:
-        """True while a wish is carried out, or something else beside the leg."""
-        return bool(self._jobs)
-
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         job = asyncio.create_task(work)
         self._jobs.add(job)

@@ -150,12 +150,12 @@ class Owner:
         """Renew leases and read inboxes while there are logs. Only a cancel ends this early."""
         with self.store.watch(WISHES) as watch:
             while self.logs:
+                self._poked.clear()  # before the look: who pokes during it has put something there since
                 try:
                     await self._beat()
                 except Exception as exc:
                     _log.error("the heartbeat of %s failed, and is tried again: %s", self.id, exc)
                     self._drop_if_expired()
-                self._poked.clear()
                 waits = [
                     asyncio.create_task(watch.wait(min(_LOOK_EVERY, self.lease / 6))),
                     asyncio.create_task(self._poked.wait()),
