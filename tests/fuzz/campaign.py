@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import logging
 import resource
@@ -84,6 +85,16 @@ def fuzz(part: Part, examples: int, number: int | None, folder: Path) -> Outcome
     return Outcome(tried, time.perf_counter() - began, longest[0])
 
 
+def watched(part: Part) -> Part:
+    """Return a part whose examples may not hold the event loop for ever: then the process ends and shows where it is."""
+
+    async def check(world: World, example: Any) -> None:
+        faulthandler.dump_traceback_later(3 * PATIENCE, exit=True)
+        await part.check(world, example)
+
+    return Part(part.examples, check)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Try hostile input at random.")
     parser.add_argument("parts", nargs="*", help=f"what to fuzz: {', '.join(PARTS)}; all if none is named")
@@ -95,7 +106,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # tools and models fail on purpose
     for name in given.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder:
-            found = fuzz(PARTS[name], given.examples, given.seed, Path(folder))
+            found = fuzz(watched(PARTS[name]), given.examples, given.seed, Path(folder))
+        faulthandler.cancel_dump_traceback_later()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(  # noqa: T201 - the report of a script
             f"{name:10} {found.examples:6} examples, {found.seconds:6.1f} s, longest pause of the event loop "

@@ -220,7 +220,7 @@ _content = (
     st.tuples(st.sampled_from(list(VALUES)), values())
     | st.tuples(st.sampled_from(list(TEXTS)), texts(200))
     | st.tuples(st.sampled_from(INPUTS[:1] + INPUTS[2:4]), texts(200))
-    | st.tuples(st.sampled_from(["part", "seed"]), values())
+    | st.tuples(st.sampled_from(INPUTS), values())
 )
 
 

@@ -154,6 +154,18 @@ async def test_a_report_becomes_json_where_it_can(place: str) -> None:
     assert (found["error"].message, found["error"].code) == (CLEAN, CLEAN)
 
 
+async def test_a_value_without_end_is_named_in_a_few_words(place: str) -> None:
+    text, _ = await result_of(place, lambda ctx: ctx.report_progress("running", None, WIDE))  # pyright: ignore[reportArgumentType]
+    assert text.startswith("internal: ValueError: progress is a number from 0 to 1, not [[")
+    async with Runtime.open(place, agents=[Agent("a", ScriptedModel([]))]) as runtime:
+        for name in ("input", "thread_id", "user_id", "state"):
+            given: Any = {"input": "go", name: WIDE}
+            with pytest.raises(ConfigurationError, match=r"not \[\["):
+                await runtime.run("a", **given)
+    with pytest.raises(ConfigurationError, match=r"not \[\["):
+        Decision.approve(WIDE)
+
+
 async def test_output_that_is_no_text_fails_its_call(place: str) -> None:
     text, _ = await result_of(place, lambda ctx: ctx.stream_output(5))  # pyright: ignore[reportArgumentType]
     assert text == "internal: TypeError: expected text, got int"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from enum import StrEnum
+from reprlib import repr as short_repr
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -240,7 +241,7 @@ class ToolContext:
         """Show the progress of the call, from 0 to 1."""
         given: Any = progress
         if given is not None and not (isinstance(given, int | float) and 0 <= given <= 1):
-            raise ValueError(f"progress is a number from 0 to 1, not {given!r}")
+            raise ValueError(f"progress is a number from 0 to 1, not {short_repr(given)}")
         content = {
             "status": ProgressStatus(status).value,
             "message": message,

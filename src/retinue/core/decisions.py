@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as short_repr
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -25,7 +26,9 @@ class Decision(Struct, frozen=True, kw_only=True):
         """Allow a call that waits for permission. `args` replaces its arguments; wrong ones are refused."""
         given: Any = args
         if given is not None and not isinstance(given, Mapping):
-            raise ConfigurationError(f"args is a dict of new arguments, not {given!r}: write Decision.approve()")
+            raise ConfigurationError(
+                f"args is a dict of new arguments, not {short_repr(given)}: write Decision.approve()"
+            )
         payload = {"approved": True} if args is None else {"approved": True, "args": dict(args)}
         return cls(id=id or _new_id(), action="approve", payload=payload)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from reprlib import repr as short_repr
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -139,7 +140,7 @@ def as_parts(content: str | Iterable[Part]) -> tuple[Part, ...]:
         return (TextPart(content),) if content else ()
     given: Any = content
     if not isinstance(given, Iterable):
-        raise ConfigurationError(f"a message is text or a list of parts, not {given!r}")
+        raise ConfigurationError(f"a message is text or a list of parts, not {short_repr(given)}")
     return tuple(content)
 
 
@@ -153,7 +154,7 @@ def as_messages(content: str | Message | Iterable[Message]) -> tuple[Message, ..
     for item in given:
         if not isinstance(item, str | Message):
             raise ConfigurationError(
-                f'input is text, a Message or a list of them, not {item!r}: write Message.user("…")'
+                f'input is text, a Message or a list of them, not {short_repr(item)}: write Message.user("…")'
             )
     if not given:
         raise ConfigurationError('the input is empty: give text, such as "Hello", or at least one message')

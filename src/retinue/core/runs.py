@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from msgspec import Struct
@@ -97,7 +98,7 @@ class RunIdentity(Struct, frozen=True, gc=False):
         if type(thread_id) is not str or not (user_id is None or type(user_id) is str):
             name = "thread_id" if type(self.thread_id) is not str else "user_id"
             value: Any = getattr(self, name)
-            raise ConfigurationError(f"{name} is text, not {value!r}: write {name}={str(value)!r}")
+            raise ConfigurationError(f"{name} is text, not {short_repr(value)}: write {name}={short_repr(value)!r}")
         for name, value in (("thread_id", self.thread_id), ("user_id", self.user_id or "")):
             if (problem := id_problem(value)) is not None:
                 raise ConfigurationError(f"{name} cannot be used: {problem}: {value!r:.60}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from reprlib import repr as short_repr
 from types import UnionType
 from typing import Any, Generic, Literal, TypedDict, Unpack, cast, get_origin, is_typeddict, overload
 
@@ -177,7 +178,7 @@ class StateKey(Generic[V, U]):
 def as_key(key: Any) -> StateKey[Any, Any]:
     """Return a key as it is; its name alone is not enough."""
     if not isinstance(key, StateKey):
-        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {key!r}")
+        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {short_repr(key)}")
     return cast("StateKey[Any, Any]", key)
 
 
@@ -340,7 +341,7 @@ def as_persisted(seed: Seed | None) -> PersistedState:
         return PersistedState()
     given: Any = seed
     if not isinstance(given, PersistedState | Mapping):
-        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {given!r}")
+        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {short_repr(given)}")
     if not isinstance(seed, PersistedState):
         return PersistedState.of(seed)
     try:
