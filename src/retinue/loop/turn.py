@@ -51,7 +51,6 @@ MAX_CALLS = 10_000
 _CHUNK = 16
 """Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
-_PLAIN_REASONS = frozenset({"stop", "tool_calls"})
 _TURN = 200
 """Chunks after which other work has its turn."""
 
@@ -313,15 +312,11 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
     """Return the end of a turn with clean text and with numbers that can be added up."""
-    usage, stop_reason, model = end.usage, end.stop_reason, end.model
-    if usage is NO_USAGE and not model and stop_reason in _PLAIN_REASONS:
-        return end
-    stop_reason, model = clean_text(stop_reason), clean_text(model)
-    if usage is not NO_USAGE:
-        counts = msgspec.structs.astuple(usage)
-        if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is not a number if one of them is none
-            named = msgspec.structs.asdict(usage)
-            usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
+    usage, stop_reason, model = end.usage, clean_text(end.stop_reason), clean_text(end.model)
+    counts = msgspec.structs.astuple(usage)
+    if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is not a number if one of them is none
+        named = msgspec.structs.asdict(usage)
+        usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
     if usage is end.usage and stop_reason is end.stop_reason and model is end.model:
         return end
     return replace(end, stop_reason=stop_reason, model=model, usage=usage)
