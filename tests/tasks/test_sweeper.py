@@ -110,6 +110,16 @@ async def test_a_command_may_trust_the_clock() -> None:
     assert await TaskService(repository).sweep(trust_clock=True) == []
 
 
+async def test_a_command_leaves_the_tasks_of_a_stored_run_to_the_process_that_continues_it() -> None:
+    repository, clocks, sweeper = await watched()
+    stored = task_record("t2", status=TaskStatus.RUNNING, node="n2", log_id="run_1")
+    await repository.add(stored)
+    clocks.wall += 86_400
+    assert [record.task_id for record in await sweeper.sweep(trust_clock=True)] == ["t1"]
+    clocks.passed += sweeper.proof
+    assert [record.task_id for record in await sweeper.sweep()] == ["t2"]
+
+
 async def test_users_are_swept_too_and_what_this_process_executes_is_not() -> None:
     repository, clocks, sweeper = await watched()
     await repository.add(task_record("t2", TaskScope("boss", "s1", "ann"), status=TaskStatus.RUNNING, node="n2"))

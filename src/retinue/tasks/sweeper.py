@@ -43,9 +43,9 @@ class Sweeper:
     async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
         """End the tasks whose executors are gone, but for `living`, which this process executes; return them.
 
-        With `trust_clock`, silence by the clock is enough: for a command that cannot observe for long.
+        With `trust_clock`, silence by the clock is enough: for a command that cannot observe for long. It leaves alone
+        tasks of stored runs, which the next process that has the store continues, however late.
         """
-        proof = 0.0 if trust_clock else self.proof
         ended: list[TaskRecord] = []
         before, self._seen, self.suspects = self._seen, {}, False
         self.unwatched = []
@@ -58,6 +58,7 @@ class Sweeper:
                         continue
                     if self._is_unwatched(record, before.get(record.task_id)):
                         self.unwatched.append(record)
+                    proof = 0.0 if trust_clock and record.log_id is None else self.proof
                     change = self._judge(record, known.get(record.task_id), before.get(record.task_id), proof)
                     after = None if change is None else await self._give_up(record, change)
                     if after is not None:
