@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -104,6 +105,10 @@ async def test_a_cron_schedule_stays(site: Site) -> None:
         at = datetime.fromtimestamp(known.next_at, UTC)
         assert (at.hour, at.minute, known.cron, known.queue) == (3, 0, "0 3 * * *", "night")
         assert at > datetime.now(UTC)
+        _, said = await command("queues", "--db", site.url, "--json")
+        (shown,) = json.loads(said)["schedules"]
+        assert (shown["id"], shown["queue"], shown["skipped"]) == (made, "night", 0)
+        assert datetime.fromisoformat(shown["next_at"]) == at
         assert await client.unschedule(made)
         assert not await client.unschedule(made)
         assert await client.schedules() == []

@@ -18,6 +18,7 @@ from ..storage.depths import QueueDepth, explain_depths, read_depths
 from ..storage.legs import SeenWorker
 from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore
+from ..wire.resources import iso
 from .database import as_misuse, database_url, open_database
 from .interrupt import Interrupt
 from .parsers import COMPLETED
@@ -70,8 +71,8 @@ async def show_queues(args: argparse.Namespace) -> int:
     async with open_database(database_url(args, _EXAMPLE)) as store:
         depths, workers, schedules = await _read(store)
     if args.json:
-        shown = {"queues": depths, "workers": workers, "schedules": schedules}
-        print_json(msgspec.to_builtins(shown))
+        planned = [{**msgspec.structs.asdict(one), "next_at": iso(one.next_at)} for one in schedules]
+        print_json(msgspec.to_builtins({"queues": depths, "workers": workers, "schedules": planned}))
         return COMPLETED
     rows = [["QUEUE", "READY", "DELAYED", "WORKING", "OLDEST", "WORKERS"]]
     for one in depths:
