@@ -73,9 +73,10 @@ def _kind(row: LogRow) -> str:
 def copied(value: Any, seen: dict[int, Any] | None = None) -> Any:
     """A copy that shares nothing which can be changed; what a user gave and nobody can copy stays what it is."""
     seen = {} if seen is None else seen
-    if isinstance(value, Struct):
+    if isinstance(value, Struct | RunState | LogState):
         if id(value) not in seen:  # a child is known by two names, and is one
-            fields = {name: copied(getattr(value, name), seen) for name in value.__struct_fields__}
+            names = value.__struct_fields__ if isinstance(value, Struct) else value.__match_args__
+            fields = {name: copied(getattr(value, name), seen) for name in names}
             seen[id(value)] = type(value)(**fields)
         return seen[id(value)]
     if isinstance(value, dict):
@@ -108,7 +109,7 @@ def differences(live: LogState, folded: LogState) -> list[str]:
 
 def _run_differences(live: RunState, folded: RunState) -> list[str]:
     wrong: list[str] = []
-    for name in RunState.__struct_fields__:
+    for name in RunState.__match_args__:
         one, other = getattr(live, name), getattr(folded, name)
         if one != other:
             wrong.append(f"{live.identity.agent}.{name}: {one!r:.400} live, {other!r:.400} folded")

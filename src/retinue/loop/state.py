@@ -7,6 +7,7 @@ read back from a store.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -25,6 +26,8 @@ from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity
 class _Empty(dict[Any, Any]):
     """A dict that stays empty. All that have no entries share one: most runs need few of their dicts."""
 
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # a default of a dataclass needs one
+
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError("make a dict of your own first")
 
@@ -34,6 +37,14 @@ NO_REQUEST = StoredRequest()
 RUNNING = RunStatus.RUNNING
 CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
 """Names of their own, because reading a member of an enum is slow and the loop does it often."""
+
+
+def _new_list() -> list[Message]:  # `list[Message]` as a factory is slow: it tries to note its type on the list
+    return []
+
+
+def _new_set() -> set[str]:
+    return set()
 
 
 _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -89,7 +100,8 @@ class CallState(Struct, gc=False):
         self.status = wanted
 
 
-class RunState(Struct):
+@dataclass(slots=True)  # not a Struct: setting its fields, as each event does, would take twice as long
+class RunState:
     """Everything there is to know of one run. Plain data: only `fold` changes it."""
 
     identity: RunIdentity
@@ -105,7 +117,7 @@ class RunState(Struct):
     has_fatal_error: bool = False
     """The error that ends the run has been emitted."""
     output: Any = None
-    messages: list[Message] = []
+    messages: list[Message] = field(default_factory=_new_list)
     """The conversation, with what was said before this run."""
     own_from: int = 0
     """The place of this run's first own message."""
@@ -113,7 +125,7 @@ class RunState(Struct):
     """The conversation that it continues is in the next row."""
     message_count: int = 0
     """The number of message ids used so far."""
-    used_call_ids: set[str] = set()
+    used_call_ids: set[str] = field(default_factory=_new_set)
     compacted: UseSummary | None = None
     values: dict[str, Any] = EMPTY
     """All state values by key name; as JSON where they were read from a store."""
@@ -232,10 +244,11 @@ class TaskState(Struct, gc=False):
         return self.status.upper() not in _ENDED_TASKS
 
 
-class LogState(Struct):
+@dataclass(slots=True)
+class LogState:
     """The fold of a log: its runs and tasks."""
 
-    runs: dict[str, RunState] = {}
+    runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
     tasks: dict[str, TaskState] = EMPTY
     grants: dict[str, Grant] = EMPTY
     """What the children on other workers and servers may use that have not ended, by run id."""
