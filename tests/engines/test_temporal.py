@@ -272,7 +272,7 @@ class Notes(Plugin):
 
 async def test_a_long_run_has_a_short_history(site: Site) -> None:
     """A history has ids only: neither steps nor state nor a large result make it longer."""
-    large = "x" * 4_000_000
+    large = "x" * 5_000_000
 
     @tool
     async def note(step: int, ctx: ToolContext) -> ToolOutput:

@@ -216,7 +216,7 @@ async def test_a_flood_is_cut(place: str, chunk: Any, monkeypatch: pytest.Monkey
         result = await runtime.run("a", "go", thread_id="t")
         heart.cancel()
         assert result.status is RunStatus.FAILED
-        assert "the answer is too long: it has more than 100,000 characters or 6,250 pieces" in (result.error or "")
+        assert "the answer is too long: it has more than 100,000 characters or 3,125 pieces" in (result.error or "")
         assert model.is_closed
         assert beats > 5 or len(getattr(chunk, "text", "")) > 1000
         assert (await runtime.run(Agent("b", ScriptedModel([say("ok")])), "go", thread_id="t")).response == "ok"

@@ -42,13 +42,13 @@ from .phases import run_phase
 _decode = msgspec.json.decode
 _ASSISTANT = Role.ASSISTANT
 
-MAX_ANSWER = 4 * 1024 * 1024
+MAX_ANSWER = 8 * 1024 * 1024
 """Characters of one answer: its text, reasoning and calls. Images and files count a quarter."""
 MAX_ARGUMENTS = 2 * 1024 * 1024
 """Characters of the arguments of one call. Each list or object in them costs time."""
 MAX_CALLS = 10_000
 """Calls that one answer may ask for."""
-_CHUNK = 16
+_CHUNK = 32
 """Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
 _TURN = 200
