@@ -10,11 +10,13 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,11 @@ from retinue.backends import a2a, langgraph
 from retinue.events import RunFinished, TextDelta
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
-from tests.server.processes import TOKEN, served
+from tests.a2a.processes import sample
+from tests.server.processes import TOKEN, Served, served
 
 PROGRAMS = Path(__file__).parent / "programs"
+SERVED = "tests.peers.served:runtime"
 SECONDS = 60.0
 
 
@@ -45,12 +49,19 @@ class Peer(Struct):
 
 PEERS = {
     "fasta2a": Peer(
-        ["fasta2a", "uvicorn"], "fasta2a_server.py", cannot={"question": "it makes a new task of an answer"}
+        ["fasta2a", "uvicorn"],
+        "fasta2a_server.py",
+        cannot=dict.fromkeys(("question", "login"), "it makes a new task of an answer"),
     ),
     "adk": Peer(["google-adk[a2a]"], "adk_server.py", "adk_client.py"),
     "a2a-js": Peer(["@a2a-js/sdk", "express"], "js_server.mjs", "js_client.mjs"),
     "a2a-0.3": Peer(["a2a-sdk<0.4", "httpx"], client="a2a_03_client.py"),
-    "langgraph": Peer(["langgraph-cli[inmem]"], "langgraph_graph.py", protocol="langgraph"),
+    "langgraph": Peer(
+        ["langgraph-cli[inmem]"],
+        "langgraph_graph.py",
+        protocol="langgraph",
+        cannot={"login": "its questions are all alike"},
+    ),
 }
 
 
@@ -148,10 +159,21 @@ async def stream(server: Server) -> str:
 
 
 async def question(server: Server) -> str:
-    async with Runtime([server.boss("ask Which one?")]) as runtime:
+    return await _asked(server, "ask Which one?", RunStatus.WAITING_INPUT)
+
+
+async def login(server: Server) -> str:
+    return await _asked(server, "login Which one?", RunStatus.WAITING_AUTH)
+
+
+async def _asked(server: Server, text: str, status: RunStatus) -> str:
+    """Have the peer ask, and answer it. Its child waits as `status` says."""
+    async with Runtime([server.boss(text)]) as runtime:
         run = runtime.stream("boss", "go")
         waiting = await run.result()
         assert waiting.status is RunStatus.SUSPENDED, waiting.response
+        ends = [event.status async for event in run if isinstance(event, RunFinished) and event.ns]
+        assert ends == [status], ends
         ((name, ticket),) = waiting.suspended.items()
         assert "Which one?" in ticket.message, ticket
         result = await runtime.resume(run.run_id, {name: Decision.resume("the red one")})
@@ -202,7 +224,7 @@ async def use_server(name: str, peer: Peer, place: Path) -> dict[str, str]:
         await server.ready()
         return {
             one.__name__: await outcome(lambda one=one: one(server), peer.cannot.get(one.__name__))
-            for one in (stream, question, cancel, two, dies)
+            for one in (stream, question, login, cancel, two, dies)
         }
     finally:
         server.kill()
@@ -220,28 +242,50 @@ async def outcome(scenario: Callable[[], Awaitable[str]], cannot: str | None) ->
 
 
 async def use_client(name: str, peer: Peer, place: Path) -> dict[str, str]:
+    """Return what a client has found. When its task waits for a file, the server is killed and started again."""
     found: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        async with served("tests.server.served:runtime", "--db", f"sqlite:///{path}/a.db", folder=path) as server:
-            words = command(place, peer.client, server.site.url, TOKEN)
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=asyncio.subprocess.DEVNULL)
-            try:
-                said, _ = await asyncio.wait_for(process.communicate(), 2 * SECONDS)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-    for line in said.decode().splitlines():
-        scenario, _, text = line.partition(": ")
-        found[scenario] = text if text in EXPECTED.get(scenario.split()[-1], ()) else f"FAILED: {text}"
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.environ["FAR_URL"] = (await stack.enter_async_context(sample(folder / "far"))).url
+
+        async def start(port: int = 0) -> Served:
+            database = f"sqlite:///{folder}/a.db"
+            return await stack.enter_async_context(served(SERVED, "--db", database, folder=folder, port=port))
+
+        server = await start()
+        url, null = server.site.url, asyncio.subprocess.DEVNULL
+        words = command(place, peer.client, url, TOKEN)
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=null)
+        stack.callback(lambda: process.returncode is None and process.kill())
+        assert process.stdout is not None
+        async with asyncio.timeout(2 * SECONDS):
+            async for line in process.stdout:
+                scenario, _, text = line.decode().rstrip("\n").partition(": ")
+                if scenario == "waits":
+                    await server.end(signal.SIGKILL)
+                    server = await start(int(url.rpartition(":")[2]))
+                    (folder / text).touch()
+                else:
+                    found[scenario] = text if text in EXPECTED.get(scenario.split()[-1], ()) else f"FAILED: {text}"
+            await process.wait()
     return found
 
 
+ANSWERED = "done: You said the red one."
 EXPECTED = {
     "stream": ("abc", "abc COMPLETED", "abc completed"),
-    "question": ("INPUT_REQUIRED then done: paid 3", "input-required then done: paid 3"),
+    "question": (
+        "INPUT_REQUIRED then done: paid 3",
+        "input-required then done: paid 3",
+        f"mock_function_call_for_required_user_input then {ANSWERED}",
+    ),
+    "login": (
+        f"AUTH_REQUIRED then {ANSWERED}",
+        f"auth-required then {ANSWERED}",
+        "mock_function_call_for_required_user_auth",
+    ),
     "cancel": ("CANCELED", "canceled"),
+    "dies": ("COMPLETED", "completed"),
     "two": ("abc, abc", "abc COMPLETED, abc COMPLETED", "abc completed, abc completed"),
     "conversation": ("abc then abc",),
 }

@@ -2,11 +2,12 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from uuid import uuid4
 
 import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
-from a2a.types import DataPart, Message, Part, Role, TaskIdParams, TextPart, TransportProtocol
+from a2a.types import DataPart, Message, Part, Role, TaskIdParams, TaskQueryParams, TextPart, TransportProtocol
 
 url, token = sys.argv[1:]
 
@@ -23,7 +24,7 @@ async def connect(http, agent, transport):
 async def follow(stream, seen=None):
     text, task = "", None
     async for task, update in stream:
-        if update is not None and update.kind == "artifact-update":
+        if update is not None and update.kind == "artifact-update" and update.artifact.artifact_id == "answer":
             piece = "".join(part.root.text for part in update.artifact.parts if part.root.kind == "text")
             text = text + piece if update.append else piece
         if seen is not None:
@@ -44,6 +45,14 @@ async def question(http, transport):
     return f"{task.status.state.value} then {text}"
 
 
+async def login(http, transport):
+    client = await connect(http, "portal", transport)
+    _, task = await follow(client.send_message(message(TextPart(text="login Which one?"))))
+    ids = {"task_id": task.id, "context_id": task.context_id}
+    text, _ = await follow(client.send_message(message(TextPart(text="the red one"), **ids)))
+    return f"{task.status.state.value} then {text}"
+
+
 async def cancel(http, transport):
     client, asked = await connect(http, "waiter", transport), []
 
@@ -55,6 +64,24 @@ async def cancel(http, transport):
     return task.status.state.value
 
 
+async def dies(http, transport):
+    client, name, ids = await connect(http, "waiter", transport), f"file_{uuid4()}", []
+
+    def seen(task):
+        if not ids and task.status.state.value == "working":
+            ids.append(task.id)
+            print(f"waits: {name}", flush=True)
+
+    with suppress(Exception):  # the stream breaks
+        await follow(client.send_message(message(TextPart(text=name))), seen)
+    while True:
+        with suppress(Exception):  # nobody listens yet
+            task = await client.get_task(TaskQueryParams(id=ids[0]))
+            if task.status.state.value != "working":
+                return task.status.state.value
+        await asyncio.sleep(0.1)
+
+
 async def two(http, transport):
     return ", ".join(await asyncio.gather(stream(http, transport), stream(http, transport)))
 
@@ -62,7 +89,7 @@ async def two(http, transport):
 async def main():
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=30) as http:
         for transport in (TransportProtocol.jsonrpc, TransportProtocol.http_json):
-            for run in (stream, question, cancel, two):
+            for run in (stream, question, login, cancel, dies, two):
                 try:
                     found = await run(http, transport)
                 except Exception as exc:

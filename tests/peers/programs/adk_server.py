@@ -16,8 +16,9 @@ class Words(BaseAgent):
         verb, _, rest = text.partition(" ")
         if verb == "hang":
             await asyncio.Event().wait()
-        if verb == "ask":
-            asked = types.FunctionCall(id="q1", name="ask_the_user", args={"question": rest})
+        if verb in ("ask", "login"):
+            name = "ask_the_user" if verb == "ask" else "adk_request_credential"
+            asked = types.FunctionCall(id="q1", name=name, args={"question": rest})
             parts = [types.Part(text=rest), types.Part(function_call=asked)]
             content = types.Content(role="model", parts=parts)
             yield Event(

@@ -28,14 +28,15 @@ class Words(Worker):
         ids = params["id"], params["context_id"]
         await self.storage.update_task(ids[0], state="working")
         await self.publish_status(*ids, "working")
-        if verb == "ask" and len(texts) == 1:
+        asks = {"ask": "input-required", "login": "auth-required"}
+        if verb in asks and len(texts) == 1:
             asked = {"role": "agent", "parts": [{"text": rest}], "message_id": str(uuid4())}
-            await self.storage.update_task(ids[0], state="input-required", new_messages=[asked])
-            await self.publish_status(*ids, "input-required", asked)
+            await self.storage.update_task(ids[0], state=asks[verb], new_messages=[asked])
+            await self.publish_status(*ids, asks[verb], asked)
             return
         if verb == "hang":
             await asyncio.Event().wait()
-        words = [f"You said {texts[-1]}."] if verb == "ask" else rest.split()
+        words = [f"You said {texts[-1]}."] if verb in asks else rest.split()
         pieces = [f" {word}" if number else word for number, word in enumerate(words)]
         made = {"artifact_id": "a", "parts": [{"text": "".join(pieces)}]}
         for number, piece in enumerate(pieces):

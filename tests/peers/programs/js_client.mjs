@@ -26,7 +26,7 @@ async function follow(stream, seen = () => {}) {
     found.contextId ??= value.contextId;
     const status = value.status && taskStateToJSON(value.status.state);
     if (status) found.states.push(status.replace("TASK_STATE_", ""));
-    if (kind === "artifactUpdate") found.text = (value.append ? found.text : "") + value.artifact.parts.map((part) => part.content.value).join("");
+    if (kind === "artifactUpdate" && value.artifact.artifactId === "answer") found.text = (value.append ? found.text : "") + value.artifact.parts.map((part) => part.content.value).join("");
     await seen(found);
   }
   return found;
@@ -45,6 +45,12 @@ const scenarios = {
     const { text } = await follow(client.sendMessageStream(answer));
     return `${states.at(-1)} then ${text}`;
   },
+  async login(Transport) {
+    const client = await connect("portal", Transport);
+    const { taskId, contextId, states } = await follow(client.sendMessageStream(message([{ text: "login Which one?" }])));
+    const { text } = await follow(client.sendMessageStream(message([{ text: "the red one" }], { taskId, contextId })));
+    return `${states.at(-1)} then ${text}`;
+  },
   async cancel(Transport) {
     const client = await connect("waiter", Transport);
     let is_asked = false;
@@ -52,6 +58,24 @@ const scenarios = {
       if (!is_asked && taskId) { is_asked = true; setTimeout(() => client.cancelTask({ id: taskId, tenant: "", metadata: undefined }), 200); }
     });
     return states.at(-1);
+  },
+  async dies(Transport) {
+    const client = await connect("waiter", Transport);
+    const name = `file_${randomUUID()}`;
+    let id;
+    try {
+      await follow(client.sendMessageStream(message([{ text: name }])), ({ taskId, states }) => {
+        if (!id && states.at(-1) === "WORKING") { id = taskId; console.log(`waits: ${name}`); }
+      });
+    } catch {} // the stream breaks
+    for (;;) {
+      try {
+        const task = await client.getTask({ id, tenant: "", historyLength: undefined });
+        const state = taskStateToJSON(task.status.state).replace("TASK_STATE_", "");
+        if (state !== "WORKING") return state;
+      } catch {} // nobody listens yet
+      await new Promise((done) => setTimeout(done, 100));
+    }
   },
   async two(Transport) {
     const found = await Promise.all([1, 2].map(() => scenarios.stream(Transport)));

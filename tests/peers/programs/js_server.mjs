@@ -26,8 +26,9 @@ class Words {
     const said = history.filter((message) => message.role === userMessage.role).map(textOf);
     const [verb, ...words] = said[0].split(" ");
     bus.publish(status("TASK_STATE_WORKING"));
-    if (verb === "ask" && said.length === 1) {
-      bus.publish(status("TASK_STATE_INPUT_REQUIRED", words.join(" ")));
+    const asks = { ask: "TASK_STATE_INPUT_REQUIRED", login: "TASK_STATE_AUTH_REQUIRED" };
+    if (verb in asks && said.length === 1) {
+      bus.publish(status(asks[verb], words.join(" ")));
       return bus.finished();
     }
     while (verb === "hang" && !this.cancelled.has(taskId)) await pause(20);
@@ -35,7 +36,7 @@ class Words {
       bus.publish(status("TASK_STATE_CANCELED"));
       return bus.finished();
     }
-    const answer = verb === "ask" ? [`You said ${said.at(-1)}.`] : words;
+    const answer = verb in asks ? [`You said ${said.at(-1)}.`] : words;
     for (const [number, word] of answer.entries()) {
       const artifact = { artifactId: "a", parts: [{ text: number ? ` ${word}` : word }] };
       bus.publish(AgentEvent.artifactUpdate(TaskArtifactUpdateEvent.fromJSON({ ...ids, artifact, append: number > 0 })));
