@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import jsonschema_rs
 
 from retinue import Runtime
 from retinue.server import create_app
 from retinue.server.app import OPEN, all_endpoints
+from retinue.wire.resources import encode_cursor
+from retinue.wire.shapes import Items
 
 from .agents import speaker
 from .serving import asking
@@ -54,6 +56,29 @@ async def test_every_answer_is_as_described(tmp_path: Path) -> None:
         ("POST", "/api/v1/runs/{run_id}/fork"),
         ("POST", "/tasks/{task_id}/resume"),
     }
+
+
+async def test_every_list_has_pages(tmp_path: Path) -> None:
+    lists = [endpoint.path for endpoint in all_endpoints() if get_origin(endpoint.returns) is Items]
+    assert len(lists) > 8
+    long: set[str] = set()
+    async with world(tmp_path) as there, asking(there.url, there.admin) as site:
+        for path in lists:
+            address = filled(path, there.names)
+            for cursor in ("zzz", encode_cursor((1.0, "\0"))):
+                refused = await site.get(f"{address}?cursor={cursor}")
+                assert (refused.status, refused.body["code"]) == (422, "unknown_cursor"), (path, cursor)
+            items: list[Any] = []
+            query = "?limit=1"
+            while query:
+                page = (await site.get(address + query)).body
+                assert len(page["items"]) <= 1 or path == "/api/v1/tasks", path  # a page of tasks covers runs
+                items += page["items"]
+                query = page["next_cursor"] and f"?limit=1&cursor={page['next_cursor']}"
+            assert items == (await site.get(f"{address}?limit=1000")).body["items"], path
+            if len(items) > 1:
+                long.add(path)
+    assert {"/api/v1/agents", "/api/v1/runs", "/api/v1/threads"} <= long
 
 
 async def test_sockets_are_on_the_paths_of_streams(tmp_path: Path) -> None:

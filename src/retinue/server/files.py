@@ -15,10 +15,11 @@ from ..core.filesystem import Filesystem, GuardedFilesystem, files_of, is_divide
 from ..core.runs import RunIdentity
 from ..subagents.harness import HarnessAgent
 from ..tasks.files import holds_tasks
-from ..wire.resources import page_json
+from ..wire.resources import encode_cursor, page_json
 from ..wire.shapes import FileShape, Items, WrittenFile
 from .auth import LOCAL
 from .http import ApiError, Call, Endpoint, Page, json_response, not_found, read_bytes
+from .runs import cursor_of
 
 MOST_BYTES = 20_000_000
 _HEADERS = {
@@ -61,10 +62,10 @@ async def list_files(call: Call) -> Any:
     files = _files(call)
     entries = await asyncio.to_thread(files.list, query.path)
     start = 0
-    if query.cursor is not None:
-        start = next((at for at, entry in enumerate(entries) if entry.path > query.cursor), len(entries))
+    if (place := cursor_of(query.cursor)) is not None:
+        start = next((at for at, entry in enumerate(entries) if entry.path > place[1]), len(entries))
     shown = entries[start : start + query.limit]
-    cursor = shown[-1].path if shown and start + len(shown) < len(entries) else None
+    cursor = encode_cursor((0.0, shown[-1].path)) if shown and start + len(shown) < len(entries) else None
     return page_json([{"path": one.path, "is_dir": one.is_dir, "size": one.size} for one in shown], cursor)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -75,12 +75,32 @@ class SubtreeQuery(Struct, frozen=True):
     ns: str | None = None
 
 
+class WholeList(Struct, frozen=True):
+    """The query of a list that is given whole unless a limit is asked for."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    cursor: str | None = None
+
+
+class SubtreeList(WholeList, frozen=True):
+    """The query of a list of something in a subtree, as `tools:a|tools:b`."""
+
+    ns: str | None = None
+
+
+def page_of(items: list[Any], query: Page | WholeList) -> dict[str, Any]:
+    """Return the page of a list that a query asks for."""
+    place = cursor_of(query.cursor)
+    start = 0 if place is None else int(place[0])
+    end = len(items) if query.limit is None else start + query.limit
+    return page_json(items[start:end], encode_cursor((float(end), "")) if end < len(items) else None)
+
+
 # --- agents
 
 
 async def list_agents(call: Call) -> Any:
-    agents = [agent_json(agent) for agent in call.runtime.agents.values()]
-    return page_json(agents, None)
+    return page_of([agent_json(agent) for agent in call.runtime.agents.values()], call.query)
 
 
 async def get_agent(call: Call) -> Any:
@@ -293,7 +313,7 @@ async def tree_of(service: Service, record: RunRecord) -> SnapshotTree:
     return SnapshotTree(await service.runtime.log(record.log_id or record.identity.run_id).so_far())
 
 
-def namespace_of(tree: SnapshotTree, record: RunRecord, query: SubtreeQuery) -> tuple[str, ...]:
+def namespace_of(tree: SnapshotTree, record: RunRecord, query: SubtreeQuery | SubtreeList) -> tuple[str, ...]:
     """Return the namespace of a request: that of its run, which may be a background child, or one given."""
     node = tree.runs.get(record.identity.run_id)
     own = () if node is None else node.ns
@@ -317,18 +337,18 @@ async def run_children(call: Call) -> Any:
     found = tree.children(namespace_of(tree, record, call.query))
     if found is None and call.query.ns:
         raise not_found("subtree")
-    return page_json(found or [], None)
+    return page_of(found or [], call.query)
 
 
 async def run_questions(call: Call) -> Any:
     record = await call.service.run_of(call.user, call.param("run_id"))
     tree = await tree_of(call.service, record)
-    return page_json(tree.questions(namespace_of(tree, record, call.query)), None)
+    return page_of(tree.questions(namespace_of(tree, record, call.query)), call.query)
 
 
 async def run_tasks(call: Call) -> Any:
     record = await call.service.run_of(call.user, call.param("run_id"))
-    return page_json((await tree_of(call.service, record)).task_list(), None)
+    return page_of((await tree_of(call.service, record)).task_list(), call.query)
 
 
 class TasksQuery(Page, frozen=True):
@@ -411,7 +431,8 @@ _RUN = "/api/v1/runs/{run_id}"
 _TASK = "/api/v1/tasks/{background_task_id}"
 ENDPOINTS = (
     Endpoint(
-        method="GET", path="/api/v1/agents", handle=list_agents, returns=Items[AgentShape], summary="List the agents."
+        method="GET", path="/api/v1/agents", handle=list_agents, query=WholeList, returns=Items[AgentShape],
+        summary="List the agents.",
     ),
     Endpoint(
         method="GET", path="/api/v1/agents/{agent}", handle=get_agent, returns=AgentShape, summary="Show an agent."
@@ -454,15 +475,15 @@ ENDPOINTS = (
         summary="Return the tree of a run as it is stored now, with the number of its last event.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/children", handle=run_children, query=SubtreeQuery, returns=Items[ChildShape],
+        method="GET", path=f"{_RUN}/children", handle=run_children, query=SubtreeList, returns=Items[ChildShape],
         summary="List the children of a run, or of a run below it.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/questions", handle=run_questions, query=SubtreeQuery, returns=Items[QuestionShape],
+        method="GET", path=f"{_RUN}/questions", handle=run_questions, query=SubtreeList, returns=Items[QuestionShape],
         summary="List the open questions of a run, at any depth.",
     ),
     Endpoint(
-        method="GET", path=f"{_RUN}/tasks", handle=run_tasks, returns=Items[TaskShape],
+        method="GET", path=f"{_RUN}/tasks", handle=run_tasks, query=WholeList, returns=Items[TaskShape],
         summary="List the background tasks of a run.",
     ),
     Endpoint(

@@ -12,7 +12,7 @@ from ..core.stores import RunRecord, ThreadRecord
 from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoint, Page, json_response
-from .runs import cursor_of, shown_run, tree_of
+from .runs import WholeList, cursor_of, page_of, shown_run, tree_of
 from .service import OWN_PREFIX, Service
 from .streams import EventsQuery, EventStream, open_thread
 
@@ -85,16 +85,11 @@ async def get_thread(call: Call) -> Any:
 
 async def thread_messages(call: Call) -> Any:
     """The messages of a conversation in pages, oldest first."""
-    query: Page = call.query
     thread_id = call.param("thread_id")
     await call.service.check_thread(call.user, thread_id)
-    place = cursor_of(query.cursor)
-    start = 0 if place is None else int(place[0])
     messages = [one for one in await call.runtime.messages(thread_id) if one.visibility is Visibility.ALL]
-    shown = messages[start : start + query.limit]
-    end = start + len(shown)
-    cursor = encode_cursor((float(end), "")) if end < len(messages) else None
-    return page_json([message_json(one) for one in shown], cursor)
+    page = page_of(messages, call.query)
+    return {**page, "items": [message_json(one) for one in page["items"]]}
 
 
 async def thread_state(call: Call) -> Any:
@@ -117,7 +112,7 @@ async def thread_questions(call: Call) -> Any:
     for record in reversed(await call.runtime.store.list_runs(thread_id)):
         if not record.has_ended or await call.runtime.log(record.identity.run_id).is_open():
             found += (await tree_of(call.service, record)).questions()
-    return page_json(found, None)
+    return page_of(found, call.query)
 
 
 async def delete_thread(call: Call) -> Any:
@@ -157,7 +152,7 @@ ENDPOINTS = (
     ),
     Endpoint(method="GET", path=f"{_THREAD}/state", handle=thread_state, returns=ThreadState, summary="Return the persistent state."),
     Endpoint(
-        method="GET", path=f"{_THREAD}/questions", handle=thread_questions, returns=Items[QuestionShape],
+        method="GET", path=f"{_THREAD}/questions", handle=thread_questions, query=WholeList, returns=Items[QuestionShape],
         summary="List the open questions of a thread, at any depth.",
     ),
     Endpoint(

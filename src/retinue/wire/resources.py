@@ -203,7 +203,7 @@ def decode_cursor(cursor: str) -> Place:
     try:
         at, name = msgspec.json.decode(
             base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)),
-            type=tuple[Annotated[float, Meta(ge=0)], str],
+            type=tuple[Annotated[float, Meta(ge=0)], Annotated[str, Meta(pattern=r"^[^\x00]*$")]],
         )
     except (ValueError, TypeError) as exc:
         raise ValueError(
