@@ -382,3 +382,21 @@ async def test_tools_of_a_plugin_are_the_agents() -> None:
     assert [m.text for m in out.messages if m.role == "tool"] == ["worked on x"]
     with pytest.raises(ValueError, match="agent 'a' has two tools named 'work'"):
         await run(ONE_CALL, Toolkit())
+
+
+class Toolkit(Plugin):
+    name = "toolkit"
+
+    def register(self, r: Registrar) -> None:
+        r.tool(double)
+
+
+def double(n: int) -> int:
+    """Double a number."""
+    return 2 * n
+
+
+async def test_a_plugin_may_give_a_plain_function_as_a_tool() -> None:
+    agent = Agent("a", ScriptedModel([call("double", {"n": 4}), say("done")]), plugins=[Toolkit()])
+    result = await Runtime([agent]).run("a", "go")
+    assert [m.text for m in result.messages if m.role == "tool"] == ["8"]

@@ -13,14 +13,17 @@ from retinue import (
     ConfigurationError,
     Decision,
     DecisionRefused,
+    HarnessAgent,
     Limits,
     Message,
     Permissions,
     Plugin,
     Registrar,
     Runtime,
+    SetResult,
     StateCommand,
     StateKey,
+    Suspend,
     ToolOutput,
     tool,
 )
@@ -61,6 +64,7 @@ def run(**options: Any) -> Any:
 
 
 any_agent: Any = Agent
+any_harness: Any = HarnessAgent
 any_key: Any = StateKey
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -88,6 +92,24 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"subagents is a list, even of one: write \['b",
     ),
     "one handoff": (lambda: any_agent("a", model(), handoffs=Agent("b")), "handoffs is a list, even of one"),
+    "sub-agent of a number": (lambda: any_agent("a", model(), subagents=[3]), "has agents or their names, not 3"),
+    "handoff to a number": (lambda: any_agent("a", model(), handoffs=[3]), "handoffs has agents or their names, not 3"),
+    "description of a number": (lambda: any_agent("a", model(), description=3), "description is text, not 3"),
+    "steps as a truth": (lambda: any_agent("a", model(), max_steps=True), "max_steps must be at least 1, got True"),
+    "one tool of a harness": (lambda: any_harness("a", model(), tools=f), "tools is a list, even of one"),
+    "one plugin of a harness": (lambda: any_harness("a", model(), plugins=P()), "plugins is a list, even of one"),
+    "one sub-agent of a harness": (
+        lambda: any_harness("a", model(), subagents="bob"),
+        r"subagents is a list, even of one: write \['bob'\]",
+    ),
+    "one context file": (lambda: any_harness("a", model(), context_files="NOTES.md"), "context_files is a list"),
+    "one workspace root": (lambda: any_harness("a", model(), workspace_roots="/x"), "workspace_roots is a list"),
+    "list of factories": (
+        lambda: any_harness("a", model(), subagent_factories=[f]),
+        "subagent_factories is a dict {name: function}, not",
+    ),
+    "result of text": (lambda: SetResult("x"), r"SetResult takes a ToolResult, not 'x': write ToolResult.success\("),  # pyright: ignore[reportArgumentType]
+    "suspended by text": (lambda: Suspend("x"), "Suspend takes a SuspendTicket, not 'x'"),  # pyright: ignore[reportArgumentType]
     "output as text": (lambda: any_agent("a", model(), output="int"), "output is a type, such as int, .* not 'int'"),
     "output as a list": (lambda: any_agent("a", model(), output=[int]), "output is a type, such as int, list"),
     "steps as text": (

@@ -176,7 +176,7 @@ def test_export_holds_what_is_persistent_and_was_written() -> None:
 def test_restore_replaces_and_seed_merges() -> None:
     s = store()
     s.commit(MutationBatch().update(count, 1).update(secret, "mine"))
-    s.apply_seed(PersistedState.of({count: 7, seen: {"a"}}))
+    s.apply_seed({count: 7, seen: {"a"}})
     assert (s.revision, s.snapshot()[count], s.snapshot()[secret], s.snapshot()[seen]) == (1, 7, "mine", {"a"})
     s.restore_persisted(PersistedState(revision=9, extensions={"count": 3}))
     assert (s.revision, s.snapshot()[count], s.snapshot().get(secret)) == (9, 3, None)

@@ -10,9 +10,13 @@ import pytest
 from retinue import (
     Agent,
     Child,
+    ConfigurationError,
     Decision,
     ExecutionBackendError,
     Limits,
+    Plugin,
+    Registrar,
+    RetinueError,
     RunStatus,
     Runtime,
     StateKey,
@@ -232,6 +236,56 @@ async def test_children_that_cannot_be_set_up_are_results_among_the_others() -> 
     assert texts(await boss(delegate).run("boss", "go")) == [
         '["echo: a","agent \'nobody\' could not be run","echo: c"]'
     ]
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "none at a time": (lambda ctx: ctx.run_children([Child(echo(), "x")], limit=0), "at least 1, not 0"),
+    "a limit of text": (lambda ctx: ctx.run_children([Child(echo(), "x")], limit="2"), "at least 1, not '2'"),
+    "one child": (lambda ctx: ctx.run_children(Child(echo(), "x")), "children is a list, even of one"),
+    "a child by name": (lambda ctx: ctx.run_children(["echo"]), "takes Child(agent, input), not 'echo'"),
+    "a timeout of text": (lambda ctx: ctx.run_child(echo(), "x", timeout="5"), "a number of seconds, not '5'"),
+    "no token": (lambda ctx: ctx.run_child(echo(), "x", cancellation=3), "is a CancellationToken, such as"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+async def test_a_child_that_is_asked_for_wrongly_is_refused_with_what_to_write(name: str) -> None:
+    ask_for, sentence = MISTAKES[name]
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        with pytest.raises(RetinueError) as caught:
+            await ask_for(ctx)
+        return str(caught.value)
+
+    sink = RecordingSink()
+    assert sentence in texts(await boss(delegate).run("boss", "go", sinks=[sink]))[0]
+    assert not sink.of("child_started")
+
+
+class Broken(Plugin):
+    name = "broken"
+
+    def register(self, r: Registrar) -> None:
+        raise KeyError("no such table")
+
+
+async def test_a_plugin_that_cannot_be_installed_is_an_error_of_the_set_up() -> None:
+    broken = Agent("broken", ScriptedModel([]), plugins=[Broken()])
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        with pytest.raises(ExecutionBackendError) as caught:
+            await ctx.run_child(broken, "x")
+        return str(caught.value)
+
+    sink, reason = RecordingSink(), "plugin 'broken' failed in register: KeyError: 'no such table'"
+    assert reason in texts(await boss(delegate).run("boss", "go", sinks=[sink]))[0]
+    assert not sink.of("child_started")
+    with pytest.raises(ConfigurationError, match=reason):
+        await Runtime([broken]).run("broken", "go")
 
 
 async def test_the_children_of_a_failed_attempt_are_given_up() -> None:

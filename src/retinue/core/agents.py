@@ -147,7 +147,11 @@ class Agent(Generic[Out]):
             check_model(self.model, owner)
         _check_options(self, owner)
         for option in ("subagents", "handoffs"):
-            object.__setattr__(self, option, as_tuple(getattr(self, option), owner, option))
+            given = as_tuple(getattr(self, option), owner, option)
+            for one in given:
+                if not isinstance(one, Agent | str) and (option == "handoffs" or type(self) is Agent):
+                    raise ConfigurationError(f"{owner}: {option} has agents or their names, not {one!r:.80}")
+            object.__setattr__(self, option, given)
         targets = [target if isinstance(target, str) else target.name for target in self.handoffs]
         given = as_tuple(self.tools, owner, "tools")
         tools = (*[as_tool(candidate) for candidate in given], *map(TransferTool, targets))
@@ -233,7 +237,9 @@ def _check_options(agent: Agent, owner: str) -> None:
     )
     if not isinstance(text, str):
         raise ConfigurationError(f"{owner}: instructions is text, not {text!r}: write Agent(name, model, instructions)")
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(cast("Any", agent.description), str):
+        raise ConfigurationError(f"{owner}: description is text, not {agent.description!r:.80}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
     check_limits(limits, f"{owner}: ")
     if not isinstance(settings, Mapping):

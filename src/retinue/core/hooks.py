@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from .agents import Agent
 from .decisions import Decision
-from .errors import ConfigurationError, KeyAlreadyRegistered
+from .errors import ConfigurationError, KeyAlreadyRegistered, RetinueError
+from .functions import as_tool
 from .messages import Message, ToolCall
 from .model import ModelRequest
 from .plugins import PHASES, Intercept, Phase, Plugin
@@ -134,9 +135,9 @@ class Registrar:
             raise KeyAlreadyRegistered(key.name, self.plugin.name)
         self.keys.append(key)
 
-    def tool(self, tool: Tool) -> None:
-        """Give the agent a tool."""
-        self.tools.append(tool)
+    def tool(self, tool: Tool | Callable[..., Any]) -> None:
+        """Give the agent a tool; a plain function becomes one."""
+        self.tools.append(as_tool(tool))
 
     @overload
     def hook(
@@ -186,3 +187,16 @@ class Registrar:
     def results(self, keeper: ResultKeeper) -> None:
         """Let `keeper` store results that are too long for the model."""
         self.keeper = keeper
+
+
+def registered(plugin: Plugin) -> Registrar:
+    """Return what a plugin registers. An exception that it raises is a ConfigurationError with its name."""
+    registrar = Registrar(plugin)
+    try:
+        plugin.register(registrar)
+    except RetinueError:
+        raise
+    except Exception as exc:
+        problem = f"{type(exc).__name__}: {exc}"
+        raise ConfigurationError(f"plugin {plugin.name!r} failed in register: {problem}") from exc
+    return registrar

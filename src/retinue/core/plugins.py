@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
 
+from .errors import ConfigurationError
 from .results import SuspendTicket, ToolResult
 
 if TYPE_CHECKING:
@@ -36,11 +37,21 @@ class Suspend(Struct, frozen=True):
 
     ticket: SuspendTicket
 
+    def __post_init__(self) -> None:
+        given: Any = self.ticket
+        if not isinstance(given, SuspendTicket):
+            raise ConfigurationError(f"Suspend takes a SuspendTicket, not {given!r:.80}")
+
 
 class SetResult(Struct, frozen=True):
     """The call is not made: this is its result."""
 
     result: ToolResult
+
+    def __post_init__(self) -> None:
+        given: Any = self.result
+        if not isinstance(given, ToolResult):
+            raise ConfigurationError(f"SetResult takes a ToolResult, not {given!r:.80}: write ToolResult.success(…)")
 
 
 Intercept = Block | Suspend | SetResult
@@ -131,4 +142,4 @@ class Plugin:
             cls.name = cls.__name__
 
     def register(self, r: Registrar) -> None:
-        """Called once for each run the plugin takes part in."""
+        """Say what the plugin has. It is called when an agent is set up for its runs, perhaps more than once."""

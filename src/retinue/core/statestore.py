@@ -18,10 +18,20 @@ from .errors import (
     RevisionConflict,
     UnknownKey,
 )
-from .hooks import Registrar
+from .hooks import Registrar, registered
 from .plugins import Plugin
 from .schema import isolate
-from .state import MutationBatch, PersistedState, Scope, Snapshot, StateCommand, StateKey, UnknownKeyPolicy
+from .state import (
+    MutationBatch,
+    PersistedState,
+    Scope,
+    Seed,
+    Snapshot,
+    StateCommand,
+    StateKey,
+    UnknownKeyPolicy,
+    as_persisted,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +79,7 @@ class StateStore:
 
     def install(self, plugin: Plugin) -> Registrar:
         """Register a plugin's keys, all or none; return all that it registered."""
-        registrar = Registrar(plugin)
-        plugin.register(registrar)
+        registrar = registered(plugin)
         with self._lock:
             if plugin.name in self._plugins:
                 raise PluginAlreadyInstalled(plugin.name)
@@ -87,9 +96,7 @@ class StateStore:
         """Install a plugin that may be there already; return what it registers."""
         if plugin.name not in self._plugins:
             return self.install(plugin)
-        registrar = Registrar(plugin)
-        plugin.register(registrar)
-        return registrar
+        return registered(plugin)
 
     def uninstall(self, name: str) -> int:
         """Remove a plugin with its keys and their values; returns the revision."""
@@ -223,8 +230,9 @@ class StateStore:
             self._values = self._decoded(persisted, policy)
             self.revision = persisted.revision
 
-    def apply_seed(self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR) -> None:
+    def apply_seed(self, seed: Seed, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR) -> None:
         """Merge values in before a run begins: atomic, moves no revision, calls no hook."""
+        persisted = seed if isinstance(seed, PersistedState) else as_persisted(seed)
         with self._lock:
             self._values = {**self._values, **self._decoded(persisted, policy)}
 

@@ -13,7 +13,14 @@ from msgspec import Struct
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
 from ..core.context import CancellationToken, ToolContext
-from ..core.errors import ChildAgentError, ExecutionBackendError, ExecutionFailed, RetinueError
+from ..core.errors import (
+    ChildAgentError,
+    ConfigurationError,
+    ExecutionBackendError,
+    ExecutionFailed,
+    RetinueError,
+    as_tuple,
+)
 from ..core.events import ErrorRaised, Event, NullSink, Sink, StepStarted, TextDelta, ToolCallStreamDelta
 from ..core.messages import Message, as_messages
 from ..core.model import Model
@@ -56,7 +63,7 @@ async def run_child_agent(
     With a `thread_id` it continues that stored conversation; without, it starts a new one.
     Raises ExecutionBackendError if the run could not be set up or dispatched; then it has no events.
     """
-    _check(resolver, agent, parent, sink, timeout)
+    _check(resolver, agent, parent, sink, cancellation, timeout)
     try:
         plan = resolver.resolve(agent)
         given, said = PersistedState() if seed is None else as_persisted(seed), as_messages(messages)
@@ -120,7 +127,13 @@ async def run_children(
 ) -> list[RunResult]:
     """Run several children of one call concurrently; return their results in the given order."""
     if on_error not in ("collect", "cancel_siblings"):
-        raise ValueError(f"on_error is 'collect' or 'cancel_siblings', not {on_error!r}")
+        raise ConfigurationError(f"on_error is 'collect' or 'cancel_siblings', not {on_error!r}")
+    given: Any = limit
+    if given is not None and (not isinstance(given, int) or given < 1):
+        raise ConfigurationError(f"limit is the number of children at a time, at least 1, not {given!r}")
+    for child in as_tuple(children, "run_children", "children"):
+        if not isinstance(child, Child):
+            raise ConfigurationError(f"run_children takes Child(agent, input), not {child!r:.80}")
     slots = asyncio.Semaphore(limit) if limit is not None else None
     together = CancellationToken()
     stop = together.set if on_error == "cancel_siblings" else None
@@ -146,7 +159,7 @@ async def run_children(
         ctx.cancellation.forget(stop_all)
 
 
-def _check(resolver: Any, agent: object, parent: Any, sink: Any, timeout: float | None) -> None:
+def _check(resolver: Any, agent: object, parent: Any, sink: Any, cancellation: Any, timeout: Any) -> None:
     """Raise for arguments that cannot work; the error says what to write."""
     problem = None
     if isinstance(resolver, ToolContext):
@@ -157,7 +170,9 @@ def _check(resolver: Any, agent: object, parent: Any, sink: Any, timeout: float 
         problem = "a child belongs to a call of a run: give parent_run_id and parent_tool_call_id, or neither"
     elif sink is not None and (not callable(sink) or iscoroutinefunction(sink)):
         problem = "sink is a function of one event, which is not async"
-    elif timeout is not None and timeout < 0:
+    elif cancellation is not None and not isinstance(cancellation, CancellationToken):
+        problem = f"cancellation is a CancellationToken, such as ctx.cancellation, not {cancellation!r:.80}"
+    elif timeout is not None and (not isinstance(timeout, int | float) or timeout < 0):
         problem = f"timeout is a number of seconds, not {timeout!r}"
     if problem is not None:
         raise ExecutionBackendError(_name(agent), problem)

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
-from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent
+from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent, as_tuple
 from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
-from ..core.hooks import HookContext, Registrar
+from ..core.hooks import HookContext, Registrar, registered
 from ..core.messages import ToolCall
 from ..core.plugins import AddSystemText, Plugin
 from ..core.runs import Out
@@ -103,8 +103,12 @@ class HarnessAgent(Agent[Out]):
 
     def __post_init__(self) -> None:
         owner = f"agent {self.name!r}"
-        own_tools = tuple([as_tool(candidate) for candidate in self.tools])
-        own_plugins = tuple(self.plugins)
+        own_tools = tuple([as_tool(candidate) for candidate in as_tuple(self.tools, owner, "tools")])
+        own_plugins = as_tuple(self.plugins, owner, "plugins")
+        roots: tuple[str | os.PathLike[str], ...] = as_tuple(self.workspace_roots, owner, "workspace_roots")
+        factories: Any = self.subagent_factories
+        if not isinstance(factories, Mapping):
+            raise ConfigurationError(f"{owner}: subagent_factories is a dict {{name: function}}, not {factories!r:.80}")
         filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(self.workspace)
         built_in = _builtin_tools(self, filesystem, owner)
         for name, value in (
@@ -115,8 +119,8 @@ class HarnessAgent(Agent[Out]):
             ("builtin_names", frozenset([tool.name for tool in built_in])),
             ("subagents", _subagents(self.subagents, owner)),
             ("subagent_factories", {agent_name(name) or name: made for name, made in self.subagent_factories.items()}),
-            ("context_files", tuple(self.context_files)),
-            ("workspace_roots", tuple([os.fspath(root) for root in self.workspace_roots])),
+            ("context_files", as_tuple(self.context_files, owner, "context_files")),
+            ("workspace_roots", tuple([os.fspath(root) for root in roots])),
             ("result_limit", self.tool_result_limit),
             ("tools", (*own_tools, *built_in)),
             ("catalog", None),
@@ -328,13 +332,6 @@ class Subagents(Plugin):
         self._agents.forget_run(ctx.run.run_id)
 
 
-def registered(plugin: Plugin) -> Registrar:
-    """Return what a plugin registers."""
-    r = Registrar(plugin)
-    plugin.register(r)
-    return r
-
-
 class StateOf(Plugin):
     """The state keys, actions, effects and inherited tools of a plugin, without its hooks."""
 
@@ -397,7 +394,7 @@ def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
 
 
 def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
-    declared = tuple(given)
+    declared = as_tuple(given, owner, "subagents")
     for one in declared:
         if not isinstance(one, SubagentDeclaration | Agent | str):
             raise ConfigurationError(f"{owner}: a sub-agent is a SubagentDeclaration, an Agent or a name, not {one!r}")
