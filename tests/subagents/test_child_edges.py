@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,43 @@ async def test_a_call_that_leaves_its_child_behind_keeps_no_slot() -> None:
     result = await asyncio.wait_for(Runtime([agent]).run("boss", "go"), 90)
     assert result.response == "done"
     await asyncio.gather(*left, return_exceptions=True)
+
+
+@pytest.mark.parametrize("place", ["memory:", "sqlite:///{}/app.db"])
+async def test_a_child_that_a_tool_left_at_work_ends_with_the_run(place: str, tmp_path: Path) -> None:
+    asked, answer, left = asyncio.Event(), asyncio.Event(), list[Any]()
+
+    async def respond(request: Any) -> Any:
+        asked.set()
+        await answer.wait()
+        return say("too late")
+
+    @tool
+    async def leave(ctx: ToolContext) -> str:
+        """Start a child and go."""
+        left.append(asyncio.create_task(ctx.run_child("slow", "x")))
+        await asked.wait()
+        return "left"
+
+    agents = [
+        Agent("slow", ScriptedModel(respond)),
+        Agent("boss", ScriptedModel([call("leave"), say("done")]), tools=[leave]),
+    ]
+    async with Runtime.open(place.format(tmp_path), agents) as runtime:
+        run = runtime.stream("boss", "go")
+        assert (await run.result()).status is RunStatus.COMPLETED
+        answer.set()
+        await asyncio.gather(*left, return_exceptions=True)
+        ends = [
+            e async for e in runtime.events(run.run_id) if e.kind in ("run_finished", "child_finished", "text_delta")
+        ]
+    assert [
+        (e.kind, e.agent, getattr(e, "status", e)) for e in ends if e.agent == "slow" or e.kind != "text_delta"
+    ] == [
+        ("run_finished", "slow", RunStatus.CANCELLED),
+        ("child_finished", "boss", RunStatus.CANCELLED),
+        ("run_finished", "boss", RunStatus.COMPLETED),
+    ]
 
 
 async def test_a_tool_may_start_a_child_while_another_ends() -> None:

@@ -219,7 +219,7 @@ async def _attempt(
     # Each turn is one attempt.
     while True:
         if attempt and state.children:  # those of the attempt that failed
-            close_children(x.log, x.state, state, "the attempt that started it failed")
+            close_children(x.log, x.state, state.children.values(), "the attempt that started it failed")
             x.log.append_private(Private(kind="commit", run_id=x.run_id, call_id=call.id, abandoned=True))
         ctx = make_context(x, call, x.snapshot, resume_input)
         try:
@@ -404,7 +404,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
     else:
         for child in call.children.values():
             if not child.ended:
-                close_children(x.log, x.state, call, "the call that started it has ended", running=False)
+                reason = "the call that started it has ended"
+                close_children(x.log, x.state, call.children.values(), reason, running=False)
                 break
         if "admitted" in fields:
             fields = {name: value for name, value in fields.items() if name != "admitted"}

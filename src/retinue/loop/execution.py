@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ from ..core.tools import ToolDescriptor
 from .budget import is_limited
 from .log import LiveLog
 from .phases import HookTable
-from .state import CALL_NEW, RUNNING, CallState, RunState, message_id
+from .state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
 from .tickets import tickets_of
 
 if TYPE_CHECKING:
@@ -280,6 +280,8 @@ class Execution:
             ending = replace(ending, error=error)
         if ending.status not in RUN_MOVES[state.status]:
             raise IllegalMove(f"run {state.run_id!r}", state.status, ending.status)
+        if state.children and ending.status in ENDED:  # a tool may have left some at work
+            close_children(self.log, state, state.children.values(), "the run that started it has ended")
         said = "".join(self.partial_text)
         self.partial_text = []
         last = (Message.assistant(said, id=self.answer_id()),) if said else ()
@@ -348,7 +350,7 @@ def close_calls(log: LiveLog, run: RunState) -> None:
     for call in run.open():
         was_made = call.status is not CALL_NEW
         reason = "the call was cancelled before it finished" if was_made else "the run ended before this call was made"
-        close_children(log, run, call, reason)
+        close_children(log, run, call.children.values(), reason)
         finish_cancelled(log, run, call.call, reason, call.message_id)
     drop_drafts(log, run)
 
@@ -369,12 +371,14 @@ def finish_cancelled(log: LiveLog, run: RunState, call: ToolCall, reason: str, m
     )
 
 
-def close_children(log: LiveLog, run: RunState, call: CallState, reason: str, *, running: bool = True) -> None:
-    """End the children of a call that nobody waits for any more, except those in the background.
+def close_children(
+    log: LiveLog, run: RunState, children: Iterable[ChildRef], reason: str, *, running: bool = True
+) -> None:
+    """End children that nobody waits for any more, except those in the background.
 
     With `running=False`, those that are at work in this process continue, too.
     """
-    for ref in list(call.children.values()):
+    for ref in list(children):
         child = log.tree.runs.get(ref.run_id)
         if child is None or ref.ended or child.request.detached:
             continue
@@ -385,7 +389,10 @@ def close_children(log: LiveLog, run: RunState, call: CallState, reason: str, *,
         log.append(
             run,
             ChildFinished(
-                call_id=call.call.id, child_run_id=ref.run_id, child_agent=child.identity.agent, status=child.status
+                call_id=child.identity.parent_tool_call_id or "",
+                child_run_id=ref.run_id,
+                child_agent=child.identity.agent,
+                status=child.status,
             ),
         )
 

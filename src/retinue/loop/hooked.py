@@ -67,7 +67,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
         finalize(x, call, _ask_again(call, f"not valid: {exc.message}") if is_edited else failed(made, exc))
         return
     if was_running and call.entered and not _may_run_again(bound, call):
-        close_children(x.log, x.state, call, "the call that started it was interrupted")
+        close_children(x.log, x.state, call.children.values(), "the call that started it was interrupted")
         await _finalize_after_hooks(x, call, made, interrupted(made), {})
     elif call.entered and not (was_running and _has_hooks_before(x, call, decision)):
         # No hook runs before it, or those that do have let it pass.
