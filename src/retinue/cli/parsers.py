@@ -342,7 +342,7 @@ def _add_single(parser: CommandParser, name: str) -> None:
     parser.add_argument("--shell", action="store_true", help="let the agents run any command, as you could yourself")
     _add_consent(parser)
     _add_model(parser)
-    parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one)")
+    parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one); --db keeps it")
     _add_database(parser)
     parser.add_argument("--max-steps", metavar="N", type=count_from_1, help="stop after so many model calls")
 

@@ -330,7 +330,6 @@ def make_dispatcher(runs: LocalRuns, engine: str | Engine) -> Dispatcher:
     if not isinstance(runs.store, SqlStore) or not runs.store.has_queues:
         name = engine if isinstance(engine, str) else engine.name
         raise ConfigurationError(
-            f"engine {name!r} needs a PostgreSQL store, which every worker can reach: "
-            "Runtime.open('postgresql://…', engine=…)"
+            f"engine {name!r} needs a PostgreSQL database, which every worker can reach: give it as postgresql://…"
         )
     return Dispatcher(runs, open_engine(engine) if isinstance(engine, str) else engine, runs.store)
