@@ -26,7 +26,7 @@ from retinue import (
     ToolResult,
     tool,
 )
-from retinue.plugins import AddContextMessage, ExcludeTools, IncludeTools, OverrideSettings
+from retinue.plugins import AddContextMessage, AddSystemText, ExcludeTools, IncludeTools, OverrideSettings
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
 total: StateKey[int, int] = StateKey("total", int, reduce=lambda a, b: a + b, merge="commutative", persistent=True)
@@ -300,6 +300,22 @@ async def test_step_actions_change_the_next_request_only() -> None:
     assert [m.text for m in second.messages] == ["Sys.", "go", "", refused]
     assert ([t.name for t in second.tools], dict(second.settings)) == (["work"], {"top_p": 1})
     assert [m.text for m in out.messages] == ["go", "", refused, "done"]
+
+
+async def test_a_hook_before_inference_sees_the_request_with_what_step_start_has_added() -> None:
+    seen: list[Any] = []
+
+    def add(ctx: HookContext) -> StateCommand:
+        return StateCommand().schedule(AddSystemText("Be brief.")).schedule(ExcludeTools(("work",)))
+
+    def look(ctx: HookContext) -> None:
+        seen.append(ctx.request)
+
+    model = ScriptedModel([say("done")])
+    agent = Agent("a", model, "Sys.", [work], [Hooks(("step_start", add), ("before_inference", look))])
+    await Runtime([agent]).run("a", "go")
+    assert [m.text for m in seen[0].messages] == ["Sys.\n\nBe brief.", "go"]
+    assert seen == model.requests
 
 
 async def test_include_tools_offers_only_those() -> None:

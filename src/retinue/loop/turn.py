@@ -221,11 +221,10 @@ async def ask_model(x: Execution) -> Ending | None:
     if x.has_hooks:
         compacted = run.compacted
         whole = tuple(run.messages) if run.own_from else x.own_messages()
-        await run_phase(x, "before_inference", whole, request)
+        await run_phase(x, "before_inference", whole, _with_actions(request, run.step_actions))
         if run.compacted is not compacted:
             request = _request(x)
-    if run.step_actions:
-        request = _with_actions(request, run.step_actions)
+    request = _with_actions(request, run.step_actions)
     if x.is_limited and run.last_call is NO_USAGE and (ending := await _check_first_request(x, request)) is not None:
         return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
@@ -293,6 +292,8 @@ def _request(x: Execution) -> ModelRequest:
 
 def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> ModelRequest:
     """The request as hooks want it this once."""
+    if not actions:
+        return request
     messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
     only = [action.names for action in actions if isinstance(action, IncludeTools)]
     excluded = {name for action in actions if isinstance(action, ExcludeTools) for name in action.names}
