@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retinue import Runtime
-from retinue.server import StoredTokens, TokenStore
+from retinue.server import NoAuth, StoredTokens, TokenStore
 from retinue.storage.sql import SqlStore
 from retinue.wire.resources import encode_cursor
 
@@ -284,6 +284,26 @@ async def test_a_page_has_a_cookie_and_only_its_own_origin() -> None:
             assert (await page.post(RUNS, run, headers=jar)).status == 403
             assert (await page.post(RUNS, run, headers={**jar, "origin": "http://evil.example"})).status == 403
             assert (await page.post(RUNS, run, headers={**jar, "origin": site.url})).status == 201
+
+
+@pytest.mark.parametrize("auth", [TOKEN, NoAuth()])
+async def test_pages_of_other_origins_need_leave(auth: str | NoAuth) -> None:
+    app, run = "https://app.example.com", {"agent": "speaker", "input": "x"}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    async with serving(Runtime(agents=[speaker("hi")]), auth=auth, cors=[app]) as site:
+        for origin, allowed in ((app, app), ("https://evil.example", None)):
+            for answer in (
+                await site.ask("OPTIONS", RUNS, headers={"origin": origin, **asks}),
+                await site.get(RUNS, headers={"origin": origin}),
+                await site.get(f"{RUNS}/missing", headers={"origin": origin}),
+            ):
+                assert answer.headers.get("access-control-allow-origin") == allowed
+            started = await site.post(RUNS, run, headers={"origin": origin})
+            assert started.status == (403 if allowed is None and isinstance(auth, NoAuth) else 201)
+    async with serving(Runtime(agents=[speaker("hi")]), auth=auth, cors=["*"]) as site:
+        answer = await site.post(RUNS, run, headers={"origin": "https://evil.example"})
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.status == (403 if isinstance(auth, NoAuth) else 201)
 
 
 async def test_bad_requests_get_one_sentence() -> None:
