@@ -134,6 +134,37 @@ async def test_a_child_that_a_tool_left_at_work_ends_with_the_run(place: str, tm
     ]
 
 
+async def test_a_child_that_a_failed_call_left_at_work_ends_with_the_call() -> None:
+    asked = asyncio.Event()
+
+    async def respond(request: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    child = Agent("slow", ScriptedModel(respond))
+
+    @tool
+    async def both(ctx: ToolContext) -> None:
+        """Start two children, of which one cannot be set up: `gather` does not stop the other."""
+
+        async def later() -> None:
+            await asked.wait()
+            await ctx.run_child("nobody", "x")
+
+        await asyncio.gather(ctx.run_child(child, "x"), later())
+
+    sink = RecordingSink()
+    async with boss(both) as runtime:
+        await runtime.run("boss", "go", sinks=[sink])
+    ends = sink.of("run_finished", "child_finished", "tool_call_finished")
+    assert [(e.kind, e.status) for e in ends] == [
+        ("run_finished", "cancelled"),
+        ("child_finished", "cancelled"),
+        ("tool_call_finished", "failed"),
+        ("run_finished", "completed"),
+    ]
+
+
 async def test_a_tool_may_start_a_child_while_another_ends() -> None:
     @tool
     async def work() -> str:

@@ -404,8 +404,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
     else:
         for child in call.children.values():
             if not child.ended:
-                reason = "the call that started it has ended"
-                close_children(x.log, x.state, call.children.values(), reason, running=False)
+                reason, is_failed = "the call that started it has ended", status is ToolCallStatus.FAILED
+                close_children(x.log, x.state, call.children.values(), reason, running=is_failed)
                 break
         if "admitted" in fields:
             fields = {name: value for name, value in fields.items() if name != "admitted"}
