@@ -14,8 +14,7 @@ from retinue import RunStatus
 from retinue.cli.parsers import span
 from retinue.errors import StoreError
 from retinue.storage import sqlite
-from retinue.storage.packs import DELTAS_KIND
-from retinue.storage.schema import MIGRATIONS, newest_version
+from retinue.storage.schema import DELTAS_KIND, MIGRATIONS, newest_version
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.stores import sql_store, without_secrets
 

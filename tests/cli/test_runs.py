@@ -13,7 +13,7 @@ import pytest
 
 from retinue import RunStatus
 from retinue.cli import steering
-from retinue.storage.packs import DELTAS_KIND
+from retinue.storage.schema import DELTAS_KIND
 from retinue.storage.sqlite import SqliteStore
 from tests.prepared import PYTHON
 

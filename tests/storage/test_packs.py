@@ -15,7 +15,8 @@ from retinue.core.plugins import AddMessage, StopRun, UseSummary
 from retinue.core.rows import Answer, Ending, Job, LogRow, Private, StoredRequest
 from retinue.core.runs import Limits, RunIdentity
 from retinue.storage import packs
-from retinue.storage.packs import DELTAS_KIND, ROWS_KIND, pack_rows, unpack_events, unpack_rows
+from retinue.storage.packs import pack_rows, unpack_events, unpack_rows
+from retinue.storage.schema import DELTAS_KIND, ROWS_KIND
 from retinue.testing.threads import step_rows
 
 SHARED: dict[str, Any] = {"run_id": "r", "parent_run_id": "p", "agent": "a", "ns": ("tools:c",)}

@@ -16,8 +16,8 @@ from ..core.events import RunFinished, RunStarted
 from ..core.stores import StoredLog
 from ..tasks.task import TaskRecord
 from .database import Database, Link
-from .packs import BEING_PRUNED, UNREADABLE, unpack_events
-from .schema import newest_version
+from .packs import UNREADABLE, unpack_events
+from .schema import BEING_PRUNED, newest_version
 from .sql import SqlStore, decode_identity, decode_message, decode_result, decode_state
 
 MOST_FINDINGS = 100

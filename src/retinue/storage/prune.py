@@ -14,7 +14,8 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.stores import Retention
 from ..subagents.spawned import SPAWNED
 from .database import Database, Link
-from .packs import DELTAS_KIND, THINNED, UNREADABLE
+from .packs import UNREADABLE
+from .schema import DELTAS_KIND, THINNED
 from .sql import SqlStore, decode_state
 from .writes import MOST_ROWS, remove_runs, remove_threads
 

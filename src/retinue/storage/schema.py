@@ -10,6 +10,11 @@ from collections.abc import Callable
 from ..core.errors import StoreError
 from .database import Link
 
+ROWS_KIND, DELTAS_KIND = "rows", "deltas"
+"""Kinds of packs."""
+BEING_PRUNED, THINNED = 1, 2
+"""Marks of a log: some of its rows are gone; all deltas and private parts are gone, and nothing else."""
+
 Step = str | Callable[[Link], None]
 
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (

@@ -32,10 +32,9 @@ from ..core.stores import (
     Wish,
 )
 from .database import Database, Later, Link
-from .packs import UNREADABLE, read_events, read_log
+from .packs import UNREADABLE, BatchWrite, read_events, read_log
 from .writes import (
     HOLDER,
-    BatchWrite,
     RunBeginning,
     delete_thread,
     hold_thread,

@@ -1,18 +1,18 @@
-"""Writes of threads, runs and logs, each encoded first and carried out in one transaction; and their removal, in bounded ones."""
+"""Writes of threads and runs, each encoded first and carried out in one transaction; and their removal, in bounded ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from ..core.content import to_json_anyway
 from ..core.errors import OwnershipLost, StoreError, ThreadBusy
-from ..core.stores import LEGS, WISHES, LogBatch, Placement, RunRecord, ThreadUpdate, WhenBusy
-from .database import ConditionFailed, Database, Later, Link
-from .packs import BEING_PRUNED, DELTAS_KIND, THINNED, PackedRow, pack_rows
+from ..core.stores import LEGS, WISHES, Placement, RunRecord, ThreadUpdate, WhenBusy
+from .database import Database, Later, Link
+from .schema import BEING_PRUNED, DELTAS_KIND, THINNED
 
 encode = msgspec.json.Encoder().encode
 
@@ -25,30 +25,8 @@ _QUEUED = "FROM runs WHERE thread_id = ? AND status = 'queued'"
 _LAST_QUEUED = f"SELECT run_id {_QUEUED} ORDER BY place DESC LIMIT 1"
 _NEXT_PLACE = f"SELECT COALESCE(MAX(place), 0) + 1 {_QUEUED}"
 """The place of a new run in the queue of its thread. The database gives it: the clocks of clients may differ."""
-_PACK = "log_id, seq, sub, kind, held, body, private"
-_OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
+OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
 _PLACED = "engine, queue, flow, level, above"
-_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
-
-
-@lru_cache
-def _append_many(count: int) -> str:
-    """SQL that appends a pack to each of some logs, as `BatchWrite` does to one; it divides by zero if it cannot.
-
-    The newer rows of a log are counted in a query of their own, so that the index finds them whatever the planner thinks.
-    """
-    types = "text, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bigint".split(", ")
-    first, other = ", ".join([f"?::{name}" for name in types]), ", ".join("?" * len(types))
-    rows = ", ".join([f"({first})", *[f"({other})"] * (count - 1)])
-    newer = "SELECT 1 FROM events WHERE events.log_id = given.log_id AND (seq, sub) >= (given.from_seq, given.from_sub)"
-    return (
-        f"WITH given ({_PACK}, epoch, from_seq, from_sub) AS (VALUES {rows}), "
-        "met AS (SELECT logs.log_id FROM logs JOIN given ON logs.log_id = given.log_id AND logs.epoch = given.epoch "
-        f"WHERE owner IS NOT NULL AND ended = 0 AND (SELECT COUNT(*) FROM ({newer} LIMIT 1) AS newer) = 0 "
-        "ORDER BY logs.log_id FOR UPDATE OF logs), "
-        f"done AS (INSERT INTO events ({_PACK}) SELECT {_PACK} FROM given WHERE log_id IN (TABLE met) RETURNING 1) "
-        f"SELECT 1 / (COUNT(*) = {count})::int FROM done"
-    )
 
 
 def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Link], None]:
@@ -141,90 +119,6 @@ def make_due(link: Link, where: str, *values: Any) -> None:
         *values,
     )
     link.notify(LEGS)
-
-
-class BatchWrite:
-    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
-
-    def __init__(self, place: str, batch: LogBatch) -> None:
-        self._place, self._batch = place, batch
-        self._packs = pack_rows(batch.log_id, batch.rows)
-        saved = [update.record.thread_id for update in batch.threads]
-        ended = [run.identity.thread_id for run in batch.runs if run.has_ended]
-        self.threads = [*saved, *ended, *batch.left]
-        """The threads that it changes."""
-        # Saving the thread of a root that has ended releases it too, in one statement.
-        own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
-        left = own.union(batch.left)
-        self._writes = [
-            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
-        ]
-        if only_left := sorted({*batch.left} - {*saved}):
-            self._writes.append(partial(_leave_threads, log_id=batch.log_id, thread_ids=only_left))
-        self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
-
-    def write(self, link: Link) -> None:
-        batch, log_id = self._batch, self._batch.log_id
-        try:
-            self._append(link)
-        except ConditionFailed:
-            self._check_written(link)
-            return
-        for write in self._writes:
-            write(link)
-        for reply in batch.replies:
-            answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
-            link.run(answer, reply.body, log_id, reply.wish_id)
-        if batch.released and not batch.ended:
-            if batch.rests:  # a statement of its own: it sees each wish that was put in before the log was released
-                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
-                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
-            else:
-                link.notify(LEGS)
-        link.notify(log_id)
-
-    def _append(self, link: Link) -> None:
-        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
-        batch = self._batch
-        if len(self._packs) == 1 and not batch.released and not batch.ended:
-            first = batch.rows[0]
-            if link.gather(_append_many, (*self._packs[0], batch.epoch, first.seq, first.sub)):
-                return
-        where, values = _OWNED, [batch.log_id, batch.epoch]
-        if self._packs:
-            first = batch.rows[0]
-            where, values = _OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
-        if batch.ended or (batch.released and batch.rests):
-            rests = ", turn = NULL, due_at = NULL"
-            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
-        elif batch.released:  # the next worker takes it before it begins anything new
-            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
-        else:
-            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
-        link.insert_if(owned, values, f"events ({_PACK})", self._packs)
-
-    def _check_written(self, link: Link) -> None:
-        """Raise unless an earlier try wrote this batch and its outcome was lost."""
-        batch = self._batch
-        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
-        epoch, owner, ended = found[0] if found else (None, None, 1)
-        is_ours = epoch == batch.epoch
-        if self._packs:
-            if self._stored_packs(link) == self._packs:
-                return
-            if is_ours and owner is not None and not ended:
-                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
-        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
-            return
-        raise OwnershipLost(self._place, batch.log_id)
-
-    def _stored_packs(self, link: Link) -> list[PackedRow]:
-        first, last = self._batch.rows[0], self._batch.rows[-1]
-        return link.run(
-            f"SELECT {_PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
-            "ORDER BY seq, sub",
-            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
-        )
 
 
 class RunBeginning:
@@ -352,7 +246,7 @@ class RunBeginning:
             raise StoreError(self._place, f"there is a run {run_id!r} already")
 
 
-def _leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
+def leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
     marks = ", ".join("?" * len(thread_ids))
     link.run(f"UPDATE threads SET holder = NULL WHERE holder = ? AND thread_id IN ({marks})", log_id, *thread_ids)
 
@@ -363,7 +257,7 @@ HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thr
 
 def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
     """Hold a thread for a child in a log, unless another log has it; then return that."""
-    if not link.run(f"SELECT 1 FROM logs WHERE {_OWNED}", log_id, epoch):
+    if not link.run(f"SELECT 1 FROM logs WHERE {OWNED}", log_id, epoch):
         raise OwnershipLost(place, log_id)
     holder = _value(link, HOLDER, thread_id)
     if holder in (None, log_id):
