@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -17,15 +19,25 @@ import msgspec
 from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
-from temporalio.worker import FixedSizeSlotSupplier, Interceptor, Worker, WorkerTuner, WorkflowInterceptorClassInput
+from temporalio.worker import (
+    CustomSlotSupplier,
+    FixedSizeSlotSupplier,
+    Interceptor,
+    SlotMarkUsedContext,
+    SlotPermit,
+    SlotReleaseContext,
+    SlotReserveContext,
+    Worker,
+    WorkerTuner,
+    WorkflowInterceptorClassInput,
+)
 
-from ..core.engine import DoLeg, Leg, LegEnd, LegStatus, NewRun, WorkerInfo
+from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, LegStatus, NewRun, WorkerInfo
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
 from ..loop.tickets import encode_decisions
 from ..storage.placed import PlacedLogs
 from ..wire.resources import DecisionBody
-from .temporal_slots import SharedSlots
 from .temporal_steps import outcome
 from .temporal_sweeper import Sweeper, standing
 from .temporal_workflow import BEGIN, DECIDE, LEASE, LEG, REPLY, RetinueRun
@@ -45,6 +57,62 @@ _EXPECTED = ApplicationErrorCategory.BENIGN
 _UNKNOWN = 60
 """Attempts after which a run that is not in the database counts as deleted: other workers may have another database."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+
+
+class _Permit(SlotPermit):
+    def __init__(self, queue: str) -> None:
+        self.queue, self.is_used = queue, False
+
+
+class SharedSlots(CustomSlotSupplier):
+    """Lets each queue reserve the slots that none uses. Everything but `reserve_slot` is called from other threads.
+
+    Temporal reserves a slot before it asks a queue for work. So each queue may reserve what is free, and an idle queue
+    keeps nothing from a busy one. Two queues can then get work for the same slot, or a leg that had lent it goes on: the
+    new leg goes back (`LegWorker.leg`).
+    """
+
+    def __init__(self, slots: LegSlots) -> None:
+        self._slots, self._used = slots, 0
+        """Activities count as used also while their legs have lent their slots."""
+        self._reserved = Counter[str]()
+        self._lock, self._loop = threading.Lock(), asyncio.get_running_loop()
+        self._released = asyncio.Event()
+        slots.on_free = self._released.set
+
+    async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
+        while True:
+            self._released.clear()
+            if (permit := self.try_reserve_slot(ctx)) is not None:
+                return permit
+            await self._released.wait()
+
+    def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
+        with self._lock:
+            used = self._used - len(self._slots.lent)
+            if used + self._reserved[ctx.task_queue] >= self._slots.total:
+                return None
+            self._reserved[ctx.task_queue] += 1
+            return _Permit(ctx.task_queue)
+
+    def mark_slot_used(self, ctx: SlotMarkUsedContext) -> None:
+        permit = ctx.permit
+        assert isinstance(permit, _Permit)
+        with self._lock:
+            permit.is_used = True
+            self._reserved[permit.queue] -= 1
+            self._used += 1
+
+    def release_slot(self, ctx: SlotReleaseContext) -> None:
+        permit = ctx.permit
+        assert isinstance(permit, _Permit)
+        with self._lock:
+            if permit.is_used:
+                self._used -= 1
+            else:
+                self._reserved[permit.queue] -= 1
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._released.set)
 
 
 class _Lease(Interceptor):
