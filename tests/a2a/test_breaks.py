@@ -151,7 +151,7 @@ async def test_spoiled_traffic_starts_no_second_task_and_gives_no_wrong_answer(t
 async def test_a_server_that_dies_fails_the_child_with_the_text_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.backends.a2a.PATIENCE", 0.2)
+    monkeypatch.setattr("retinue.backends.remote.PATIENCE", 0.2)
     async with sample(tmp_path / "s") as server:
         agent = boss(remote(server), "pieces one two")
         async with Runtime([agent]) as runtime:

@@ -173,7 +173,7 @@ async def test_an_interface_elsewhere_is_passed_over_and_may_be_allowed() -> Non
     ids=repr,
 )
 async def test_what_is_no_card_is_refused(card: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.tasks_http.GARBLED_TRIES", 1)
+    monkeypatch.setattr("retinue.backends.remote.GARBLED_TRIES", 1)
     async with hostile() as server:
         server.raw_card = web.Response(body=card, content_type="application/json")
         said, _ = await told(server)
@@ -316,7 +316,7 @@ async def test_events_of_other_tasks_are_ignored() -> None:
 
 
 async def test_an_answer_about_another_task_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.a2a.PATIENCE", 0.2)
+    monkeypatch.setattr("retinue.backends.remote.PATIENCE", 0.2)
     async with hostile(streams({"task": task()}, then=lambda body: task("COMPLETED", "t9"))) as server:
         assert "answered about another task" in (await told(server))[0]
 

@@ -24,7 +24,7 @@ import aiohttp
 from msgspec import Struct
 
 from retinue import A2AAgent, Agent, Decision, RunStatus, Runtime
-from retinue.backends import a2a, langgraph
+from retinue.backends import remote
 from retinue.events import RunFinished, TextDelta
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
@@ -209,7 +209,7 @@ async def two(server: Server) -> str:
 
 
 async def dies(server: Server) -> str:
-    a2a.PATIENCE = langgraph.PATIENCE = 3.0
+    remote.PATIENCE = 3.0
     async with Runtime([server.boss("hang")]) as runtime:
         run = await at_work(runtime)
         server.kill()

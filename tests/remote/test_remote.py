@@ -368,7 +368,7 @@ async def test_a_seed_for_a_remote_agent_is_refused_before_anything_is_sent(tmp_
 async def test_a_server_that_is_not_there_never_accepted_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.backends.tasks_http.PATIENCE", 0.2)
+    monkeypatch.setattr("retinue.backends.remote.PATIENCE", 0.2)
     agent = orchestrator("http://127.0.0.1:9", tmp_path, lambda told: spawn("look") if not told else say("done"))
     async with Runtime([agent]) as runtime:
         result = await runtime.run(agent, "go", thread_id="t1")

@@ -201,7 +201,7 @@ async def test_a_hostile_server_cannot_speak_for_its_parent() -> None:
 
 
 async def test_a_stream_that_never_works_costs_events_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.tasks_http.PATIENCE", 0.1)
+    monkeypatch.setattr("retinue.backends.remote.PATIENCE", 0.1)
     async with far(researcher(helper())) as server:
         server.breaks_after = [0] * 200
         agent = parent(RemoteSubagentStub("researcher", url=server.url))

@@ -213,7 +213,7 @@ async def _running(site: Site) -> list[Any]:
 
 async def test_a_server_that_is_gone_for_good_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, there = Model(), AsyncExitStack()
-    monkeypatch.setattr(tasks_http, "PATIENCE", 0.0)
+    monkeypatch.setattr("retinue.backends.remote.PATIENCE", 0.0)
     remote = Runtime.open(f"sqlite:///{tmp_path}/far.db", [far(model, tmp_path)], on_close="leave")
     site = await there.enter_async_context(serving(remote))
     async with Runtime.open(f"sqlite:///{tmp_path}/near.db", [near(site.url)]) as runtime:

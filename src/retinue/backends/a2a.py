@@ -17,28 +17,19 @@ from ..core.state import PersistedState
 from .a2a_client import A2AClient
 from .a2a_follower import A2AFollower, Given
 from .a2a_task import STATUS, data_of
-from .callers import Callers
-from .tasks_http import DEADLINE, PATIENCE, STOP_SECONDS
+from .remote import STOP_SECONDS, TERMINATION, RemoteBackend, seconds_for, until_stopped, why_stopped
 
 ACCEPT_SECONDS = 1.0
 """Seconds in which a server should name the task that is to be stopped."""
 MOST_QUESTIONS = 100
 """Questions after which a task is given up: nobody has an answer that it takes."""
-_TERMINATION = {
-    RunStatus.COMPLETED: "natural",
-    RunStatus.CANCELLED: "cancelled",
-    RunStatus.TIMEOUT: "timeout",
-    RunStatus.WAITING_INPUT: "suspended",
-    RunStatus.WAITING_AUTH: "suspended",
-}
 
 
-class A2ABackend:
+class A2ABackend(RemoteBackend[A2AClient]):
     """Executes runs through an A2A client. The id of a run is local; the server chooses that of its task."""
 
     def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
-        self.client, self._patience = client, patience
-        self._callers = Callers()
+        super().__init__(client, patience)
         self._tasks: dict[str, str] = {}
         """The runs at work, by the ids of their tasks."""
 
@@ -52,18 +43,11 @@ class A2ABackend:
             output="text_and_artifacts",
         )
 
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def abort(self, run_id: str) -> None:
-        self._callers.abort(run_id)
-
     async def run(self, request: RunRequest) -> RunResult:
         token = request.cancellation
         if not request.is_dispatched and token.is_set():
             raise ExecutionBackendError(request.identity.agent, "it was cancelled before it was sent")
-        patience = PATIENCE if self._patience is None else self._patience
-        follower = A2AFollower(self.client, request, patience, self._tasks)
+        follower = A2AFollower(self.client, request, self._patience, self._tasks)
         with self._callers.waiting(request.identity.run_id, token):
             try:
                 status, error = await self._attend(follower, request)
@@ -73,15 +57,11 @@ class A2ABackend:
 
     async def _attend(self, follower: A2AFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
         """Follow the task until it ends or waits, is to be stopped, or takes too long."""
-        token, seconds = request.cancellation, DEADLINE if request.timeout is None else request.timeout
-        stopped = asyncio.create_task(token.wait())
-        work = asyncio.create_task(follower.follow())
-        try:
-            await asyncio.wait({work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        token = request.cancellation
+        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
             if work.done() and (not token.is_set() or follower.view.has_ended):
                 return await self._outcome(follower, work)
-            is_late = not token.is_set()
-            reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
+            status, reason = why_stopped(request)
             known = asyncio.create_task(follower.accepted.wait())
             await asyncio.wait({known, work}, timeout=ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             known.cancel()
@@ -89,13 +69,9 @@ class A2ABackend:
             await asyncio.wait({work})
             if not follower.accepted.is_set() and not work.cancelled() and (problem := work.exception()) is not None:
                 raise problem
-        finally:
-            stopped.cancel()
-            work.cancel()
         problem = await follower.stop(STOP_SECONDS)
         if follower.view.state == "completed":
             return RunStatus.COMPLETED, None
-        status = RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED
         return status, reason if problem is None else f"{reason}; {problem}"
 
     async def _outcome(self, follower: A2AFollower, work: asyncio.Task[None]) -> tuple[RunStatus, str | None]:
@@ -140,7 +116,7 @@ def _result(request: RunRequest, follower: A2AFollower, status: RunStatus, error
         usage=view.usage,
         state=PersistedState(extensions={REMOTE_KEY: follower.ids()}),
         error=error,
-        termination=_TERMINATION.get(status, "error"),
+        termination=TERMINATION.get(status, "error"),
         messages=(*request.messages, *answer),
         suspended=_tickets(follower, status),
     )

@@ -17,10 +17,9 @@ from ..core.errors import ExecutionBackendError
 from ..core.runs import Limits
 from ..core.secrets import redact, secrets_of
 from ..wire.a2a_budget import BUDGET, limits_json
-from .a2a_http import MOST_BYTES, TooMuch, make_http_client, origin_of
+from .a2a_http import TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
-from .http_client import Garbled
-from .tracing import trace_headers
+from .http_client import ANSWER_SECONDS, MOST_BYTES, Garbled, trace_headers
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 120.0
 MOST_STREAM_BYTES = 10 * MOST_BYTES
 CARD_BYTES = 1_000_000
 CARD_PATH = "/.well-known/agent-card.json"

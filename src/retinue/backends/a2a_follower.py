@@ -15,9 +15,9 @@ from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, TextDelta
 from .a2a_client import A2AClient, NotOffered, NotSent, UnknownTask, is_id
-from .a2a_http import MOST_BYTES
 from .a2a_task import STATUS, TaskView, WireTask, read_task, read_tasks, read_update
-from .tasks_http import FIRST_PAUSE, LONGEST_PAUSE, STOP_SECONDS, SUBMIT_PATIENCE, retry
+from .http_client import MOST_BYTES
+from .remote import FIRST_PAUSE, LONGEST_PAUSE, STOP_SECONDS, retry, submit_patience, texts_to_send
 
 SILENCE_SECONDS = 60.0
 """Seconds without an event after which a stream counts as broken: the task is then looked at again."""
@@ -137,10 +137,7 @@ class A2AFollower:
 
     async def _submit(self) -> None:
         """Send the task. Until the server has answered, nothing is known to have happened."""
-        texts = [message.text for message in self._request.remote_messages() if message.text]
-        if not texts:
-            raise ExecutionBackendError(self._name, "there is no text to send: a remote agent reads user messages")
-        patience = self._patience if self._request.detached else min(SUBMIT_PATIENCE, self._patience)
+        texts, patience = texts_to_send(self._request), submit_patience(self._request, self._patience)
         try:
             await retry(self._client.open, patience, self._token)
             if self._request.may_be_sent and await retry(lambda: self._find(self.run_id), patience, self._token):

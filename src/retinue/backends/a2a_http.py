@@ -10,13 +10,11 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from .http_client import CONNECT_SECONDS
+from .http_client import CONNECT_SECONDS, MOST_BYTES
 
 if TYPE_CHECKING:
     import httpx
 
-MOST_BYTES = 20_000_000
-"""Bytes of one answer, of one event of a stream, and of the artifacts of a task."""
 _ZONELESS = re.compile(rb'"timestamp"\s*:\s*"[0-9]{4}-[0-9-]+T[0-9:.]+"')
 
 

@@ -40,9 +40,8 @@ from ..loop.grants import first_grant, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
-from .mirror import Heard, append_event, last_seen, streamed_text
+from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
 from .outcome import outcome_of, problem_of, wait_for_end
-from .rest import Rest, close, give_up, has_rest
 from .setup import held_thread
 
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)

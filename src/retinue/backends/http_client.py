@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
-from .tracing import trace_headers
 
 if TYPE_CHECKING:
     import aiohttp
@@ -19,6 +19,7 @@ ANSWER_SECONDS = 120.0
 SILENCE_SECONDS = 15.0
 """Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
 MOST_BYTES = 20_000_000
+"""Bytes of one answer, of one event of a stream, and of the artifacts of a task."""
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 NOT_OFFERED = frozenset({404, 405, 501})
 _SHOWN = 300
@@ -31,6 +32,18 @@ class Garbled(ConnectionError):
 
 class EventsNotOffered(Exception):
     """The server has no such events."""
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the headers that name the current span, so that spans of the server hang under it (W3C Trace Context);
+    empty if there is none, or OpenTelemetry is not used."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 class HttpClient:

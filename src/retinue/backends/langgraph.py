@@ -31,9 +31,20 @@ from ..wire.langgraph import (
     said_in,
 )
 from ..wire.sse import EventDecoder, read_event
-from .callers import Callers
 from .http_client import MOST_BYTES, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
-from .tasks_http import DEADLINE, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE, STOP_SECONDS, SUBMIT_PATIENCE, retry
+from .remote import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    STOP_SECONDS,
+    TERMINATION,
+    RemoteBackend,
+    retry,
+    seconds_for,
+    submit_patience,
+    texts_to_send,
+    until_stopped,
+    why_stopped,
+)
 
 T = TypeVar("T")
 
@@ -50,21 +61,14 @@ _STATUS = {
     "timeout": RunStatus.TIMEOUT,
     "interrupted": RunStatus.CANCELLED,
 }
-_TERMINATION = {
-    RunStatus.COMPLETED: "natural",
-    RunStatus.CANCELLED: "cancelled",
-    RunStatus.TIMEOUT: "timeout",
-    RunStatus.WAITING_INPUT: "suspended",
-}
 
 
-class LangGraphBackend:
+class LangGraphBackend(RemoteBackend[HttpClient]):
     """Executes runs on a LangGraph server. The name of the agent is that of a graph or assistant there."""
 
     def __init__(self, client: HttpClient, assistant: str, *, patience: float | None = None) -> None:
-        self.client, self._assistant = client, assistant
-        self._patience = PATIENCE if patience is None else patience
-        self._callers = Callers()
+        super().__init__(client, patience)
+        self._assistant = assistant
 
     def profile(self) -> BackendProfile:
         return BackendProfile(
@@ -75,12 +79,6 @@ class LangGraphBackend:
             transcript="user_messages",
             output="text_and_artifacts",
         )
-
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def abort(self, run_id: str) -> None:
-        self._callers.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
         follower = GraphFollower(self.client, self._assistant, request, self._patience)
@@ -95,10 +93,8 @@ class LangGraphBackend:
 
     async def _attend(self, follower: GraphFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
         """Follow the run until it ends or waits, is to be stopped, or takes too long."""
-        token, seconds = request.cancellation, DEADLINE if request.timeout is None else request.timeout
-        stopped, work = asyncio.create_task(token.wait()), asyncio.create_task(follower.follow())
-        try:
-            await asyncio.wait({work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        token = request.cancellation
+        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
             if work.done() and not token.is_set():
                 try:
                     return work.result()
@@ -106,15 +102,11 @@ class LangGraphBackend:
                     return RunStatus.FAILED, exc.reason
                 except ConnectionError as exc:
                     return RunStatus.FAILED, str(exc)
-        finally:
-            stopped.cancel()
-            work.cancel()
-        is_late = not token.is_set()
-        reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
+        status, reason = why_stopped(request)
         problem = await follower.stop()
         if follower.status == "success" and not follower.state.interrupts:
             return RunStatus.COMPLETED, None
-        return RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED, f"{reason}; {problem}" if problem else reason
+        return status, f"{reason}; {problem}" if problem else reason
 
 
 class GraphFollower:
@@ -163,15 +155,14 @@ class GraphFollower:
     async def submit(self) -> None:
         """Start the run there; until the server has taken it nothing has happened."""
         name = self._request.identity.agent
-        texts = [message.text for message in self._request.remote_messages() if message.text]
-        if not texts:
-            raise ExecutionBackendError(name, "there is no text to send: a remote agent reads user messages")
+        texts = texts_to_send(self._request)
         if self._token.is_set():
             raise ExecutionBackendError(name, "it was cancelled before it was sent")
-        patience = self._patience if self._request.detached else min(SUBMIT_PATIENCE, self._patience)
         body = run_body(self._assistant, self._own_id, texts=texts)
         try:
-            await self._start(body, patience, look_first=self._request.may_be_sent)
+            await self._start(
+                body, submit_patience(self._request, self._patience), look_first=self._request.may_be_sent
+            )
         except ConnectionError as exc:
             raise ExecutionBackendError(name, str(exc)) from exc
 
@@ -383,7 +374,7 @@ def _result(request: RunRequest, follower: GraphFollower, status: RunStatus, err
         usage=usage,
         state=PersistedState(extensions={REMOTE_KEY: follower.ids()}),
         error=error,
-        termination=_TERMINATION.get(status, "error"),
+        termination=TERMINATION.get(status, "error"),
         messages=(*request.messages, *([Message.assistant(response)] if response else [])),
         suspended=follower.tickets() if status.is_waiting else {},
     )

@@ -1,14 +1,30 @@
-"""Events of the log that a run has elsewhere, mirrored in the log here."""
+"""Events of the log that a run has elsewhere, mirrored in the log here.
+
+Its rest is what background tasks add to it after the end of the run that is a child here. The log here stays open until
+the log there has ended. The state key `retinue.remote` of the child has `open` until then, so whoever takes the log over
+goes on.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
 from msgspec.structs import replace
 
-from ..core.backend import RunRequest
-from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TextDelta
+from ..core.backend import Backend, RunRequest
+from ..core.context import GRACE, CancellationToken
+from ..core.errors import ExecutionBackendError
+from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
 from ..core.rows import Private
+from ..core.runs import REMOTE_KEY, RunResult
 from ..loop.log import LiveLog
 from ..loop.state import RunState
+from .local import LocalBackend
+
+_log = logging.getLogger(__name__)
 
 
 def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
@@ -55,3 +71,88 @@ class Heard:
         self._seq += 1
         self.has_text = self.has_text or isinstance(event, TextDelta)
         self._sink(replace(event, seq=self._seq, run_id=self._identity.run_id, agent=self._identity.agent))
+
+
+class RestReader(Protocol):
+    """A backend that can read on after the end of a run."""
+
+    def follow_rest(self, request: RunRequest) -> Coroutine[Any, Any, None]:
+        """Give `emit_remote` the events after `seen` until the log there has ended. When the token is set, have the
+        background tasks there stopped. Raises ConnectionError if the server is away for too long."""
+        ...
+
+
+def has_rest(backend: Backend, result: RunResult) -> bool:
+    """Return whether background tasks of a run that has ended are at work elsewhere, and can be followed."""
+    remote: Any = result.state.extensions.get(REMOTE_KEY)
+    is_open = result.status.is_terminal and isinstance(remote, dict) and cast("Any", remote).get("open") is True
+    return is_open and hasattr(backend, "follow_rest")
+
+
+class Rest:
+    """Copies the rest of the log that a run has elsewhere."""
+
+    def __init__(self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int) -> None:
+        self._backend, self._local, self._log, self._run, self._seen = backend, local, log, run, seen
+        self._token, self._key = CancellationToken(), f"rest of {run.run_id}"
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, request: RunRequest) -> None:
+        """Follow from now on; the log stays open meanwhile. The request is that of the run."""
+        request = replace(
+            request,
+            cancellation=self._token,
+            is_dispatched=True,
+            seen=self._seen,
+            emit=None,
+            emit_remote=self._append,
+            decisions={},
+        )
+        # Deltas that were appended here, at the end of the run, do not count among those of the log there.
+        self._log.append_private(Private(kind="remote", run_id=self._run.run_id, remote=self._seen))
+        self._log.holders[self._key] = self._cancel
+        self._task = asyncio.create_task(self._follow(request), name=self._key)
+        self._local.rests.add(self._task)
+        self._task.add_done_callback(self._local.rests.discard)
+
+    def _append(self, event: Event) -> None:
+        append_event(self._log, self._run, event, self._seen)
+        self._seen = event.seq
+
+    async def _cancel(self, reason: str) -> None:
+        self._token.set(reason)
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=GRACE)
+
+    async def _follow(self, request: RunRequest) -> None:
+        try:
+            await cast("RestReader", self._backend).follow_rest(request)
+        except (ConnectionError, ExecutionBackendError) as exc:
+            _log.warning("run %s: the background tasks that it left elsewhere are given up: %s", self._run.run_id, exc)
+            await give_up(self._log, self._run)
+        except Exception:
+            _log.exception("run %s: its background tasks elsewhere cannot be followed", self._run.run_id)
+            await give_up(self._log, self._run)
+        close(self._log, self._run)
+        self._log.release(self._key)
+
+
+async def give_up(log: LiveLog, run: RunState) -> None:
+    """Report the tasks as failed that a run has left elsewhere and that nobody can follow."""
+    events = list(log.events)
+    if log.earlier is not None and log.first > 0:
+        events = [event async for event in log.earlier(0, log.first, True)] + events
+    last: dict[str, TaskUpdated] = {}
+    for event in events:
+        if isinstance(event, TaskUpdated) and event.ns[: len(run.ns)] == run.ns:
+            last[event.task_id] = event
+    for event in last.values():
+        if event.status.upper() in ("PENDING", "RUNNING"):
+            log.append_stamped(replace(event, status="FAILED"), Private(run_id=run.run_id, remote=run.remote_seq))
+
+
+def close(log: LiveLog, run: RunState) -> None:
+    """Note that nothing more comes from elsewhere."""
+    remote: Any = {name: value for name, value in run.values.get(REMOTE_KEY, {}).items() if name != "open"}
+    row = Private(kind="commit", run_id=run.run_id, writes={REMOTE_KEY: remote}, revision=run.revision + 1)
+    log.append_private(row)

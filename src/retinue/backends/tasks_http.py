@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,39 +18,31 @@ from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..wire.task_protocol import RemoteTask
-from .callers import Callers
-from .http_client import EventsNotOffered, Garbled
+from .http_client import EventsNotOffered
+from .remote import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    STOP_SECONDS,
+    TERMINATION,
+    RemoteBackend,
+    retry,
+    seconds_for,
+    submit_patience,
+    texts_to_send,
+    until_stopped,
+    why_stopped,
+)
 from .task_client import HttpTaskClient
 
-T = TypeVar("T")
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-PATIENCE = 60.0
-"""Seconds for which a server may be unreachable before a run there is given up on."""
-SUBMIT_PATIENCE = 10.0
-STOP_SECONDS = 2.0
-"""Seconds in which a server should take a cancel, and again in which the task should have stopped."""
-GARBLED_TRIES = 5
-"""Answers in a row that cannot be read, after which a server is taken for one of another kind."""
-DEADLINE = 7200.0
-"""Seconds a remote run may take where nobody says otherwise."""
-
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
-_TERMINATION = {
-    RunStatus.COMPLETED: "natural",
-    RunStatus.CANCELLED: "cancelled",
-    RunStatus.TIMEOUT: "timeout",
-    RunStatus.SUSPENDED: "suspended",
-}
 
 
-class TaskHttpBackend:
+class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
     """Executes runs through a task client. A run has a local id, by which the server knows its task too."""
 
     def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
-        self.client, self._agent_id = client, agent_id
-        self._patience = PATIENCE if patience is None else patience
-        self._callers = Callers()
+        super().__init__(client, patience)
+        self._agent_id = agent_id
 
     def profile(self) -> BackendProfile:
         return BackendProfile(
@@ -61,12 +52,6 @@ class TaskHttpBackend:
             waits="input",
             transcript="user_messages",
         )
-
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def abort(self, run_id: str) -> None:
-        self._callers.abort(run_id)
 
     async def run(self, request: RunRequest) -> RunResult:
         if not request.is_dispatched:
@@ -84,34 +69,25 @@ class TaskHttpBackend:
         """Copy what background tasks add to the log of a run after its end, until they have ended."""
         token, patient = request.cancellation, CancellationToken()  # a cancel needs the server, which may be away
         follower = TaskFollower(self.client, replace(request, cancellation=patient), self._patience)
-        work, stopped = asyncio.create_task(follower.follow_rest()), asyncio.create_task(token.wait())
-        try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        async with until_stopped(follower.follow_rest(), token) as work:
             if not work.done():
                 await retry(lambda: self.client.cancel(request.identity.run_id, tasks=True), self._patience, patient)
             await work
-        finally:
-            stopped.cancel()
-            work.cancel()
 
     async def _submit(self, request: RunRequest) -> None:
         """Give the server the run; until it has taken it nothing has happened."""
         identity = request.identity
-        text = "\n\n".join([message.text for message in request.remote_messages() if message.text])
-        if not text:
-            raise ExecutionBackendError(identity.agent, "there is no text to send: a remote agent reads user messages")
+        text = "\n\n".join(texts_to_send(request))
         known = {
             "user_id": identity.user_id,
             "session_id": identity.thread_id,
             "parent_session_id": identity.parent_thread_id,
         }
         context = {name: value for name, value in known.items() if value is not None}
-        # A task can wait for its server; a call that waits itself should know soon.
-        patience = self._patience if request.detached else min(SUBMIT_PATIENCE, self._patience)
         try:
             await retry(
                 lambda: self.client.submit(identity.run_id, self._agent_id, text, context, request.limits),
-                patience,
+                submit_patience(request, self._patience),
                 request.cancellation,
             )
         except ConnectionError as exc:
@@ -119,11 +95,8 @@ class TaskHttpBackend:
 
     async def _attend(self, follower: TaskFollower, request: RunRequest) -> tuple[RunStatus, RemoteTask]:
         """Follow the task until it ends or waits, is to be stopped, or takes too long."""
-        token, seconds = request.cancellation, DEADLINE if request.timeout is None else request.timeout
-        stopped = asyncio.create_task(token.wait())
-        work = asyncio.create_task(follower.follow())
-        try:
-            await asyncio.wait({work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        token = request.cancellation
+        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
             if not token.is_set() and work.done():
                 return _outcome_of(work)
             if work.done() and (ended := _outcome_of(work))[1].has_ended:
@@ -131,15 +104,10 @@ class TaskHttpBackend:
             state = await self._stop(request.identity.run_id)
             if follower.has_events:  # what the run did until it stopped
                 await asyncio.wait({work}, timeout=STOP_SECONDS)
-        finally:
-            stopped.cancel()
-            work.cancel()
         if state.status == "success":
             return RunStatus.COMPLETED, state
-        is_late = not token.is_set()
-        reason = f"it took longer than {seconds:g} s" if is_late else token.reason or "cancelled"
+        status, reason = why_stopped(request)
         more = "" if state.has_ended else f"; {state.error or 'the server has not stopped it yet'}"
-        status = RunStatus.TIMEOUT if is_late else RunStatus.CANCELLED
         return status, RemoteTask(
             "cancelled", state.result, f"{reason}{more}", usage=state.usage, steps=state.steps, open=state.open
         )
@@ -182,7 +150,7 @@ def _result(request: RunRequest, status: RunStatus, state: RemoteTask, refused: 
         state=PersistedState(extensions={REMOTE_KEY: _noted(identity.run_id, state)}),
         usage=state.usage,
         error=error,
-        termination=state.termination or _TERMINATION.get(status, "error"),
+        termination=state.termination or TERMINATION.get(status, "error"),
         messages=(*request.messages, *answer),
         suspended=state.awaiting if status is RunStatus.SUSPENDED else {},
     )
@@ -326,17 +294,3 @@ class TaskFollower:
         except (ConnectionError, ExecutionBackendError):
             return state
         return waited if waited.status == "success" else state
-
-
-async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
-    """Retry while the server cannot be reached, until patience ends or the token is set."""
-    deadline, pause, garbled = time.monotonic() + patience, FIRST_PAUSE, 0
-    while True:
-        try:
-            return await ask()
-        except ConnectionError as exc:
-            garbled += isinstance(exc, Garbled)
-            if time.monotonic() >= deadline or token.is_set() or garbled == GARBLED_TRIES:
-                raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, LONGEST_PAUSE)

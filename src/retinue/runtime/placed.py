@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from ..backends.callers import Callers
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..backends.outcome import bare_result
+from ..backends.remote import Callers, until_stopped
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
@@ -202,35 +202,25 @@ class PlacedBackend:
     async def _attend(self, request: RunRequest) -> RunResult:
         """Follow a run until it ends or waits; stop it where that is wanted."""
         token = request.cancellation
-        stopped = asyncio.create_task(token.wait())
-        following = asyncio.create_task(_Follower(self._runs, self._dispatcher, request).follow())
         try:
-            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                await self.stop(request.identity.run_id, token.reason or "cancelled")
-            return await following
+            async with until_stopped(_Follower(self._runs, self._dispatcher, request).follow(), token) as following:
+                if not following.done():
+                    await self.stop(request.identity.run_id, token.reason or "cancelled")
+                return await following
         except RetinueError as exc:
             return bare_result(request, RunStatus.FAILED, "error", str(exc))
-        finally:
-            stopped.cancel()
-            following.cancel()
 
     async def follow_rest(self, request: RunRequest) -> None:
         """Mirror what background tasks add to the log of a run after its end, until they have ended."""
         token, run_id = request.cancellation, placed_id(request.identity.run_id)
-        stopped = asyncio.create_task(token.wait())
-        following = asyncio.create_task(_Follower(self._runs, self._dispatcher, request).follow_rest())
+        rest = _Follower(self._runs, self._dispatcher, request).follow_rest()
         try:
-            async with self._waiting(request.identity.run_id, goes_on=False):
-                await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            async with self._waiting(request.identity.run_id, goes_on=False), until_stopped(rest, token) as following:
                 if not following.done():
                     await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
                 await following
         except RetinueError as exc:
             raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
-        finally:
-            stopped.cancel()
-            following.cancel()
 
     async def stop(self, run_id: str, reason: str) -> None:
         """Have a placed child stopped. Whoever works on it, or nobody, its end is stored soon."""

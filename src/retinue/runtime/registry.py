@@ -16,7 +16,7 @@ from ..backends.foreign import ForeignBackend
 from ..backends.http_client import HttpClient
 from ..backends.langgraph import LangGraphBackend
 from ..backends.local import LocalBackend
-from ..backends.rest import close, give_up
+from ..backends.mirror import close, give_up
 from ..backends.task_client import HttpTaskClient
 from ..backends.tasks_http import TaskHttpBackend
 from ..core.agents import Agent, agent_name, check_model, linked_agents
