@@ -14,10 +14,11 @@ from ..core.messages import Message, Part, TextPart
 from ..core.results import SuspendTicket
 from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
+from ..core.together import until_stopped
 from .a2a_client import A2AClient
 from .a2a_follower import A2AFollower, Given
 from .a2a_task import STATUS, data_of
-from .remote import STOP_SECONDS, TERMINATION, RemoteBackend, seconds_for, until_stopped, why_stopped
+from .remote import STOP_SECONDS, TERMINATION, RemoteBackend, seconds_for, why_stopped
 
 ACCEPT_SECONDS = 1.0
 """Seconds in which a server should name the task that is to be stopped."""
@@ -58,7 +59,7 @@ class A2ABackend(RemoteBackend[A2AClient]):
     async def _attend(self, follower: A2AFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
         """Follow the task until it ends or waits, is to be stopped, or takes too long."""
         token = request.cancellation
-        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
+        async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if work.done() and (not token.is_set() or follower.view.has_ended):
                 return await self._outcome(follower, work)
             status, reason = why_stopped(request)

@@ -18,6 +18,7 @@ from ..core.messages import Message
 from ..core.results import SuspendTicket
 from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
+from ..core.together import until_stopped
 from ..wire.langgraph import (
     QUESTION,
     RUN_ID,
@@ -42,7 +43,6 @@ from .remote import (
     seconds_for,
     submit_patience,
     texts_to_send,
-    until_stopped,
     why_stopped,
 )
 
@@ -94,7 +94,7 @@ class LangGraphBackend(RemoteBackend[HttpClient]):
     async def _attend(self, follower: GraphFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
         """Follow the run until it ends or waits, is to be stopped, or takes too long."""
         token = request.cancellation
-        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
+        async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if work.done() and not token.is_set():
                 try:
                     return work.result()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from ..core.backend import RunRequest
 from ..core.context import CancellationToken
@@ -106,21 +106,6 @@ def why_stopped(request: RunRequest) -> tuple[RunStatus, str]:
     if token.is_set():
         return RunStatus.CANCELLED, token.reason or "cancelled"
     return RunStatus.TIMEOUT, f"it took longer than {seconds_for(request):g} s"
-
-
-@asynccontextmanager
-async def until_stopped(
-    work: Coroutine[Any, Any, T], token: CancellationToken, seconds: float | None = None
-) -> AsyncGenerator[asyncio.Task[T]]:
-    """Start work and wait for its end, for the token to be set, or for so many seconds; then give the caller the work, and
-    cancel it when the caller is done with it."""
-    task, stopped = asyncio.create_task(work), asyncio.create_task(token.wait())
-    try:
-        await asyncio.wait({task, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        yield task
-    finally:
-        stopped.cancel()
-        task.cancel()
 
 
 async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:

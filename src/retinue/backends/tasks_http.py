@@ -17,6 +17,7 @@ from ..core.events import Custom, ErrorRaised, Event, RunFinished, RunStarted
 from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, RunResult, RunStatus
 from ..core.state import PersistedState
+from ..core.together import until_stopped
 from ..wire.task_protocol import RemoteTask
 from .http_client import EventsNotOffered
 from .remote import (
@@ -29,7 +30,6 @@ from .remote import (
     seconds_for,
     submit_patience,
     texts_to_send,
-    until_stopped,
     why_stopped,
 )
 from .task_client import HttpTaskClient
@@ -69,7 +69,7 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
         """Copy what background tasks add to the log of a run after its end, until they have ended."""
         token, patient = request.cancellation, CancellationToken()  # a cancel needs the server, which may be away
         follower = TaskFollower(self.client, replace(request, cancellation=patient), self._patience)
-        async with until_stopped(follower.follow_rest(), token) as work:
+        async with until_stopped(follower.follow_rest(), token.wait()) as work:
             if not work.done():
                 await retry(lambda: self.client.cancel(request.identity.run_id, tasks=True), self._patience, patient)
             await work
@@ -96,7 +96,7 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
     async def _attend(self, follower: TaskFollower, request: RunRequest) -> tuple[RunStatus, RemoteTask]:
         """Follow the task until it ends or waits, is to be stopped, or takes too long."""
         token = request.cancellation
-        async with until_stopped(follower.follow(), token, seconds_for(request)) as work:
+        async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if not token.is_set() and work.done():
                 return _outcome_of(work)
             if work.done() and (ended := _outcome_of(work))[1].has_ended:

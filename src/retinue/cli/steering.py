@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -21,6 +20,7 @@ from ..core.events import Event
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import RunRecord
+from ..core.together import until_stopped
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
 from ..wire.resources import run_json
@@ -271,13 +271,8 @@ async def _show(run: Run, view: View) -> RunResult:
 
 async def _unless(interrupt: Interrupt, work: Coroutine[Any, Any, T]) -> T | None:
     """Wait for the work of another process; None where an interrupt comes first."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(interrupt.wait())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    async with until_stopped(work, interrupt.wait()) as working:
         return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        leaving.cancel()
 
 
 async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..core.errors import ConfigurationError
+from ..core.together import until_stopped
 from ..runtime.owner import is_gone
 from ..storage.files import folders_with_tasks
 from ..storage.stores import without_secrets
@@ -125,12 +125,8 @@ async def wait_task(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Wait for a task to end, or for its process to be gone, and show it."""
     async with _open_repositories(args) as (repositories, place):
         task = await _find(repositories, args.task_id, place)
-        waiting = asyncio.create_task(_wait_for(task))
-        stopped = asyncio.create_task(interrupt.wait())
-        await asyncio.wait({waiting, stopped}, timeout=args.timeout, return_when=asyncio.FIRST_COMPLETED)
-        task = waiting.result() if waiting.done() else await _look_again(task)
-        for job in (waiting, stopped):
-            job.cancel()
+        async with until_stopped(_wait_for(task), interrupt.wait(), args.timeout) as waiting:
+            task = waiting.result() if waiting.done() else await _look_again(task)
         if interrupt.happened:
             return interrupt.code
         await _print_task(task, as_json=args.json)

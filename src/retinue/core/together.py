@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -52,6 +53,21 @@ async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for work in given:
             work.close()  # one whose task was stopped before it began
         raise
+
+
+@asynccontextmanager
+async def until_stopped(
+    work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object], seconds: float | None = None
+) -> AsyncGenerator[asyncio.Task[T]]:
+    """Start work and wait for its end, for `stop`, or for so many seconds; then give the caller the work, and cancel it
+    when the caller is done with it."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop)
+    try:
+        await asyncio.wait({task, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        yield task
+    finally:
+        stopped.cancel()
+        task.cancel()
 
 
 async def wait_for_first(*works: Coroutine[Any, Any, object]) -> None:

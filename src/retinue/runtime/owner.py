@@ -18,6 +18,7 @@ from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
+from ..core.together import wait_for_first
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -156,15 +157,7 @@ class Owner:
                 except Exception as exc:
                     _log.error("the heartbeat of %s failed, and is tried again: %s", self.id, exc)
                     self._drop_if_expired()
-                waits = [
-                    asyncio.create_task(watch.wait(min(_LOOK_EVERY, self.lease / 6))),
-                    asyncio.create_task(self._poked.wait()),
-                ]
-                try:
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
+                await wait_for_first(watch.wait(min(_LOOK_EVERY, self.lease / 6)), self._poked.wait())
 
     async def _beat(self) -> None:
         if _now() - self._renewed >= self.lease / 3:

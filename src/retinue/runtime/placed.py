@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ..backends.foreign import ForeignBackend
 from ..backends.local import LocalBackend
 from ..backends.outcome import bare_result
-from ..backends.remote import Callers, until_stopped
+from ..backends.remote import Callers
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
@@ -28,6 +28,7 @@ from ..core.events import ErrorRaised, Event
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..core.stores import RunRecord, Watch
+from ..core.together import until_stopped
 from ..loop.execution import Execution
 from ..loop.grants import Wanted
 from ..loop.state import LogState
@@ -203,7 +204,8 @@ class PlacedBackend:
         """Follow a run until it ends or waits; stop it where that is wanted."""
         token = request.cancellation
         try:
-            async with until_stopped(_Follower(self._runs, self._dispatcher, request).follow(), token) as following:
+            work = _Follower(self._runs, self._dispatcher, request).follow()
+            async with until_stopped(work, token.wait()) as following:
                 if not following.done():
                     await self.stop(request.identity.run_id, token.reason or "cancelled")
                 return await following
@@ -213,9 +215,10 @@ class PlacedBackend:
     async def follow_rest(self, request: RunRequest) -> None:
         """Mirror what background tasks add to the log of a run after its end, until they have ended."""
         token, run_id = request.cancellation, placed_id(request.identity.run_id)
-        rest = _Follower(self._runs, self._dispatcher, request).follow_rest()
+        work = _Follower(self._runs, self._dispatcher, request).follow_rest()
+        waiting = self._waiting(request.identity.run_id, goes_on=False)
         try:
-            async with self._waiting(request.identity.run_id, goes_on=False), until_stopped(rest, token) as following:
+            async with waiting, until_stopped(work, token.wait()) as following:
                 if not following.done():
                     await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
                 await following
