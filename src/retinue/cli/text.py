@@ -34,13 +34,13 @@ def one_line(text: str, width: int = 100) -> str:
     return line if len(line) <= width and len(text) <= 20 * width else f"{line[: width - 3]}..."
 
 
-def arguments(args: Mapping[str, Any], width: int = 72) -> str:
+def arguments(args: Mapping[str, Any]) -> str:
     """Return the arguments of a call, shortened."""
     shown = [
         f'{name}="{one_line(value, 48)}"' if isinstance(value, str) else f"{name}={value!r}"
         for name, value in args.items()
     ]
-    return one_line(", ".join(shown), width)
+    return one_line(", ".join(shown), 72)
 
 
 def headline(text: str, width: int = 100) -> str:

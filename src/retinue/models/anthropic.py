@@ -233,7 +233,7 @@ class AnthropicDecoder:
             case "message_stop":
                 self.done = True
             case "error":
-                raise error_in_stream(event.error, "", "the server")
+                raise error_in_stream(event.error)
             case _:
                 pass
         return ()

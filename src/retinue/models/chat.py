@@ -194,7 +194,7 @@ class ChatDecoder:
         if chunk.usage is not None:
             self._usage, self._cost_known = _usage(chunk.usage), chunk.usage.cost is not None
         if chunk.error is not None:
-            raise error_in_stream(chunk.error, "", "the server")
+            raise error_in_stream(chunk.error)
         if not chunk.choices:
             return ()
         choice = chunk.choices[0]

@@ -173,8 +173,8 @@ class HttpClient:
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
-            return self.endpoint.redact_error(error_of_status(response.status, text, response.headers, "", where))
-        if (error := error_in_body(text, "", where)) is not None:
+            return self.endpoint.redact_error(error_of_status(response.status, text, response.headers, where))
+        if (error := error_in_body(text, where)) is not None:
             return self.endpoint.redact_error(error)
         kind = response.content_type
         return self.endpoint.redact_error(

@@ -47,37 +47,37 @@ _TYPES: dict[str, int] = {
 """The status of an error inside a stream, by its type."""
 
 
-def error_of_status(status: int, body: bytes, headers: Mapping[str, str], model: str, where: str) -> ModelError:
+def error_of_status(status: int, body: bytes, headers: Mapping[str, str], where: str) -> ModelError:
     """Return the error of a response whose status is not 200."""
     words, kind = _words_of(body, headers.get("content-type", ""))
-    return _error(status, words, kind, model, f"{where} answered {status}", retry_after(headers))
+    return _error(status, words, kind, f"{where} answered {status}", retry_after(headers))
 
 
-def error_in_stream(error: Any, model: str, where: str) -> ModelError:
+def error_in_stream(error: Any, where: str = "the server") -> ModelError:
     """Return the error inside a response with status 200; one without details counts as a fault of the server."""
     words, kind = _words_of_object(error)
     code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
     status = _TYPES.get(kind) or (code if isinstance(code, int) else _TYPES.get(str(code)))
-    made = _error(status or 500, words, kind, model, f"{where} reported an error", None)
-    return made if status else type(made)(made.message, model)
+    made = _error(status or 500, words, kind, f"{where} reported an error", None)
+    return made if status else type(made)(made.message)
 
 
-def error_in_body(body: bytes, model: str, where: str) -> ModelError | None:
+def error_in_body(body: bytes, where: str) -> ModelError | None:
     """Return the error in the JSON body of a response with status 200, if there is one."""
     try:
         given: Any = msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return None
     error: Any = cast("dict[str, Any]", given).get("error") if isinstance(given, dict) else None
-    return None if error is None else error_in_stream(error, model, where)
+    return None if error is None else error_in_stream(error, where)
 
 
-def _error(status: int, words: str, kind: str, model: str, what: str, wait: float | None) -> ModelError:
+def _error(status: int, words: str, kind: str, what: str, wait: float | None) -> ModelError:
     said = f" (the server said: {words})" if words else ""
     about = f"{kind} {words}"
 
     def made(error: type[ModelError], text: str) -> ModelError:
-        return error(f"{text}{said}", model, status, wait)
+        return error(f"{text}{said}", status=status, retry_after=wait)
 
     if status in (400, 413, 422, 500) and _OVERFLOW.search(about):
         return made(

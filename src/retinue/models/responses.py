@@ -186,7 +186,7 @@ class ResponsesDecoder:
             case "response.completed" | "response.incomplete" | "response.failed":
                 self._finish(event.type, event.response or _Response())
             case "error":
-                raise error_in_stream(event.error or {"code": event.code, "message": event.message}, "", "the server")
+                raise error_in_stream(event.error or {"code": event.code, "message": event.message})
             case _:
                 pass
         return ()
@@ -215,7 +215,7 @@ class ResponsesDecoder:
         if response.usage is not None:
             self._usage = _usage(response.usage)
         if kind == "response.failed":
-            raise error_in_stream(response.error or {"message": "the response failed"}, "", "the server")
+            raise error_in_stream(response.error or {"message": "the response failed"})
         self._stop = "tool_calls" if self._calls else "stop"
         if kind == "response.incomplete":
             why = (response.incomplete_details or {}).get("reason")

@@ -150,9 +150,9 @@ class PushMemory:
 class Push:
     """The addresses of all tasks, and what is sent there."""
 
-    def __init__(self, service: Service, *, private: bool, pauses: Sequence[float] = PAUSES) -> None:
+    def __init__(self, service: Service, *, private: bool) -> None:
         """`private`: addresses of this machine and its network are allowed, too."""
-        self._service, self._private, self._pauses = service, private, pauses
+        self._service, self._private = service, private
         store = service.runtime.store
         self._store: PushStore = StoredPush(store) if isinstance(store, SqlStore) else PushMemory()
         self._holder = f"push_{unique()}"
@@ -279,7 +279,7 @@ class Push:
         if config.authentication.scheme and config.authentication.credentials:
             headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
         body = to_json_bytes(given)
-        for pause in (*self._pauses, None):
+        for pause in (*PAUSES, None):
             try:
                 async with session.post(config.url, data=body, headers=headers, allow_redirects=False) as answer:
                     if answer.status < 300:

@@ -19,7 +19,7 @@ from ..core.engine import FirstLeg, Leg, WorkerInfo
 from ..core.stores import LEGS, RunRecord
 from .database import Later, Link
 from .sql import SqlStore, decode_identity
-from .writes import POSTGRES, TAKEN_OVER, first_queued, next_turn
+from .writes import NEXT_TURN, POSTGRES, TAKEN_OVER, first_queued
 
 OURS = f"engine = '{POSTGRES}' AND ended = 0"
 _encode = msgspec.json.encode
@@ -209,7 +209,7 @@ def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
 def _make_all_due(link: Link, where: str, *values: Any) -> None:
     """Let workers take many logs at once that nobody has, with a turn for each, as if they had come one by one."""
     chosen = (
-        f"SELECT log_id, {next_turn('logs.queue', 'logs.flow')} AS first, "
+        f"SELECT log_id, {NEXT_TURN} AS first, "
         "ROW_NUMBER() OVER (PARTITION BY queue, flow ORDER BY due_at, log_id) - 1 AS place "
         f"FROM logs WHERE turn IS NULL AND owner IS NULL AND {OURS} AND {where}"
     )

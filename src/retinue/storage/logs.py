@@ -61,10 +61,9 @@ class LogWriter:
     A write starts in a callback of the event loop, not in a task: all calls of one turn share it.
     """
 
-    def __init__(
-        self, log_id: str, store: DurableStore, epoch: int = 1, on_lost: Callable[[Exception], None] | None = None
-    ) -> None:
-        self.log_id, self._store, self.epoch, self.on_lost = log_id, store, epoch, on_lost
+    def __init__(self, log_id: str, store: DurableStore, epoch: int = 1) -> None:
+        self.log_id, self._store, self.epoch = log_id, store, epoch
+        self.on_lost: Callable[[Exception], None] | None = None
         self.is_fresh: Callable[[], bool] | None = None
         """Returns True if the lease cannot have run out."""
         self.rows: list[LogRow] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from ..core.errors import StoreError, TaskStoreError
-from ..core.runs import RunStatus
+from ..core.runs import WAITING
 from ..core.stores import Store
 from ..tasks.repository import Change, TaskLiveness, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded
@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 _decode_task = msgspec.json.Decoder(TaskRecord).decode
 _AT = "agent = ? AND session_id = ? AND task_id = ?"
-_WAITING = frozenset({RunStatus.SUSPENDED.value, RunStatus.WAITING_INPUT.value, RunStatus.WAITING_AUTH.value})
 
 
 class SqlTaskRepository:
@@ -213,7 +212,7 @@ def _liveness(
     # A lease by another clock cannot be compared with ours, but a living owner renews it.
     if owner is not None:
         return TaskLiveness(status="orphaned" if expired or expired is None else "alive", mark=mark, owner=owner)
-    return TaskLiveness(status="waiting" if status in _WAITING else "orphaned", mark=mark)
+    return TaskLiveness(status="waiting" if status in WAITING else "orphaned", mark=mark)
 
 
 def _key(scope: TaskScope, task_id: str) -> tuple[str, str, str]:

@@ -92,19 +92,14 @@ def _run_values(record: RunRecord) -> tuple[Any, ...]:
 
 TAKEN_OVER = -(2**40)
 """The level of a leg that was begun before: it comes before those that have not."""
-_LAST = "SELECT MAX(turn) + 1 FROM logs AS mine WHERE mine.queue = {queue} AND mine.flow = {flow} AND {ready}"
-_FIRST = "SELECT MIN(turn) FROM logs AS other WHERE other.queue = {queue} AND {ready}"
-_READY = "owner IS NULL AND turn IS NOT NULL"
-
-
-def next_turn(queue: str, flow: str) -> str:
-    """SQL for the turn of a new leg: after all that wait of its flow, and not before what is served now.
-
-    So a flow with many legs waits for its own, and another flow comes in between.
-    """
-    last = _LAST.format(queue=queue, flow=flow, ready=f"mine.{_READY.replace('turn', 'mine.turn')}")
-    first = _FIRST.format(queue=queue, ready=f"other.{_READY.replace('turn', 'other.turn')}")
-    return f"(SELECT MAX(turn) FROM (SELECT ({last}) AS turn UNION ALL SELECT ({first}) UNION ALL SELECT 0) AS turns)"
+NEXT_TURN = (
+    "(SELECT MAX(turn) FROM (SELECT (SELECT MAX(turn) + 1 FROM logs AS mine WHERE mine.queue = logs.queue "
+    "AND mine.flow = logs.flow AND mine.owner IS NULL AND mine.turn IS NOT NULL) AS turn UNION ALL "
+    "SELECT (SELECT MIN(turn) FROM logs AS other WHERE other.queue = logs.queue "
+    "AND other.owner IS NULL AND other.turn IS NOT NULL) UNION ALL SELECT 0) AS turns)"
+)
+"""SQL for the turn of a new leg: after all that wait of its flow, and not before what is served now. So a flow with many
+legs waits for its own, and another flow comes in between."""
 
 
 def make_due(link: Link, where: str, *values: Any) -> None:
@@ -114,7 +109,7 @@ def make_due(link: Link, where: str, *values: Any) -> None:
     and only a row that is chosen is waited for.
     """
     link.run(
-        f"UPDATE logs SET turn = COALESCE(turn, {next_turn('logs.queue', 'logs.flow')}), "
+        f"UPDATE logs SET turn = COALESCE(turn, {NEXT_TURN}), "
         f"due_at = COALESCE(due_at, {link.now}) WHERE engine = '{POSTGRES}' AND ended = 0 AND {where}",
         *values,
     )

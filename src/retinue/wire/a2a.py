@@ -275,7 +275,7 @@ class TaskProjection:
             self._began = True
             for message in event.messages:
                 if message.role is Role.USER and message.visibility is Visibility.ALL:
-                    self._remember("ROLE_USER", message.id or f"{self.id}-input", parts_json(message.parts))
+                    self._remember(message.id or f"{self.id}-input", parts_json(message.parts))
             return []
         if self.state not in INTERRUPTED:
             return []
@@ -284,9 +284,9 @@ class TaskProjection:
         self.questions = []
         return [self._update(WORKING, event.at, str(event.seq))]
 
-    def _remember(self, role: str, message_id: str, parts: list[Json]) -> Json:
+    def _remember(self, message_id: str, parts: list[Json]) -> Json:
         known: Json = {
-            "messageId": message_id, "role": role, "taskId": self.id, "contextId": self.context_id, "parts": parts
+            "messageId": message_id, "role": "ROLE_USER", "taskId": self.id, "contextId": self.context_id, "parts": parts
         }  # fmt: skip
         self.history.append(known)
         return known
@@ -308,7 +308,7 @@ class TaskProjection:
         if self._last_reply[0] == key:
             self._last_reply[1]["parts"].append(part)
         else:
-            self._last_reply = key, self._remember("ROLE_USER", message_id or decision.id, [part])
+            self._last_reply = key, self._remember(message_id or decision.id, [part])
 
     def _finished(self, event: RunFinished) -> list[Json]:
         name, self._used = str(event.seq), usage_json(event.usage, event.steps)

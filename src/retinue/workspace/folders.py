@@ -165,14 +165,15 @@ LONGEST_WAIT = 10.0
 
 
 @contextmanager
-def locked(folder: Folder, name: str, path: str, wait: float = LONGEST_WAIT) -> Generator[None]:
+def locked(folder: Folder, name: str, path: str) -> Generator[None]:
     """Hold the lock of a file. It is advisory, holds between processes, and ends with its holder."""
     fd = folder.open(f"{TEMPORARY}{name}.lock", os.O_RDWR | os.O_CREAT)
     try:
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + LONGEST_WAIT
         while not _try_lock(fd):
             if time.monotonic() > deadline:
-                raise PathError(path, f"another process has held it for {wait:.0f} s: end that process, or try again")
+                problem = f"another process has held it for {LONGEST_WAIT:.0f} s: end that process, or try again"
+                raise PathError(path, problem)
             time.sleep(random.uniform(0.0005, 0.003))
         yield
     finally:
