@@ -16,7 +16,7 @@ from ..core.messages import Message
 from ..core.runs import Out, RunResult, unique
 from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
-from ..runtime.run import Opened, Run, RunLog
+from ..runtime.run import Opened, RemoteRun, RunLog
 from .connection import ANSWER_SECONDS, FIRST_PAUSE, Connection, encode_body
 from .events import EventReader
 
@@ -35,19 +35,6 @@ class Request(msgspec.Struct, frozen=True):
     repeats: bool = True
 
 
-class RemoteRun(Run[Out]):
-    """The handle of a run on a server."""
-
-    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
-        await self.stored()
-        return await super().cancel(reason, grace, tasks=tasks)
-
-    def abandon(self) -> None:
-        """Stop waiting for the server."""
-        if not self._end.done():
-            self._end.cancel()
-
-
 class RemoteRuns:
     """The requests that handles send to the server."""
 
@@ -61,12 +48,6 @@ class RemoteRuns:
     def start(self, request: Request, *, watch: bool) -> RemoteRun[Any]:
         """Send a request at once; with `watch`, read the events of its run."""
         accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
-
-        async def open_log() -> Opened:
-            await run.stored()
-            opened = accepted.result()
-            assert opened is not None
-            return opened
 
         async def work() -> RunResult[Any]:
             try:
@@ -84,7 +65,7 @@ class RemoteRuns:
                 raise self._connection.closed() from None
 
         end = self._connection.spawn(work())
-        run = RemoteRun[Any](request.run_id, request.thread_id, request.agent, self, end, None, open_log, accepted)
+        run = RemoteRun[Any](request.run_id, request.thread_id, request.agent, self, end, None, accepted=accepted)
         return run
 
     async def _send(self, request: Request) -> dict[str, Any]:

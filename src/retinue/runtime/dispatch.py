@@ -16,13 +16,13 @@ from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.content import id_problem
-from ..core.context import GRACE, CancellationToken
+from ..core.context import CancellationToken
 from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.events import ErrorRaised, Event
 from ..core.messages import Message, as_messages
 from ..core.rows import StoredRequest
-from ..core.runs import Out, RunIdentity, RunResult, unique
+from ..core.runs import RunIdentity, RunResult, unique
 from ..core.stores import Placement, RunRecord, WhenBusy
 from ..core.tools import check_queue
 from ..storage.depths import unserved
@@ -31,7 +31,7 @@ from ..storage.schedules import Schedules, next_time
 from ..storage.sql import SqlStore
 from .followed import FollowedLog, Progress
 from .inbox import encode_start
-from .run import Opened, Run
+from .run import Opened, RemoteRun
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -41,14 +41,6 @@ _log = logging.getLogger(__name__)
 MOST_PRIORITY, MOST_DELAY = 1_000_000, 10 * 366 * 86_400
 UNSERVED_AFTER = 30.0
 """Seconds after which a handle reports that no worker can take its run."""
-
-
-class PlacedRun(Run[Out]):
-    """The handle of a run that workers execute."""
-
-    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
-        await self.stored()
-        return await super().cancel(reason, grace, tasks=tasks)
 
 
 class Dispatcher:
@@ -79,7 +71,7 @@ class Dispatcher:
         queue: str | None = None,
         priority: int = 0,
         delay: float = 0.0,
-    ) -> PlacedRun[Any]:
+    ) -> RemoteRun[Any]:
         """Store a run and schedule its first leg. A mistake in the request raises here."""
         identity = request.identity
         given: tuple[Any, Any] = (priority, delay)
@@ -102,7 +94,7 @@ class Dispatcher:
 
         beginning = self._beginning[identity.run_id] = self._spawn(begin())
         beginning.add_done_callback(lambda _: self._beginning.pop(identity.run_id, None))
-        return self._handle(record, beginning)
+        return self.handle(record, beginning)
 
     async def wait_until_begun(self, run_id: str) -> None:
         """Return once a run that is being started here is stored and scheduled, or was refused."""
@@ -204,19 +196,10 @@ class Dispatcher:
         await self.schedules.add(schedule, self.engine.name, encode_start(request, _checked(request)))
         return made
 
-    def follow(self, record: RunRecord) -> PlacedRun[Any]:
-        """Return a handle of a run that was started before."""
-        return self._handle(record)
-
-    def _handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> PlacedRun[Any]:
+    def handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> RemoteRun[Any]:
+        """Return a handle of a run, which was started before or (`beginning`) is being started."""
         identity = record.identity
         accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
-
-        async def open_log() -> Opened:
-            await run.stored()
-            opened = accepted.result()
-            assert opened is not None
-            return opened
 
         async def work() -> RunResult[Any]:
             if beginning is not None:
@@ -229,10 +212,9 @@ class Dispatcher:
                 warning.cancel()
 
         end = self._spawn(work())
-        run = PlacedRun[Any](
-            identity.run_id, identity.thread_id, identity.agent, self._runs, end, None, open_log, accepted
+        return RemoteRun[Any](
+            identity.run_id, identity.thread_id, identity.agent, self._runs, end, None, accepted=accepted
         )
-        return run
 
     def log(self, record: RunRecord) -> FollowedLog:
         """Return the log of a run, for handles."""

@@ -189,6 +189,25 @@ class Run(RunHandle[Out]):
         return self._opened
 
 
+class RemoteRun(Run[Out]):
+    """A run of a worker or a server, which has to accept it before anything is known of it."""
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
+        await self.stored()
+        return await super().cancel(reason, grace, tasks=tasks)
+
+    def abandon(self) -> None:
+        """Stop waiting for it."""
+        if not self._end.done():
+            self._end.cancel()
+
+    async def _open(self) -> Opened:
+        await self.stored()
+        opened = None if self._accepted is None else self._accepted.result()
+        assert opened is not None
+        return opened
+
+
 class ChildRun(RunHandle[Any]):
     """A child of a run, while it works and after. The call that started it identifies it."""
 

@@ -178,7 +178,7 @@ class LocalRuns:
         run = await self.here(run_id)
         if run is None and self.dispatcher is not None:
             record = await self.record(run_id)
-            return None if record.has_ended else self.dispatcher.follow(record)
+            return None if record.has_ended else self.dispatcher.handle(record)
         if run is None:
             run = await self._others(run_id).load(run_id)
         return None if run is None else self.handle(run)
