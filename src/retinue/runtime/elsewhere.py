@@ -19,7 +19,7 @@ from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
-from ..core.events import Event, RunFinished, RunStarted, ToolCallResumed
+from ..core.events import RunFinished, RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
@@ -41,6 +41,7 @@ from .inbox import (
 )
 from .live import LiveRun
 from .owner import Owner, is_gone
+from .reading import StoredEvents
 from .run import Opened
 
 if TYPE_CHECKING:
@@ -339,7 +340,8 @@ class Elsewhere:
 
     async def _answered_before(self, record: RunRecord, decisions: Mapping[str, Decision]) -> RunResult:
         """Return the result of a run that has ended with these decisions; refuse others, which come too late."""
-        resumed = [event.decision for event in await self._stored(record) if isinstance(event, ToolCallResumed)]
+        stored = await StoredEvents(self._runs, record.log_id).so_far()
+        resumed = [event.decision for event in stored if isinstance(event, ToolCallResumed)]
         known = {decision.id for decision in resumed if decision is not None}
         if all(decision.id in known for decision in decisions.values()):
             return self._runs.typed(record)
@@ -362,7 +364,7 @@ class Elsewhere:
         """Return the log of a run that was answered, and the number of the event before its new leg."""
         store, record, log = self._store, await self._runs.record(run_id), LiveLog()
         first = last = 0
-        for event in await self._stored(record):
+        for event in await StoredEvents(self._runs, record.log_id).so_far():
             if isinstance(event, RunStarted) and event.run_id == run_id:
                 first, last = event.seq - 1, 0
             elif isinstance(event, RunFinished) and event.run_id == run_id:
@@ -374,8 +376,3 @@ class Elsewhere:
         else:
             log.first, log.lost = first, True
         return log, first
-
-    async def _stored(self, record: RunRecord) -> list[Event]:
-        """Return the events that are stored by now, without deltas."""
-        stored = await self._store.read_log(record.log_id) or StoredLog()
-        return [row.event for row in stored.rows if row.event is not None]

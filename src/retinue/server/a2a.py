@@ -49,10 +49,9 @@ from .a2a_cards import Cards
 from .a2a_follow import follow_task, project_of, read_task
 from .a2a_push import Push
 from .auth import User
-from .http import ApiError, Scope, as_api_error, authorize
+from .http import ApiError, Scope, as_api_error, authorize, remote_trace, traced
 from .runs import ends_of
 from .service import Service
-from .tracing import remote_trace, traced
 
 _PAGE = 50
 _MOST_PARTS = 1000

@@ -30,11 +30,20 @@ from ..storage.sql import SqlStore
 from ..wire.shapes import UserShape
 from . import files, runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, OneToken, StoredTokens, token_in
-from .http import ApiError, Call, Endpoint, as_api_error, error_response, headers_of, json_response, prepare
+from .http import (
+    ApiError,
+    Call,
+    Endpoint,
+    as_api_error,
+    error_response,
+    headers_of,
+    json_response,
+    prepare,
+    remote_trace,
+)
 from .limits import UserLimits
 from .openapi import describe
 from .service import MAX_BODY, Service
-from .tracing import remote_trace
 
 if TYPE_CHECKING:
     from .a2a import Tasks

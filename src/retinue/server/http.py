@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -260,3 +262,27 @@ def decode_body(data: bytes, kind: Any) -> Any:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
     except (ValueError, RecursionError) as exc:
         raise ApiError(400, "not_json", f"the body is not JSON: {exc}") from None
+
+
+# --- trace context: the spans of a run hang under the span of the client that started it
+
+
+def traced(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of a request's headers that tools read in `ctx.context`."""
+    return {"traceparent": headers["traceparent"]} if "traceparent" in headers else {}
+
+
+@contextmanager
+def remote_trace(headers: Mapping[str, str]) -> Generator[None]:
+    """Make the span that `traceparent` names the current one. Without OpenTelemetry this does nothing."""
+    if "traceparent" not in headers or find_spec("opentelemetry") is None:
+        yield
+        return
+    from opentelemetry.context import attach, detach
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    token = attach(TraceContextTextMapPropagator().extract(dict(headers)))
+    try:
+        yield
+    finally:
+        detach(token)

@@ -22,10 +22,9 @@ from ..core.stores import RunRecord
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskCancel, TaskSubmission
 from .auth import User
-from .http import ApiError, Call, Endpoint, is_text, json_response
+from .http import ApiError, Call, Endpoint, is_text, json_response, traced
 from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
-from .tracing import traced
 
 CANCEL_WAIT = 1.0
 """Seconds that a cancel waits for the end of the run; it goes on after that."""
