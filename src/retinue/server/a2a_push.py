@@ -84,7 +84,7 @@ class StoredPush:
 
     async def of(self, run_id: str) -> list[PushRow]:
         query = "SELECT run_id, config_id, body, sent FROM push_targets WHERE run_id = ? ORDER BY config_id"
-        return _rows(await self._database.read(lambda link: link.run(query, run_id)))
+        return _rows(await self._database.rows(query, run_id))
 
     async def remove(self, run_id: str, config_id: str) -> None:
         query = "DELETE FROM push_targets WHERE run_id = ? AND config_id = ?"
@@ -98,8 +98,7 @@ class StoredPush:
             )
             return link.run(query, holder, seconds, holder)
 
-        query = "SELECT 1 FROM push_targets WHERE is_open = 1 LIMIT 1"
-        if not await self._database.read(lambda link: link.run(query)):
+        if not await self._database.rows("SELECT 1 FROM push_targets WHERE is_open = 1 LIMIT 1"):
             return []  # most of the time: nothing need be written
         return _rows(await self._database.write(claim))
 

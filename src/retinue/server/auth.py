@@ -176,14 +176,14 @@ class TokenStore:
 
     async def find(self, hashed: str) -> User | None:
         query = "SELECT user_id, scopes FROM tokens WHERE hash = ? AND revoked_at IS NULL"
-        found = await self._database.read(lambda link: link.run(query, hashed))
+        found = await self._database.rows(query, hashed)
         return User(found[0][0], frozenset(found[0][1].split(","))) if found else None
 
     async def list(self) -> list[Token]:
         query = "SELECT token_id, user_id, scopes, made_at, revoked_at FROM tokens ORDER BY made_at, token_id"
         return [
             Token(token_id=name, user_id=user, scopes=tuple(scopes.split(",")), made_at=made, revoked_at=revoked)
-            for name, user, scopes, made, revoked in await self._database.read(lambda link: link.run(query))
+            for name, user, scopes, made, revoked in await self._database.rows(query)
         ]
 
     async def revoke(self, token_id: str) -> bool:

@@ -111,9 +111,12 @@ async def _check_files(database: Database, findings: _Findings) -> None:
         findings.add("integrity", database.place, f"{problem}: restore a backup")
 
 
+_EPOCH = "SELECT epoch FROM logs WHERE log_id = ?"
+
+
 async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, fold: Fold) -> None:
     """Check that every log can be read and folded, and ends as the record of its run says."""
-    total, done = await _count(store.database, "logs"), 0
+    total, done = await store.database.value("SELECT COUNT(*) FROM logs"), 0
     query = (
         "SELECT logs.log_id, epoch, owner, pruned, status, ended_at IS NOT NULL FROM logs LEFT JOIN runs "
         f"ON run_id = logs.log_id WHERE logs.log_id > ? ORDER BY logs.log_id LIMIT {_PAGE}"
@@ -130,18 +133,15 @@ async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, 
                 continue
             waits = owner is None and status not in (None, "running", "queued")
             if (has_ended or waits) and _lacks_end(stored, log_id, status, bool(has_ended)):
-                if not waits or await _epoch(store, log_id) == epoch:  # nobody has continued the run since
+                if (
+                    not waits or await store.database.value(_EPOCH, log_id) == epoch
+                ):  # nobody has continued the run since
                     problem = f"the log is truncated: the run is {status}, but its log does not end so"
                     findings.add("truncated", what, problem)
             elif not pruned and (problem := fold(log_id, stored)):
                 findings.add("fold", what, problem)
         done += len(page)
         progress("logs", done, total)
-
-
-async def _epoch(store: SqlStore, log_id: str) -> int | None:
-    found = await store.database.read(lambda link: link.run("SELECT epoch FROM logs WHERE log_id = ?", log_id))
-    return found[0][0] if found else None
 
 
 def _lacks_end(log: StoredLog, root: str, status: str | None, has_ended: bool) -> bool:
@@ -171,7 +171,7 @@ _NUMBERS = ("seq", "sub", "place")
 async def _check_bodies(database: Database, findings: _Findings, progress: Progress) -> None:
     """Check that all other JSON can be read."""
     for code, table, key, column, decode, name in _BODIES:
-        total, done = await _count(database, table), 0
+        total, done = await database.value(f"SELECT COUNT(*) FROM {table}"), 0
         start = [-1 if part in _NUMBERS else "" for part in key.split(", ")]
         query = (
             f"SELECT {key}, {column} FROM {table} WHERE ({key}) > ({', '.join('?' * len(start))}) "
@@ -186,10 +186,6 @@ async def _check_bodies(database: Database, findings: _Findings, progress: Progr
                     findings.add(code, name.format(*at), f"cannot be read: {exc}")
             done += len(page)
             progress(table, done, total)
-
-
-async def _count(database: Database, table: str) -> int:
-    return await database.read(lambda link: link.run(f"SELECT COUNT(*) FROM {table}")[0][0])
 
 
 _NO_LOG = """SELECT DISTINCT log_id FROM events
@@ -219,7 +215,7 @@ _RELATIONS = (
 async def _check_relations(database: Database, findings: _Findings) -> None:
     """Check that logs belong to runs, threads are held by runs that have not ended, and working runs have owners."""
     for code, name, problem, query in _RELATIONS:
-        for row in await database.read(lambda link, query=query: link.run(query)):
+        for row in await database.rows(query):
             severity = "warning" if code == "ownerless" else "error"
             findings.add(code, name.format(*row), problem.format(*row), severity)
 

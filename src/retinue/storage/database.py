@@ -305,13 +305,22 @@ class Database:
     def read(self, work: Callable[[Link], T]) -> asyncio.Future[T]:
         return self._readers[next(self._turn) % len(self._readers)].submit(work)
 
+    async def rows(self, query: str, *values: Any) -> list[Any]:
+        """Read the rows of a query."""
+        return await self.read(lambda link: link.run(query, *values))
+
+    async def value(self, query: str, *values: Any) -> Any:
+        """Read the only column of the only row, or None."""
+        found = await self.rows(query, *values)
+        return found[0][0] if found else None
+
     async def pages(self, query: str, start: Sequence[Any], *values: Any) -> AsyncIterator[list[Any]]:
         """Yield rows in pages, so that other reads get their turn.
 
         The first columns are the key; the last placeholders of the query take the key of the page before, or `start`.
         """
         last = start
-        while rows := await self.read(lambda link, last=last: link.run(query, *values, *last)):
+        while rows := await self.rows(query, *values, *last):
             yield rows
             last = rows[-1][: len(start)]
 

@@ -90,8 +90,7 @@ class Workers:
         return await self._database.read(read)
 
     async def queue_of(self, log_id: str) -> str | None:
-        found = await self._database.read(lambda link: link.run("SELECT queue FROM logs WHERE log_id = ?", log_id))
-        return found[0][0] if found else None
+        return await self._database.value("SELECT queue FROM logs WHERE log_id = ?", log_id)
 
     async def waiting_in(self, log_id: str) -> str | None:
         """Return the queue of a log that some worker should have and none has; None if it is not so."""
@@ -163,8 +162,7 @@ class Legs:
         return await self._database.write(release)
 
     async def owned_by(self, owner: str) -> set[str]:
-        found = await self._database.read(lambda link: link.run("SELECT log_id FROM logs WHERE owner = ?", owner))
-        return {log_id for (log_id,) in found}
+        return {log_id for (log_id,) in await self._database.rows("SELECT log_id FROM logs WHERE owner = ?", owner)}
 
     async def end_delays(self) -> None:
         """Let workers take the legs whose delay is over, unless they wait for their thread."""

@@ -53,7 +53,7 @@ class PlacedLogs:
     async def owners(self) -> list[str]:
         """Return who owns logs."""
         query = "SELECT DISTINCT owner FROM logs WHERE owner IS NOT NULL AND engine = ?"
-        return [owner for (owner,) in await self._database.read(lambda link: link.run(query, self._engine))]
+        return [owner for (owner,) in await self._database.rows(query, self._engine)]
 
     async def lost(self, gone: Sequence[str]) -> list[tuple[str, str]]:
         """Return the logs whose leases have run out, and those of owners known to be gone, with their owners."""
@@ -70,7 +70,7 @@ class PlacedLogs:
     async def ended(self, log_ids: Sequence[str]) -> set[str]:
         """Return those of some logs that have ended."""
         query = "SELECT log_id FROM logs WHERE log_id = ANY(?) AND ended = 1"
-        return {log_id for (log_id,) in await self._database.read(lambda link: link.run(query, list(log_ids)))}
+        return {log_id for (log_id,) in await self._database.rows(query, list(log_ids))}
 
     async def _find(self, where: str | Callable[[Link], str], *values: Any) -> Found:
         def read(link: Link) -> Found:

@@ -118,7 +118,7 @@ async def _prune_tasks(database: Database, before: float, *, dry_run: bool) -> i
     )
     if dry_run:
         count = f"SELECT COUNT(*) FROM tasks WHERE {where}"
-        return (await database.read(lambda link: link.run(count, before, before)))[0][0]
+        return await database.value(count, before, before)
     key = "agent, session_id, task_id"
     drop = (
         f"DELETE FROM tasks WHERE ({key}) IN (SELECT {key} FROM tasks WHERE {where} LIMIT {MOST_ROWS}) RETURNING {key}"

@@ -77,7 +77,7 @@ class Schedules:
     async def list(self) -> list[Schedule]:
         """Return all schedules, the next one first."""
         query = "SELECT next_at, last_run, skipped, body FROM schedules ORDER BY next_at, schedule_id"
-        found = await self._database.read(lambda link: link.run(query))
+        found = await self._database.rows(query)
         return [
             replace(_decode(body).schedule, next_at=next_at, last_run=last_run, skipped=skipped)
             for next_at, last_run, skipped, body in found

@@ -117,7 +117,7 @@ class SqlStore:
         await self.database.write(write, record.thread_id, threads=[record.thread_id])
 
     async def load_run(self, run_id: str) -> RunRecord | None:
-        found = await self._rows(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id)
+        found = await self.database.rows(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id)
         return self._decode_run(found[0]) if found else None
 
     async def save_run(self, record: RunRecord) -> None:
@@ -145,7 +145,7 @@ class SqlStore:
         where = " AND ".join([_IS_ROOT, *wanted])
         query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
         runs: list[RunRecord] = []
-        for row in await self._rows(query, *chain(*wanted.values()), 2**62 if limit is None else limit):
+        for row in await self.database.rows(query, *chain(*wanted.values()), 2**62 if limit is None else limit):
             try:
                 runs.append(self._decode_run(row))
             except StoreError as exc:
@@ -171,7 +171,7 @@ class SqlStore:
             "ORDER BY used_at DESC, thread_id DESC LIMIT ?"
         )
         place = before or (float("inf"), "")
-        found = await self._rows(query, *values, *place, 2**62 if limit is None else limit)
+        found = await self.database.rows(query, *values, *place, 2**62 if limit is None else limit)
         return [ThreadSummary(thread_id=name, user_id=user, used_at=used) for name, user, used in found]
 
     async def create_thread(self, record: ThreadRecord) -> bool:
@@ -194,7 +194,7 @@ class SqlStore:
         return await delete_thread(self.database, thread_id)
 
     async def user_of_thread(self, thread_id: str) -> tuple[str | None] | None:
-        found = await self._rows("SELECT user_id FROM threads WHERE thread_id = ?", thread_id)
+        found = await self.database.rows("SELECT user_id FROM threads WHERE thread_id = ?", thread_id)
         return (found[0][0],) if found else None
 
     async def ends_of(self, run_ids: Sequence[str]) -> dict[str, float]:
@@ -204,7 +204,7 @@ class SqlStore:
             some = run_ids[first : first + _MOST_VALUES]
             marks = ", ".join("?" * len(some))
             query = f"SELECT run_id, ended_at FROM runs WHERE run_id IN ({marks}) AND ended_at IS NOT NULL"
-            ends.update(await self._rows(query, *some))
+            ends.update(await self.database.rows(query, *some))
         return ends
 
     def begin_run(
@@ -236,10 +236,10 @@ class SqlStore:
             del self._beginnings[thread_id]
 
     async def saved_at(self, thread_id: str) -> float:
-        return await self._value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id) or 0.0
+        return await self.database.value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id) or 0.0
 
     async def take_thread(self, run_id: str) -> str | None:
-        found = await self._rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
+        found = await self.database.rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
         if not found:
             raise StoreError(self.place, f"there is no run {run_id!r}")
         thread_id = found[0][0]
@@ -252,7 +252,7 @@ class SqlStore:
         return await self.database.write(hold, log_id, threads=[thread_id])
 
     async def holder_of(self, thread_id: str) -> str | None:
-        return await self._value(HOLDER, thread_id)
+        return await self.database.value(HOLDER, thread_id)
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
         try:
@@ -271,13 +271,13 @@ class SqlStore:
             raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
 
     async def last_event(self, log_id: str) -> int:
-        return await self._value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
+        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
 
     async def read_log(self, log_id: str) -> StoredLog | None:
         return await self.database.read(lambda link: read_log(link, log_id, self.place))
 
     async def read_request(self, run_id: str) -> bytes | None:
-        return await self._value("SELECT request FROM runs WHERE run_id = ?", run_id)
+        return await self.database.value("SELECT request FROM runs WHERE run_id = ?", run_id)
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
@@ -310,13 +310,13 @@ class SqlStore:
         return claimed[0][0] if claimed else None
 
     async def owner_of(self, log_id: str) -> str | None:
-        return await self._value("SELECT owner FROM logs WHERE log_id = ?", log_id)
+        return await self.database.value("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
     async def engine_of(self, log_id: str) -> str | None:
-        return await self._value("SELECT engine FROM logs WHERE log_id = ?", log_id)
+        return await self.database.value("SELECT engine FROM logs WHERE log_id = ?", log_id)
 
     async def log_of(self, run_id: str) -> str | None:
-        return await self._value("SELECT log_id FROM runs WHERE run_id = ?", run_id)
+        return await self.database.value("SELECT log_id FROM runs WHERE run_id = ?", run_id)
 
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:
@@ -371,21 +371,15 @@ class SqlStore:
         return await self._wishes("WHERE log_id = ?", log_id)
 
     async def reply_to(self, log_id: str, wish_id: str) -> bytes | None:
-        return await self._value("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
+        return await self.database.value("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
 
     async def _wishes(self, where: str, value: str) -> list[Wish]:
-        found = await self._rows(f"SELECT {_WISH} FROM inbox {where} AND reply IS NULL ORDER BY at, wish_id", value)
+        found = await self.database.rows(
+            f"SELECT {_WISH} FROM inbox {where} AND reply IS NULL ORDER BY at, wish_id", value
+        )
         return [
             Wish(log_id=log, wish_id=wish, run_id=run, kind=kind, body=body) for log, wish, run, kind, body in found
         ]
-
-    async def _rows(self, query: str, *values: Any) -> list[Any]:
-        return await self.database.read(lambda link: link.run(query, *values))
-
-    async def _value(self, query: str, *values: str) -> Any:
-        """Return the only column of the only row, or None."""
-        found = await self._rows(query, *values)
-        return found[0][0] if found else None
 
     @contextmanager
     def _encoding(self, what: str) -> Generator[None]:

@@ -62,7 +62,7 @@ class SqliteDatabase(Database):
         return nullcontext(_Poll())
 
     async def find_damage(self) -> list[str]:
-        found = await self.read(lambda link: link.run(f"PRAGMA integrity_check({_MOST_PROBLEMS})"))
+        found = await self.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")
         return [row[0] for row in found if row[0] != "ok"]
 
     def _connect(self, begin: str) -> Link:

@@ -183,7 +183,7 @@ class SqlTaskRepository:
             raise TaskStoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
 
     async def _rows(self, query: str, *values: str) -> list[Any]:
-        return await self._read(lambda link: link.run(query, *values))
+        return await _as_task_errors(self._database.rows(query, *values))
 
     async def _read(self, work: Callable[[Link], T]) -> T:
         return await _as_task_errors(self._database.read(work))
