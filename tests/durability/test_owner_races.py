@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ async def test_a_poke_during_a_look_at_the_inboxes_is_not_lost() -> None:
 
     store: Any = Store()
     owned = Owner(store, 3600.0)
-    run: Any = object()
+    run: Any = SimpleNamespace(writer=None)
     owned.add("log", run)
     await reading.wait()
     owned.check_inboxes()

@@ -60,9 +60,14 @@ class Owner:
         """Let other runtimes of this process know that this one is alive, before it owns anything."""
         _here[self.id] = asyncio.get_running_loop()
 
+    @property
+    def fresh_until(self) -> float:
+        """The time since the boot until which the leases of this owner hold, whatever happens."""
+        return self._renewed + self.lease
+
     def is_fresh(self) -> bool:
         """Return whether the leases of this owner were renewed less than a lease ago."""
-        return _now() - self._renewed < self.lease
+        return _now() < self.fresh_until
 
     def add(self, log_id: str, run: LiveRun) -> None:
         """Look after a log that was begun or claimed here."""
@@ -70,7 +75,13 @@ class Owner:
         if not self.logs:
             self._renewed = _now()
         self.logs[log_id] = run
+        self._move_on(run)
         self._keep_alive()
+
+    def _move_on(self, run: LiveRun) -> None:
+        """Tell the writer of a log how long its lease holds."""
+        if run.writer is not None:
+            run.writer.fresh_until = self.fresh_until
 
     def remove(self, log_id: str) -> None:
         self.logs.pop(log_id, None)
@@ -180,7 +191,9 @@ class Owner:
         kept = await self.store.renew(self.id, self.lease)
         self._renewed = began
         for log_id, run in mine.items():
-            if log_id not in kept and self.logs.get(log_id) is run and not (run.writer and run.writer.is_leaving):
+            if log_id in kept:
+                self._move_on(run)
+            elif self.logs.get(log_id) is run and not (run.writer and run.writer.is_leaving):
                 _log.warning("run %s is continued by another process: it is dropped here", log_id)
                 self.remove(log_id)
                 run.lose()

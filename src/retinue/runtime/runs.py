@@ -141,7 +141,7 @@ class LocalRuns:
         """Know a run and, once it is stored, receive what is put into its inbox."""
         self._live[run.run_id] = run
         if self.owner is not None and run.writer is not None:
-            run.writer.on_lost, run.writer.is_fresh = run.lose, self.owner.is_fresh
+            run.writer.on_lost, run.writer.fresh_until = run.lose, self.owner.fresh_until
             run.writer.gathering = self._gathering
             if stored:
                 self.owner.add(run.run_id, run)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from math import inf
 
 from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
 from ..core.events import Event
+from ..core.processes import boot_seconds
 from ..core.rows import LogRow
 from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, ThreadUpdate
 
@@ -64,8 +66,8 @@ class LogWriter:
     def __init__(self, log_id: str, store: DurableStore, epoch: int = 1) -> None:
         self.log_id, self._store, self.epoch = log_id, store, epoch
         self.on_lost: Callable[[Exception], None] | None = None
-        self.is_fresh: Callable[[], bool] | None = None
-        """Returns True if the lease cannot have run out."""
+        self.fresh_until = inf
+        """The time since the boot until which the lease cannot have run out; its owner moves it on."""
         self.rows: list[LogRow] = []
         self._extra: LogBatch | None = None
         """Runs, threads and replies for the next write."""
@@ -107,7 +109,7 @@ class LogWriter:
     async def confirm(self) -> None:
         """Raise OwnershipLost if the lease has run out and another process owns the log: a process that was frozen
         starts nothing."""
-        if self.is_fresh is not None and not self.is_fresh():
+        if boot_seconds() >= self.fresh_until:
             await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
 
     async def hold_thread(self, thread_id: str, user_id: str | None) -> str | None:
