@@ -6,7 +6,9 @@ has the private parts, each with its place. Deltas have no private part, so rete
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial, reduce
 from itertools import groupby
 from typing import Any
@@ -26,7 +28,7 @@ from ..core.events import (
 )
 from ..core.rows import LogRow, Private
 from ..core.stores import LEGS, LogBatch, StoredLog
-from .database import ConditionFailed, Link
+from .database import ConditionFailed, Database, Link
 from .schema import DELTAS_KIND, ROWS_KIND
 from .writes import OWNED, TAKEN_OVER, leave_threads, make_due, run_write, thread_write
 
@@ -222,6 +224,46 @@ class BatchWrite:
             "ORDER BY seq, sub",
             *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
         )
+
+
+class PackedLogs:
+    """The rows of the logs of a store, in a database. The methods do what DurableStore says."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.place = database, database.place
+
+    def write(self, batch: LogBatch) -> asyncio.Future[None]:
+        try:
+            with self._encoding(f"run {batch.log_id!r}"):
+                work = BatchWrite(self.place, batch)
+        except StoreError as exc:
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(exc)
+            return failed
+        return self.database.write(work.write, batch.log_id, threads=work.threads)
+
+    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
+        try:
+            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
+        except UNREADABLE as exc:
+            raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
+
+    async def last_event(self, log_id: str) -> int:
+        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
+
+    async def read_log(self, log_id: str) -> StoredLog | None:
+        return await self.database.read(lambda link: read_log(link, log_id, self.place))
+
+    @contextmanager
+    def _encoding(self, what: str) -> Generator[None]:
+        """Turn errors of encoders into StoreErrors."""
+        try:
+            yield
+        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
+            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
+
+    def _unreadable(self, what: str, error: Exception) -> StoreError:
+        return StoreError(self.place, f"what is stored of {what} cannot be read: {error}")
 
 
 def unpack_events(body: bytes) -> list[Event]:

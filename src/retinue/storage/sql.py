@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..core.errors import StoreError
-from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
     WISHES,
-    LogBatch,
     OpenLog,
     Place,
     Placement,
     RunRecord,
-    StoredLog,
     ThreadRecord,
     ThreadSummary,
     ThreadUpdate,
@@ -32,7 +29,7 @@ from ..core.stores import (
     Wish,
 )
 from .database import Database, Later, Link
-from .packs import UNREADABLE, BatchWrite, read_events, read_log
+from .packs import UNREADABLE, PackedLogs
 from .writes import (
     HOLDER,
     RunBeginning,
@@ -71,14 +68,14 @@ def _of_user(unowned: bool) -> str:
     return "(user_id = ? OR user_id IS NULL)" if unowned else "user_id = ?"
 
 
-class SqlStore:
-    """A store in a database. The methods do what DurableStore says."""
+class SqlStore(PackedLogs):
+    """A store in a database: threads, runs, owners of logs and inboxes. The methods do what DurableStore says."""
 
     has_queues = False
     """True if workers can share it: it has the queues of their legs."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self.place = database, database.place
+        super().__init__(database)
         self._unsure: set[tuple[str, str]] = set()
         """Claims whose outcome was lost: log and owner."""
         self._beginnings: dict[str, asyncio.Future[str | None]] = {}
@@ -254,28 +251,6 @@ class SqlStore:
     async def holder_of(self, thread_id: str) -> str | None:
         return await self.database.value(HOLDER, thread_id)
 
-    def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        try:
-            with self._encoding(f"run {batch.log_id!r}"):
-                work = BatchWrite(self.place, batch)
-        except StoreError as exc:
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(exc)
-            return failed
-        return self.database.write(work.write, batch.log_id, threads=work.threads)
-
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        try:
-            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
-        except UNREADABLE as exc:
-            raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
-
-    async def last_event(self, log_id: str) -> int:
-        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
-
-    async def read_log(self, log_id: str) -> StoredLog | None:
-        return await self.database.read(lambda link: read_log(link, log_id, self.place))
-
     async def read_request(self, run_id: str) -> bytes | None:
         return await self.database.value("SELECT request FROM runs WHERE run_id = ?", run_id)
 
@@ -381,14 +356,6 @@ class SqlStore:
             Wish(log_id=log, wish_id=wish, run_id=run, kind=kind, body=body) for log, wish, run, kind, body in found
         ]
 
-    @contextmanager
-    def _encoding(self, what: str) -> Generator[None]:
-        """Turn errors of encoders into StoreErrors."""
-        try:
-            yield
-        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
-            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
-
     def _decode_run(self, row: Any) -> RunRecord:
         identity, started_at, result, status, run_id, log_id = row
         what = f"run {run_id!r}"
@@ -405,6 +372,3 @@ class SqlStore:
             return decode(body)
         except UNREADABLE as exc:
             raise self._unreadable(what, exc) from exc
-
-    def _unreadable(self, what: str, error: Exception) -> StoreError:
-        return StoreError(self.place, f"what is stored of {what} cannot be read: {error}")
