@@ -190,21 +190,22 @@ async def started_json(service: Service, run: Run) -> dict[str, Any]:
 
 
 async def list_runs(call: Call) -> Any:
-    query: RunsQuery = call.query
-    before = cursor_of(query.cursor)
-    records = await call.runtime.store.list_runs(
-        query.thread_id,
-        status=query.status,
-        limit=query.limit + 1,
-        before=before,
-        **call.service.filters(call.user),
-    )
-    shown = records[: query.limit]
+    shown, cursor = await _page_of_runs(call, call.query, call.query.status)
     ends = await ends_of(call.service, shown)
-    more = len(records) > query.limit
-    last = shown[-1] if shown else None
-    cursor = encode_cursor((last.started_at, last.identity.run_id)) if more and last is not None else None
     return page_json([await shown_run(call.service, one, ends.get(one.identity.run_id)) for one in shown], cursor)
+
+
+async def _page_of_runs(
+    call: Call, query: RunsQuery | TasksQuery, status: str | None = None
+) -> tuple[list[RunRecord], str | None]:
+    """Return runs of the user, newest first, and the cursor of the next page."""
+    place, filters = cursor_of(query.cursor), call.service.filters(call.user)
+    found = await call.runtime.store.list_runs(
+        query.thread_id, status=status, limit=query.limit + 1, before=place, **filters
+    )
+    shown = found[: query.limit]
+    last = shown[-1] if len(found) > query.limit else None
+    return shown, None if last is None else encode_cursor((last.started_at, last.identity.run_id))
 
 
 async def shown_run(service: Service, record: RunRecord, ended_at: float | None = None) -> dict[str, Any]:
@@ -362,17 +363,13 @@ class TasksQuery(Page, frozen=True):
 async def list_tasks(call: Call) -> Any:
     """List the background tasks of a user, run by run, the newest run first."""
     query: TasksQuery = call.query
-    records = await call.runtime.store.list_runs(
-        query.thread_id, limit=query.limit + 1, before=cursor_of(query.cursor), **call.service.filters(call.user)
-    )
-    shown = records[: query.limit]
+    shown, cursor = await _page_of_runs(call, query)
     items: list[dict[str, Any]] = []
     for record in shown:
         for task in (await tree_of(call.service, record)).task_list():
             if query.status in (None, task["status"]) and query.agent in (None, task["agent"]):
                 items.append({**_place_of(record), **task})
-    last = shown[-1] if len(records) > query.limit else None
-    return page_json(items, None if last is None else encode_cursor((last.started_at, last.identity.run_id)))
+    return page_json(items, cursor)
 
 
 class TaskQuery(Struct, frozen=True):

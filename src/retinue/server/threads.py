@@ -35,6 +35,13 @@ async def create_thread(call: Call) -> Any:
     return json_response({"thread_id": thread_id, "user_id": call.user.id}, 201)
 
 
+async def own_thread(call: Call) -> str:
+    """Return the id of the thread that a request names; raise unless it is the user's."""
+    thread_id = call.param("thread_id")
+    await call.service.check_thread(call.user, thread_id)
+    return thread_id
+
+
 async def list_threads(call: Call) -> Any:
     query: Page = call.query
     found = await call.runtime.store.list_threads(
@@ -76,8 +83,7 @@ async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
 
 
 async def get_thread(call: Call) -> Any:
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     listed = await call.runtime.store.list_threads(thread_id=thread_id)
     used_at = listed[0].used_at if listed else None  # that of a child is not listed
     return await _thread_json(call.service, thread_id, call.user.id, used_at)
@@ -85,8 +91,7 @@ async def get_thread(call: Call) -> Any:
 
 async def thread_messages(call: Call) -> Any:
     """The messages of a conversation in pages, oldest first."""
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     messages = [one for one in await call.runtime.messages(thread_id) if one.visibility is Visibility.ALL]
     page = page_of(messages, call.query)
     return {**page, "items": [message_json(one) for one in page["items"]]}
@@ -94,8 +99,7 @@ async def thread_messages(call: Call) -> Any:
 
 async def thread_state(call: Call) -> Any:
     """The persistent state of a thread, with that of its newest run."""
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     thread = await call.runtime.store.load_thread(thread_id)
     newest = await call.runtime.store.list_runs(thread_id, limit=1)
     values: dict[str, Any] = {} if thread is None else dict(thread.state.extensions)
@@ -106,8 +110,7 @@ async def thread_state(call: Call) -> Any:
 
 async def thread_questions(call: Call) -> Any:
     """The open questions of all runs of a thread."""
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     found: list[dict[str, Any]] = []
     for record in reversed(await call.runtime.store.list_runs(thread_id)):
         if not record.has_ended or await call.runtime.log(record.identity.run_id).is_open():
@@ -116,8 +119,7 @@ async def thread_questions(call: Call) -> Any:
 
 
 async def delete_thread(call: Call) -> Any:
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     runs = await call.runtime.store.list_runs(thread_id)
     await call.runtime.store.delete_thread(thread_id)
     call.service.feeds.drop([run.identity.run_id for run in runs])
@@ -126,8 +128,7 @@ async def delete_thread(call: Call) -> Any:
 
 async def thread_events(call: Call) -> Response:
     query: EventsQuery = call.query
-    thread_id = call.param("thread_id")
-    await call.service.check_thread(call.user, thread_id)
+    thread_id = await own_thread(call)
     batches = await open_thread(call.service, call.user, thread_id, query, call.request.headers.get("last-event-id"))
     return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
 
