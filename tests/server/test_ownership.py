@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from retinue import HarnessAgent, Runtime
+from retinue.errors import StoreError
 from retinue.server import StoredTokens, TokenStore
 from retinue.server import feeds as feeds_module
 from retinue.server import streams as streams_module
@@ -99,6 +100,30 @@ async def test_a_revoked_token_ends_its_streams(tmp_path: Path, monkeypatch: pyt
             await tokens.revoke(token.token_id)
             gate.say("two", None)
             assert [event async for event in stream] == []
+
+
+class Moody:
+    """Knows one user, until its database is down."""
+
+    is_down = False
+
+    async def user_of(self, headers: Mapping[str, str]) -> User:
+        if self.is_down:
+            raise StoreError("app.db", "it is away", transient=True)
+        return User("ann")
+
+
+async def test_a_database_that_cannot_be_asked_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "BEAT", 0.0)
+    gate, auth = Gate(), Moody()
+    async with serving(Runtime([gate.agent()]), auth=auth) as site:
+        run_id = (await site.start("gated"))["run_id"]
+        stream = site.events(f"{RUNS}/{run_id}/events?kinds=text_delta")
+        gate.say("one")
+        assert (await anext(stream)).data["delta"] == "one"
+        auth.is_down = True
+        gate.say("two", None)
+        assert [event.data["delta"] async for event in stream] == ["two"]
 
 
 async def test_a_reader_who_wants_none_of_the_events_gets_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

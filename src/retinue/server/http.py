@@ -105,8 +105,7 @@ class Call:
 
     async def is_still_allowed(self) -> bool:
         """Return whether the credentials of the request are still valid; a stream asks from time to time."""
-        user = await self.service.auth.user_of(headers_of(self.request))
-        return user is not None and user.id == self.user.id and "read" in user.scopes
+        return await still_allowed(self.service, headers_of(self.request), self.user)
 
 
 class Page(Struct, frozen=True):
