@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from .parts import PARTS, Part, World
 
-PATIENCE = 20.0
+PATIENCE = 90.0
 """Seconds after which an example counts as a hang."""
 
 

@@ -83,7 +83,7 @@ async def running(words: Sequence[str], environment: Mapping[str, str], folder: 
             said.append(line.decode().rstrip())
         yield said
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await process.wait() == 0
     finally:
         if process.returncode is None:
             process.kill()
