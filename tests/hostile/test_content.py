@@ -87,17 +87,26 @@ def reporting(report: Report) -> Any:
 async def run_in(place: str, agent: Agent, input: Any = "go", **options: Any) -> tuple[RunResult, list[Any]]:
     """Run an agent, read its log back, use its thread again, and close: none of that may fail."""
     async with Runtime.open(place, [agent]) as runtime:
-        result = await runtime.run(agent.name, input, thread_id="t", **options)
-        events = [event async for event in runtime.events(result.run_id)]
-        again = await runtime.run(Agent("again", ScriptedModel([say("fine")])), "again", thread_id="t")
-        assert again.response == "fine"
+        return await run_with(runtime, agent, input, **options)
+
+
+async def run_with(runtime: Runtime, agent: Agent, input: Any = "go", **options: Any) -> tuple[RunResult, list[Any]]:
+    result = await runtime.run(agent, input, **options)
+    events = [event async for event in runtime.events(result.run_id)]
+    again = await runtime.run(Agent("again", ScriptedModel([say("fine")])), "again", thread_id=result.thread_id)
+    assert again.response == "fine"
     return result, events
 
 
 async def result_of(place: str, report: Report) -> tuple[str, list[Any]]:
     """Return what the model reads of a call whose tool does this, and the events."""
+    async with Runtime.open(place) as runtime:
+        return await result_with(runtime, report)
+
+
+async def result_with(runtime: Runtime, report: Report) -> tuple[str, list[Any]]:
     agent = Agent("a", ScriptedModel([call("work"), say("ok")]), tools=[reporting(report)])
-    result, events = await run_in(place, agent)
+    result, events = await run_with(runtime, agent)
     assert (result.status, result.response) == (RunStatus.COMPLETED, "ok")
     (text,) = [message.text for message in result.messages if message.role == "tool"]
     return text, events
@@ -110,23 +119,23 @@ REPORTS: dict[str, Callable[[ToolContext, Any], None]] = {
 }
 
 
+NO_JSON: list[tuple[Any, str]] = [
+    (Path("/x"), "a value of type PosixPath has no JSON form"),
+    (CYCLE, "nested more than 100 deep, or contains itself"),
+    (DEEP, "nested more than 100 deep"),
+    (WIDE, "it is too large: more than 100,000 items"),
+    (10**5000, "4300 digits"),
+]
+
+
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        (Path("/x"), "a value of type PosixPath has no JSON form"),
-        (CYCLE, "nested more than 100 deep, or contains itself"),
-        (DEEP, "nested more than 100 deep"),
-        (WIDE, "it is too large: more than 100,000 items"),
-        (10**5000, "4300 digits"),
-    ],
-    ids=["path", "cycle", "deep", "wide", "number"],
-)
-async def test_a_report_that_is_no_json_fails_its_call(place: str, report: Any, value: Any, problem: str) -> None:
-    text, events = await result_of(place, lambda ctx: report(ctx, value))
-    assert text.startswith("internal: ")
-    assert problem in text
-    assert not [event for event in events if event.kind in ("custom", "activity_snapshot", "activity_delta")]
+async def test_a_report_that_is_no_json_fails_its_call(place: str, report: Any) -> None:
+    async with Runtime.open(place) as runtime:
+        for value, problem in NO_JSON:
+            text, events = await result_with(runtime, lambda ctx, value=value: report(ctx, value))
+            assert text.startswith("internal: ")
+            assert problem in text
+            assert not [event for event in events if event.kind in ("custom", "activity_snapshot", "activity_delta")]
 
 
 async def test_a_report_becomes_json_where_it_can(place: str) -> None:
@@ -171,31 +180,31 @@ async def test_output_that_is_no_text_fails_its_call(place: str) -> None:
     assert text == "internal: TypeError: expected text, got int"
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (HALF, CLEAN),
-        ({"a": HALF}, f'{{"a":"{CLEAN}"}}'),
-        ([math.nan], "[null]"),
-        (ToolResult.success({"a": 1}, HALF), CLEAN),
-        (ToolResult(data="x", metadata={HALF: HALF}), "x"),
-        (ToolResult.error(HALF, HALF), f"[{CLEAN}] {CLEAN}"),
-        (Path("/x"), "internal: tool 'work' returned a value that cannot be written as JSON: a value of type Posix"),
-        (CYCLE, "internal: tool 'work' returned a value that cannot be written as JSON: it is nested more than 100"),
-        (
-            ToolResult(metadata={"x": Path("/")}),
-            "internal: tool 'work' returned a value that cannot be written as JSON",
-        ),
-        (
-            "x" * (64 * 1024 * 1024 + 1),
-            "internal: tool 'work' returned a value that cannot be written as JSON: the text",
-        ),
-    ],
-    ids=["half", "inside", "nan", "message", "metadata", "error", "path", "cycle", "metadata-path", "large"],
-)
-async def test_results(place: str, value: Any, said: str) -> None:
-    text, _ = await result_of(place, lambda ctx: value)
-    assert text.startswith(said)
+RESULTS: list[tuple[Any, str]] = [
+    (HALF, CLEAN),
+    ({"a": HALF}, f'{{"a":"{CLEAN}"}}'),
+    ([math.nan], "[null]"),
+    (ToolResult.success({"a": 1}, HALF), CLEAN),
+    (ToolResult(data="x", metadata={HALF: HALF}), "x"),
+    (ToolResult.error(HALF, HALF), f"[{CLEAN}] {CLEAN}"),
+    (Path("/x"), "internal: tool 'work' returned a value that cannot be written as JSON: a value of type Posix"),
+    (CYCLE, "internal: tool 'work' returned a value that cannot be written as JSON: it is nested more than 100"),
+    (
+        ToolResult(metadata={"x": Path("/")}),
+        "internal: tool 'work' returned a value that cannot be written as JSON",
+    ),
+    (
+        "x" * (64 * 1024 * 1024 + 1),
+        "internal: tool 'work' returned a value that cannot be written as JSON: the text",
+    ),
+]
+
+
+async def test_results(place: str) -> None:
+    async with Runtime.open(place) as runtime:
+        for value, said in RESULTS:
+            text, _ = await result_with(runtime, lambda ctx, value=value: value)
+            assert text.startswith(said)
 
 
 async def test_errors_of_tools_and_hooks_are_cleaned(place: str) -> None:

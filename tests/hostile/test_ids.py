@@ -18,8 +18,7 @@ def by_message(waiting: Any) -> dict[str, str]:
     return {ticket.message: name for name, ticket in waiting.suspended.items()}
 
 
-@pytest.mark.parametrize("wanted", BAD, ids=lambda wanted: repr(wanted[:20]))
-async def test_an_id_that_could_be_mistaken_is_replaced_once(place: str, wanted: str) -> None:
+async def test_ids_that_could_be_mistaken_are_replaced_once(place: str) -> None:
     """The call waits, is answered by the id that is shown, and has that id in every event and message."""
 
     @tool
@@ -27,18 +26,27 @@ async def test_an_id_that_could_be_mistaken_is_replaced_once(place: str, wanted:
         """Pay."""
         return ToolResult.suspended(f"pay {to}?") if ctx.resume_input is None else f"paid {to}"
 
-    ask = [call("pay", {"to": "ann"}, id="c1"), call("pay", {"to": "bob"}, id=wanted)]
-    agent = Agent("a", ScriptedModel([ask, say("done")]), tools=[pay])
-    async with Runtime.open(place, [agent]) as runtime:
-        waiting = await runtime.run("a", "go", thread_id="t")
-        shown = by_message(waiting)
-        assert shown["pay ann?"] == "c1"
-        made = shown["pay bob?"]
-        assert made.startswith("call_run_")
-        half = await runtime.resume(waiting.run_id, {"ticket_c1": Decision.resume("yes")})
-        assert by_message(half) == {"pay bob?": made}
-        result = await runtime.resume(waiting.run_id, {made: Decision.resume("yes")})
-        events = [event async for event in runtime.events(waiting.run_id)]
+    asks = [[call("pay", {"to": "ann"}, id="c1"), call("pay", {"to": "bob"}, id=wanted)] for wanted in BAD]
+    model = ScriptedModel([turn for ask in asks for turn in (ask, say("done"))])
+    async with Runtime.open(place, [Agent("a", model, tools=[pay])]) as runtime:
+        for wanted in BAD:
+            try:
+                await check_id_is_replaced(runtime)
+            except Exception as exc:
+                exc.add_note(f"The id: {wanted[:20]!r}")
+                raise
+
+
+async def check_id_is_replaced(runtime: Runtime) -> None:
+    waiting = await runtime.run("a", "go")
+    shown = by_message(waiting)
+    assert shown["pay ann?"] == "c1"
+    made = shown["pay bob?"]
+    assert made.startswith("call_run_")
+    half = await runtime.resume(waiting.run_id, {"ticket_c1": Decision.resume("yes")})
+    assert by_message(half) == {"pay bob?": made}
+    result = await runtime.resume(waiting.run_id, {made: Decision.resume("yes")})
+    events = [event async for event in runtime.events(waiting.run_id)]
     assert (result.status, result.response) == (RunStatus.COMPLETED, "done")
     assert [message.text for message in result.messages if message.role == "tool"] == ["paid ann", "paid bob"]
     assert {name for event in events if (name := getattr(event, "call_id", None))} == {"c1", made}

@@ -16,9 +16,9 @@ from .generate import make
 from .scenes import SCENES
 from .trying import try_program
 
-EXAMPLES = int(os.environ.get("RETINUE_PREFIX_EXAMPLES", share(24, 8)))
+EXAMPLES = int(os.environ.get("RETINUE_PREFIX_EXAMPLES", share(24, 4)))
 """Random programs; `scripts/prefix-test` tries more."""
-CUTS = int(os.environ.get("RETINUE_PREFIX_CUTS", share(6, 3))) or None
+CUTS = int(os.environ.get("RETINUE_PREFIX_CUTS", share(6, 1))) or None
 """Prefixes of each program, chosen by chance; 0 for all."""
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("RETINUE_PREFIX_SHRINK") else [Phase.generate]
 """Making a smaller program that goes wrong takes minutes."""
@@ -46,8 +46,8 @@ async def test_some_prefixes_of_a_scene(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 async def test_every_prefix_of_a_scene(name: str) -> None:
-    counts = await try_program(SCENES[name], Random(0), None if IS_LONG else 10)
-    assert counts["prefixes"] >= 10
+    counts = await try_program(SCENES[name], Random(0), None if IS_LONG else 6)
+    assert counts["prefixes"] >= 6
 
 
 @settings(

@@ -21,11 +21,18 @@ from retinue.runtime.inbox import restored
 from retinue.runtime.live import LiveRun
 from retinue.stores import ThreadRecord
 
+from ..effort import IS_LONG
 from ..folding import checked_folds
 from .ends import UNKNOWN, check_log, cut_of, same_end, texts
 from .program import Call, World
 from .scenes import CANCELS, SCENES, Scene, below, boss, look, work
 from .tape import End, Tape, a_store, answer_all, build, continued, undisturbed
+
+
+def some(cuts: list[int]) -> list[int]:
+    """Every prefix in a long test, else every second."""
+    return cuts if IS_LONG else cuts[::2]
+
 
 # --- cancels
 
@@ -144,7 +151,7 @@ async def test_time_in_which_nobody_worked_does_not_count(scene: Scene) -> None:
     clock = Clock(1_000)
     whole = await undisturbed(scene.plan, scene.limits, prepare=clock.slow, clock=clock)
     assert (whole.result.error or "").startswith("the limit on seconds is reached")
-    for cut in whole.tape.cuts():
+    for cut in some(whole.tape.cuts()):
         last = whole.tape.rows[cut - 1].event if cut else None
         if isinstance(last, StateDelta):
             continue  # the tool worked for ten seconds that count, and works for ten more
@@ -165,7 +172,7 @@ async def test_every_prefix_of_a_run_on_a_thread_with_a_past() -> None:
     plan = boss((work("a1"), look("a2")), (work("a3", waits=1),))
     whole = await undisturbed(plan, history=history)
     assert whole.result.state.extensions["p.thread"] == ["a1", "a2", "a3", "old"]
-    for cut in whole.tape.cuts():
+    for cut in some(whole.tape.cuts()):
         other = await continued(whole.tape, cut, plan)
         check_log(other)
         left = cut_of(whole.tape, cut, other.world)
@@ -290,7 +297,7 @@ async def test_every_prefix_of_a_run_with_remote_children(does: str) -> None:
     assert whole.result.messages[2].text == "a1: completed: did do B, completed: did do C"
     assert set(server.submitted.values()) == {1}
     assert len(server.submitted) == 2
-    for cut in whole.tape.cuts():
+    for cut in some(whole.tape.cuts()):
         again = Elsewhere()
         begun = [run for run in whole.tape.state(cut).runs.values() if run.identity.agent == "far"]
         other = await far_run(plan, again, continued(whole.tape, cut, plan, backends={"elsewhere": again}))

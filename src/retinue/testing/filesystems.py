@@ -164,7 +164,7 @@ class FilesystemSuite(Suite[Filesystem]):
         readers = self._readers(files)
 
         def write() -> None:
-            for turn in range(150):
+            for turn in range(40):
                 files.write("file.txt", versions[turn % 2])
 
         def read(reader: Filesystem) -> None:
