@@ -1,4 +1,4 @@
-"""What type checkers must find out by themselves; `test_typed_docs` checks it with mypy and pyright."""
+"""What type checkers must find out by themselves; `scripts/check` checks it with mypy and pyright."""
 
 from __future__ import annotations
 
