@@ -92,6 +92,11 @@ async def test_background_tasks_are_listed(tmp_path: Path) -> None:
         own = await site.all_events(f"/api/v1/runs/{child_id}/events")
         assert own == [event for event in events if event.data["ns"][:1] == ["tools:spawn_1"]]
         assert {event.data["run_id"] for event in own} >= {child_id}
+        snapshot = (await site.get(f"/api/v1/runs/{child_id}/snapshot")).body
+        assert (snapshot["run"]["run_id"], snapshot["run"]["ns"]) == (child_id, ["tools:spawn_1"])
+        for path in ("events", "snapshot"):  # one meaning of ns everywhere
+            same = await site.get(f"/api/v1/runs/{child_id}/{path}?ns=tools:spawn_1")
+            assert same[:2] == (await site.get(f"/api/v1/runs/{child_id}/{path}"))[:2]
         async with site.session.ws_connect(f"/api/v1/runs/{child_id}/events") as socket:
             assert [message.json() async for message in socket] == [event.data for event in own]
         async with site.session.ws_connect("/api/v1/events") as socket:

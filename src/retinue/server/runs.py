@@ -315,10 +315,11 @@ async def tree_of(service: Service, record: RunRecord) -> SnapshotTree:
 
 
 def namespace_of(tree: SnapshotTree, record: RunRecord, query: SubtreeQuery | SubtreeList) -> tuple[str, ...]:
-    """Return the namespace of a request: that of its run, which may be a background child, or one given."""
+    """Return the namespace of a request: the one given, as events have it, or that of its run, a background child perhaps."""
+    if query.ns:
+        return tuple(query.ns.split("|"))
     node = tree.runs.get(record.identity.run_id)
-    own = () if node is None else node.ns
-    return own if not query.ns else (*own, *query.ns.split("|"))
+    return () if node is None else node.ns
 
 
 async def snapshot(call: Call) -> Any:
