@@ -285,7 +285,16 @@ class LiveLog:
 
     def follow_run(self, run_id: str) -> AsyncIterator[Event]:
         """Yield the events of one run until it ends for good or the log closes."""
+        if self.earlier is not None and (self.first or self.lost):  # some of them are only in the store
+            return self._follow_stored(run_id)
         return self.feed(run_id).follow()
+
+    async def _follow_stored(self, run_id: str) -> AsyncIterator[Event]:
+        async for event in self.follow():
+            if event.run_id == run_id:
+                yield event
+                if isinstance(event, RunFinished) and not event.status.is_waiting:
+                    return
 
     def thread_of(self, run_id: str) -> str:
         """Return the thread of a run; empty until its first event."""
