@@ -1,7 +1,7 @@
 """The budget of a run: limits that it shares with the runs above and below it.
 
-Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each. What a child
-elsewhere may use, it was granted (`grants.py`): nobody else uses that.
+Invariant: a step, a token or a cent is spent only if the runs above can still afford one closing turn each. A child
+elsewhere has a grant (`grants.py`), and no other run spends that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOTICE = 200
 
 
 class Reached(Struct, frozen=True):
-    """A limit that leaves one more turn to answer in or, with `is_over`, none."""
+    """A limit that leaves one more turn, for the answer; with `is_over`, none."""
 
     name: str
     limit: float
@@ -87,12 +87,12 @@ def reached(tree: LogState, run: RunState, now: float) -> Reached | None:
 
 
 def is_reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now: float) -> bool:
-    """Return whether limits of `above` leave no turn or one."""
+    """Return whether a limit of `above` leaves at most one more turn."""
     return any(True for _ in _reached(tree, run, above, limits, now))
 
 
 def _reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now: float) -> Iterator[Reached]:
-    """Yield the limits of `above` that leave no turn or one. Runs in a turn, and closing turns above, come first."""
+    """Yield the limits of `above` that leave at most one more turn, after what `runs_ahead` are sure to need."""
     total = above.total
     if limits.seconds is not None and (elapsed := above.elapsed(now)) >= limits.seconds:
         yield Reached("seconds", limits.seconds, round(elapsed, 2), True)
@@ -117,16 +117,16 @@ def _reached(tree: LogState, run: RunState, above: RunState, limits: Limits, now
 
 def _amount(name: str, limit: float, spent: float, taken: float, needed: float, run: RunState) -> Iterator[Reached]:
     most = limit + limit * _ROUNDING
-    # Nothing is known of a first call: it needs something to be left.
+    # The size of a first call is unknown: it may start if anything is left.
     is_over = taken + needed > most or (not needed and not run.step and taken >= limit)
     if is_over or taken + 2 * needed > most or taken >= limit:
         yield Reached(name, limit, spent, is_over)
 
 
 def next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, float]:
-    """Estimate the tokens and the cost of a run's next model call: its last one, and what has been said since then."""
+    """Estimate the tokens and cost of a run's next model call: those of its last call, and the messages since then."""
     last = run.last_call
-    if last is NO_USAGE:  # it has made none: judge by other runs of its agent, or by all
+    if last is NO_USAGE:  # it has made none: estimate by other runs of its agent, else by all
         agent, total = run.identity.agent, above.total
         alike = [one.last_call for one in tree.runs.values() if one.identity.agent == agent]
         if any(one is not NO_USAGE for one in alike):
@@ -144,7 +144,7 @@ def next_call(tree: LogState, run: RunState, above: RunState) -> tuple[float, fl
 
 
 def refuse_first_call(tree: LogState, run: RunState, usage: Usage) -> tuple[str, str] | None:
-    """Return the limit, and why: the first request of a run needs about `usage`, which is more than is left."""
+    """Return the limit that the first request of a run would pass with about `usage`, and the reason as text."""
     for above, limits in limits_above(tree, run):
         ahead = [next_call(tree, one, above) for one in runs_ahead(tree, run, above)]
         for place, name in enumerate(("tokens", "cost")):
@@ -157,7 +157,7 @@ def refuse_first_call(tree: LogState, run: RunState, usage: Usage) -> tuple[str,
 
 
 def runs_ahead(tree: LogState, run: RunState, above: RunState) -> list[RunState]:
-    """Return the runs for whose next turn enough must be left, before this one has its own."""
+    """Return the runs whose next turn must stay affordable before `run` may have its own."""
     parent = None if run is above else tree.parent_of(run)
     return [*closing_from(tree, parent, above), *in_turn(tree, run, above)]
 
@@ -171,7 +171,7 @@ def closing_from(tree: LogState, parent: RunState | None, above: RunState) -> It
 
 
 def in_turn(tree: LogState, run: RunState | None, above: RunState) -> Iterator[RunState]:
-    """Yield the other runs under `above` whose model answers now: what they spend is not counted yet."""
+    """Yield the other runs under `above` whose model is answering: their usage is not counted yet."""
     for one in tree.runs.values():
         if one is not run and one.step_open and not one.answered and one.status is RUNNING:
             if is_within(tree, one, above):
@@ -179,9 +179,9 @@ def in_turn(tree: LogState, run: RunState | None, above: RunState) -> Iterator[R
 
 
 def time_left(tree: LogState, run: RunState, now: float) -> float | None:
-    """Return the seconds until a limit on time ends this run; None if there is none.
+    """Return the seconds until a limit on time ends this run; None if there is no such limit.
 
-    Runs above stop what they wait for. A detached run has to watch their limits itself.
+    A run above that reaches its limit stops the children it waits for. A detached run must watch those limits itself.
     """
     found = inf
     for above, limits in limits_above(tree, run):
@@ -191,7 +191,7 @@ def time_left(tree: LogState, run: RunState, now: float) -> float | None:
 
 
 def limit_reached(tree: LogState, run: RunState, name: str, now: float) -> Reached:
-    """Return the limit of that name which is used up the most, of this run or one above it."""
+    """Return, of the limits with that name on this run and those above it, the one that is used up the most."""
     found = [
         Reached(name, limit, _spent(above, name, now), True)
         for above, limits in limits_above(tree, run)
@@ -213,7 +213,7 @@ def _spent(run: RunState, name: str, now: float) -> float:
 
 
 def deadline(tree: LogState, run: RunState, now: float) -> float | None:
-    """Return when the first limit on time is reached, if no run waits before that."""
+    """Return the time at which the first limit on time is reached, if no run is suspended before that."""
     ends = [
         now + limits.seconds - above.elapsed(now)
         for above, limits in limits_above(tree, run)
@@ -240,7 +240,7 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
 
 
 def exceeded(tree: LogState, run: RunState) -> Reached | None:
-    """Return a limit on steps, tokens or cost that a run elsewhere has passed, or would pass with what others are granted."""
+    """Return a limit on steps, tokens or cost that a run elsewhere has passed, counting the grants of other runs."""
     names: tuple[Amount, ...] = ("steps", "tokens", "cost")
     for above, limits in limits_above(tree, run):
         for name in names:
@@ -257,7 +257,7 @@ def starting(tree: LogState, above: RunState, dispatching: Sequence[RunState]) -
 
 
 def held(tree: LogState, above: RunState, name: Amount, but: str = "") -> float:
-    """Return what children elsewhere, under a run, have been granted and not used; without the child `but`."""
+    """Return the unused part of the grants of all children elsewhere under `above`, except the child `but`."""
     total: float = 0
     for run_id, grant in tree.grants.items():
         granted = getattr(grant.limits, name)
@@ -267,7 +267,7 @@ def held(tree: LogState, above: RunState, name: Amount, but: str = "") -> float:
 
 
 def used(run: RunState | None, name: Amount) -> float:
-    """Return what a run and everything under it have used, as far as this log knows."""
+    """Return how much a run and its descendants have used, as far as this log knows."""
     if run is None:
         return 0
     match name:
@@ -287,7 +287,7 @@ def is_within(tree: LogState, run: RunState | None, above: RunState) -> bool:
 
 
 def child_refusal(limit: str, value: int) -> str:
-    """The reason for which a child is refused, as the model reads it."""
+    """Return the text that tells the model why a child is refused."""
     if limit == "depth":
         return f"agents may be nested {value} deep: do this yourself"
     return f"this tree may start {value} children: go on with what you have"

@@ -1,4 +1,4 @@
-"""One tool call: prepare → execute → finalize. A call that goes wrong is a result, never an exception."""
+"""One tool call: prepare → execute → finalize. A call that fails returns a result; it never raises."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MakeContext = Callable[["Execution", ToolCall, Snapshot | None, Any], ToolContex
 
 
 class CallOutcome(Struct, frozen=True, gc=False):
-    """The status a call will have, its result, and the state it asks to change."""
+    """The end of a call: its status, its result, and the state changes it asks for."""
 
     status: ToolCallStatus
     result: ToolResult
@@ -83,7 +83,7 @@ _MISTAKES = (ToolError, StateCommand)
 
 
 def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
-    """Make an outcome of what a tool returned; raise InternalError for a value that has no JSON form."""
+    """Convert the return value of a tool to an outcome; raise InternalError for a value that has no JSON form."""
     command = None
     if isinstance(returned, ToolOutput):
         command, returned = returned.command, returned.result
@@ -133,7 +133,7 @@ def _unwritable(call: ToolCall, exc: Exception) -> InternalError:
 
 
 def interrupted(call: ToolCall) -> CallOutcome:
-    """The outcome of a call whose process ended while it ran, and which may not run twice."""
+    """Return the outcome of a call that was running when its process died, and that must not run twice."""
     message = (
         "interrupted, outcome unknown: the process ended while this call ran. It may have done its work, a part of it "
         "or nothing: find out before you make it again"
@@ -143,7 +143,7 @@ def interrupted(call: ToolCall) -> CallOutcome:
 
 
 def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
-    """The outcome of a call that ended by an error: the model reads kind and message, its state is dropped."""
+    """Return the outcome of a call that failed: the model reads kind and message, its state changes are dropped."""
     kind, message = ("blocked", error.reason) if isinstance(error, Block) else (error.kind, error.message)
     message = clean_text(str(message))
     data = {"error": {"kind": kind, "message": message}}
@@ -161,7 +161,7 @@ def ready(x: Execution, call: ToolCall) -> ToolCallReady:
 
 
 def prepare(x: Execution, call: ToolCall) -> BoundTool:
-    """Return the tool to run once its arguments are checked; raise a ToolError that the model can learn from."""
+    """Find the tool, check the arguments and return the tool; raise a ToolError that the model can learn from."""
     bound, offered = x.toolbox.get(call.name), x.state.offered
     if bound is None or (offered is not None and call.name not in offered):
         known = x.toolbox if offered is None else sorted(offered)
@@ -194,9 +194,9 @@ async def execute(
     *,
     make_context: MakeContext | None = None,
 ) -> CallOutcome:
-    """Run the tool, again where it may be retried, and make one outcome of whatever happens.
+    """Run the tool, with its retries, and return one outcome, also if it fails.
 
-    The tool starts once the log says so in the store. One with a queue may be run by another worker.
+    The tool starts only after the row of its start is stored. A tool with a queue may run on another worker.
     """
     placed = None if bound.tool.queue is None else x.resolver.place_call(x, bound.tool, state, call, resume_input)
     if placed is not None:
@@ -237,7 +237,7 @@ async def _attempt(
             if task is None or task.cancelling():
                 raise
             error = InternalError("the tool cancelled itself")
-        except BaseException as exc:  # also SystemExit, and what test frameworks raise
+        except BaseException as exc:  # also SystemExit and the exceptions of test frameworks
             error = _internal_error(call, exc)
         if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
             return failed(call, error)
@@ -246,12 +246,12 @@ async def _attempt(
 
 
 def _waiting(x: Execution, call: CallState) -> list[RunState]:
-    """Return the runs below a call that wait for a human, on whatever backend."""
+    """Return the runs below a call that wait for a human, on any backend."""
     tree = x.log.tree
     below = [child for ref in call.children.values() if (child := tree.runs.get(ref.run_id)) is not None]
     places = [child.ns for child in below if child.waits and not child.request.detached]
     if not places:
-        return []  # without a look at every run of the tree
+        return []  # fast path: do not scan every run of the tree
     return [run for run in tree.runs.values() if run.waits and any(run.ns[: len(ns)] == ns for ns in places)]
 
 
@@ -263,7 +263,7 @@ def _begin(tool: Tool, call: ToolCall, ctx: ToolContext) -> Coroutine[Any, Any, 
 
 
 def stop_if_given_up(x: Execution) -> None:
-    """Stop if the run has ended, or was lost to another process, during the last await."""
+    """Raise if the run has ended, or another process has claimed its log, during the last await."""
     if x.state.status is not RUNNING or x.log.lost:
         raise asyncio.CancelledError
 
@@ -271,7 +271,7 @@ def stop_if_given_up(x: Execution) -> None:
 def context_for(
     x: Execution, call: ToolCall, snapshot: Snapshot | None = None, resume_input: Any = None
 ) -> ToolContext:
-    """Return the context with which the tool of a call runs; without a snapshot, on the present state."""
+    """Return the context for the tool of a call. Without a snapshot, the tool sees the present state."""
     return ToolContext(
         call.id,
         call.name,
@@ -288,11 +288,11 @@ def context_for(
 
 
 async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCall, ctx: ToolContext) -> Any:
-    """Make one attempt with a time limit. Its token is its own: a timeout stops this attempt, not the run."""
+    """Make one attempt with a time limit. It has its own cancellation token: a timeout stops the attempt, not the run."""
     cancellation = CancellationToken()
     ctx = ctx.within(cancellation, min(x.now() + timeout, ctx.deadline or float("inf")))
     pass_on = x.cancellation.pass_on_to(cancellation)
-    # A task of its own: a tool that swallows its cancellation can be left behind.
+    # In its own asyncio task: a tool that swallows its cancellation can be abandoned.
     attempt = asyncio.create_task(_begin(tool, call, ctx))
     try:
         await asyncio.wait({attempt}, timeout=timeout)
@@ -320,7 +320,7 @@ def _drop_outcome(attempt: asyncio.Task[Any]) -> None:
 
 
 def _internal_error(call: ToolCall, exc: BaseException) -> InternalError:
-    """The error that the model reads for an unexpected exception; the traceback goes to the log."""
+    """Return the error that the model reads for an unexpected exception, and write the traceback to the log."""
     _log.error("tool %r failed in call %s", call.name, call.id, exc_info=exc)
     kind = type(exc).__name__
     if isinstance(exc, RetinueError):  # a sentence of its own
@@ -338,9 +338,9 @@ def finalize(
     fields: Mapping[str, Any] = _NOTHING,
     late: StateCommand | None = None,
 ) -> list[WorkItem]:
-    """Commit the call's state and end the call; return the jobs that follow. A commit that fails fails the call.
+    """Commit the call's state, end the call and return the jobs that follow. If the commit fails, the call fails.
 
-    `late` is the command of hooks that have seen the writes of other calls, so it cannot conflict with them.
+    `late` is the command of hooks that ran on fresh state, so it cannot conflict with the writes of other calls.
     """
     work: list[WorkItem] = []
     if outcome.command or late is not None:
@@ -383,7 +383,7 @@ def _commit(
 
 
 def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mapping[str, Any] = _NOTHING) -> None:
-    """Emit the last event of a call with its message, or the event that says it waits."""
+    """Emit the end of a call with its message, or the event of its suspension."""
     made, result, status = call.call, outcome.result, outcome.status
     text, parts = result.text, outcome.parts
     if len(text) > (limit := result_limit(x, made)):
@@ -421,7 +421,7 @@ def default_ticket(call: ToolCall, text: str) -> SuspendTicket:
 
 
 def result_limit(x: Execution, call: ToolCall) -> int:
-    """The number of characters of its result that the model reads."""
+    """Return the number of characters of the result that the model reads."""
     bound = x.toolbox.get(call.name)
     own = None if bound is None else bound.tool.result_limit
     return x.agent.result_limit if own is None else own

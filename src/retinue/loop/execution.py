@@ -1,4 +1,4 @@
-"""One run at work in this process: its state, the agent, model, tools and hooks it works with, and its end."""
+"""One run that executes in this process: its state, its agent, model, tools and hooks, and its end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Equipment(Struct, frozen=True, gc=False):
 
 
 class Slots:
-    """Slots for the tool calls of a tree that run at once. A run with a limit of its own takes a slot here and one above.
+    """A limit on concurrent tool calls. A run with a limit of its own takes a slot here and one of the run above.
 
     A call that starts a child gives its slot back for good, so a tree cannot wait for itself.
     """
@@ -106,7 +106,7 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_own_back()  # it got a slot and never used it
+                self._give_own_back()  # it was given a slot and cancelled before using it
             raise
 
     def give_back(self) -> None:
@@ -131,7 +131,7 @@ Equip = Callable[["Execution", str], Equipment]
 
 
 class Execution:
-    """One run at work. Its `state` changes only by what it emits."""
+    """One run that executes here. Its `state` changes only by the rows it emits."""
 
     snapshot: Snapshot
     """The state that the calls of this step see."""
@@ -176,7 +176,7 @@ class Execution:
         self._event_loop = asyncio.get_running_loop()
 
     def use(self, equipment: Equipment) -> None:
-        """Work as that agent from now on."""
+        """Continue the run with another agent, model, tools and hooks."""
         self.agent, self.model, self.toolbox = equipment.agent, equipment.model, equipment.toolbox
         self.agents = (*self.agents, equipment.agent)
         self.hooks, self.has_hooks = equipment.hooks, equipment.hooks.has_any
@@ -192,7 +192,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """True if its leg has ended: nothing is emitted any more."""
+        """True if its leg has ended: later events are dropped."""
         return self.state.status is not RUNNING
 
     def report(self, event: Event) -> None:
@@ -207,7 +207,7 @@ class Execution:
         self.log.append(self.state, ErrorRaised(message=clean_text(message), code=code), private)
 
     def stop_if_cancelled(self) -> None:
-        """A tool may have swallowed the cancellation; the loop does not."""
+        """Raise if the run was cancelled: a tool may have swallowed the cancellation."""
         if self.cancellation.reason is not None:
             raise asyncio.CancelledError(self.cancellation.reason)
 
@@ -247,13 +247,13 @@ class Execution:
         return message_id(self.state, self.state.message_count + 1)
 
     def answer_id(self) -> str:
-        """The id of the answer of this step: a new one each time the answer starts again."""
+        """The message id of this step's answer: a new one each time the model is called again."""
         state = self.state
         made = f"{self.run_id}-m{state.message_count + 1}"
         return f"{made}r{state.dropped}" if state.dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:
-        """The model's id if it may be used, else a fresh one: ids are unique in a thread and safe in a namespace."""
+        """Return the model's id for a call, or a fresh one if it is taken in this thread or unsafe in a namespace."""
         call_id, used = wanted or "", self.state.used_call_ids
         while call_id in used or _LEGAL_CALL_ID.fullmatch(call_id) is None:
             self._made_call_ids += 1
@@ -261,26 +261,26 @@ class Execution:
         return call_id
 
     def own_messages(self) -> tuple[Message, ...]:
-        """This run's part of the conversation; made anew only when it has grown, because hooks ask often."""
+        """Return this run's part of the conversation; cached until it grows, because hooks ask often."""
         state = self.state
         if len(self._own_messages) != len(state.messages) - state.own_from:
             self._own_messages = tuple(state.messages[state.own_from :])
         return self._own_messages
 
     def give_slot_back(self, call_id: str) -> None:
-        """A call that has started a child leaves its slot to others, for good."""
+        """Release the slot of a call that has started a child; the call never takes it back."""
         if call_id in self.holding:
             self.holding.discard(call_id)
             self.slots.give_back()
 
     def finish(self, ending: Ending) -> RunResult:
-        """End the run, or this leg of it: its last events, and its result."""
+        """End the run or the leg: append its last events and return its result."""
         state = self.state
         if ending.error is not None and (error := clean_text(ending.error)) is not ending.error:
             ending = replace(ending, error=error)
         if ending.status not in RUN_MOVES[state.status]:
             raise IllegalMove(f"run {state.run_id!r}", state.status, ending.status)
-        if state.children and ending.status in ENDED:  # a tool may have left some at work
+        if state.children and ending.status in ENDED:  # a tool may have left some running
             close_children(self.log, state, state.children.values(), "the run that started it has ended")
         said = "".join(self.partial_text)
         self.partial_text = []
@@ -318,7 +318,7 @@ def result_of(
     store: StateStore | None = None,
     output: Any = None,
 ) -> RunResult:
-    """Return the result of a run that has just ended or waits; without a store, without its state."""
+    """Return the result of a run that has just ended or is suspended; without a store, it has no state."""
     return RunResult(
         status=ending.status,
         run_id=state.run_id,
@@ -335,11 +335,11 @@ def result_of(
     )
 
 
-# --- calls and runs that nobody continues, and the start of another leg
+# --- closing calls and runs that will not continue, and starting another leg
 
 
 def cancelled_result(call: ToolCall, reason: str) -> ToolResult:
-    """The result of a call that was stopped or never began."""
+    """Return the result of a call that was stopped or did not start."""
     error = ToolCancelled(reason)
     data = {"error": {"kind": error.kind, "message": reason}}
     return ToolResult(call.name, ToolStatus.ERROR, data, str(error))
@@ -356,7 +356,7 @@ def close_calls(log: LiveLog, run: RunState) -> None:
 
 
 def drop_drafts(log: LiveLog, run: RunState) -> None:
-    """End the calls that the model has not finished asking for."""
+    """End the calls whose request the model has not finished streaming."""
     for call_id, name in list(run.drafts.items()):
         finish_cancelled(log, run, ToolCall(call_id, name, {}), "the model did not finish asking for it")
 
@@ -374,9 +374,9 @@ def finish_cancelled(log: LiveLog, run: RunState, call: ToolCall, reason: str, m
 def close_children(
     log: LiveLog, run: RunState, children: Iterable[ChildRef], reason: str, *, running: bool = True
 ) -> None:
-    """End children that nobody waits for any more, except those in the background.
+    """End the children that no call waits for any more, except background tasks.
 
-    With `running=False`, those that are at work in this process continue, too.
+    With `running=False`, children that execute in this process continue, too.
     """
     for ref in list(children):
         child = log.tree.runs.get(ref.run_id)
@@ -400,9 +400,9 @@ def close_children(
 def start_leg(
     log: LiveLog, run: RunState, answers: tuple[Answer, ...] = (), messages: tuple[Message, ...] = ()
 ) -> None:
-    """Begin another leg of a run that waits, with the decisions on it, or of a fork, with new input."""
+    """Append the start of another leg: of a suspended run, with its decisions, or of a fork, with new input."""
     said = (*run.messages, *[call.message for call in run.calls.values() if call.message is not None])
-    if run.remote_seq:  # the events of its log elsewhere say it
+    if run.remote_seq:  # the log elsewhere has that event
         said = ()
     identity = run.identity
     log.append(
@@ -420,7 +420,7 @@ def start_leg(
 
 
 def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
-    """End a run and everything under it that waits or does not stop, the deepest first."""
+    """End a run and its descendants that are suspended or did not stop, the deepest first."""
     if run.waits:
         start_leg(log, run)
     close_calls(log, run)

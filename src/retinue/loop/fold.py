@@ -1,7 +1,7 @@
 """The fold: how the rows of a log make the state of its runs. Start here to understand how a run is recovered.
 
-The loop emits a row, the row is folded, and that is the change; a process that reads the rows back gets the same state.
-The fold knows no agents, models, reducers or clocks.
+The loop changes a run only by emitting a row, which is folded at once. So a process that reads the rows back gets the
+same state. The fold uses no agents, models, reducers or clocks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def fold(tree: LogState, row: LogRow, place: str = "", log_id: str = "") -> None
 
 
 def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogState:
-    """The state that a whole log says."""
+    """Return the state after all rows of a log."""
     tree = LogState()
     for row in rows:
         fold(tree, row, place, log_id)
@@ -83,7 +83,7 @@ def fold_all(rows: Iterable[LogRow], place: str = "", log_id: str = "") -> LogSt
 
 
 def fold_event(tree: LogState, run: RunState | None, event: Event, private: Private | None) -> None:
-    """Change the state as an event says. Events that are only for watching change nothing."""
+    """Change the state as an event says. Deltas and other events that are only for readers change nothing."""
     tree.last_at = event.at
     if private is not None and private.remote:
         _note_remote(tree, event, private)
@@ -118,7 +118,7 @@ def fold_private(tree: LogState, private: Private) -> None:
 
 
 def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
-    """An event of a run elsewhere has come. It is no work to continue here; only usage and children count."""
+    """Note an event of a run elsewhere: only its number, usage and children. Its work is not continued here."""
     run = tree.runs[private.run_id]
     run.remote_seq, run.remote_at = private.remote, tree.seq
     if isinstance(event, InferenceFinished):
@@ -128,7 +128,7 @@ def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
 
 
 def _resume_clocks(tree: LogState, private: Private) -> None:
-    """A new owner begins: nobody worked since the last event."""
+    """Restart the clocks for a new owner: the time since the last event does not count as work."""
     for run in tree.runs.values():
         if run.status is RUNNING:
             run.worked += max(0.0, tree.last_at - run.since)
@@ -160,7 +160,7 @@ def _commit(run: RunState, p: Private) -> None:
 
 
 def _act(run: RunState, action: Any) -> None:
-    """An action of the loop itself; the first handoff and the first stop count."""
+    """Apply an action of the loop itself. Of several handoffs or stops the first counts."""
     if isinstance(action, TransferTo):
         run.next_agent = run.next_agent or action
     elif isinstance(action, StopRun):
@@ -176,7 +176,7 @@ def _act(run: RunState, action: Any) -> None:
 
 
 def _forget(run: RunState, call_id: str) -> None:
-    """A decision on a call was carried out, or comes too late."""
+    """Drop the decision on a call: it was carried out, or came too late."""
     if call_id in run.pending:
         run.pending = {name: one for name, one in run.pending.items() if name != call_id}
 
@@ -199,7 +199,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         run.values, run.foreign = p.values, p.foreign
     else:
         run.step_values, run.step_revision, run.writers = run.values, run.revision, EMPTY
-        for message in event.messages:  # a fork continues with other input than the run it copies
+        for message in event.messages:  # a fork with new input
             _join(run, message)
     run.leg += 1
     run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at
@@ -313,7 +313,7 @@ def _tool_call_ready(tree: LogState, run: RunState, event: ToolCallReady, p: Pri
     call.move(CALL_RUNNING)
     call.entered = p is None or not p.hooked
     if p is not None and p.limit is not None:
-        return  # it is refused: no call of this step has begun
+        return  # refused: no call of this step has started
     if run.step_values is None:
         run.step_values, run.step_revision = run.values, run.revision
 
@@ -336,7 +336,7 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
         if run.drafts:
             run.drafts.pop(event.call_id, None)
         return
-    if call.status is CALL_NEW:  # it ends before its turn came
+    if call.status is CALL_NEW:  # it ends before it has started
         call.move(CALL_RUNNING)
     call.move(event.status)
     call.entered = False
@@ -377,7 +377,7 @@ def _child_started(tree: LogState, run: RunState, event: ChildStarted, p: Privat
 
 
 def _count_child(tree: LogState, run: RunState) -> None:
-    """Count a child of a run, for it and for those above."""
+    """Count a new child for its parent and for all runs above."""
     above: RunState | None = run
     while above is not None:
         above.total_children += 1
@@ -405,7 +405,7 @@ def _child_finished(tree: LogState, run: RunState, event: ChildFinished, p: Priv
 
 
 def _state_delta(tree: LogState, run: RunState | None, event: StateDelta, p: Private | None) -> None:
-    if p is not None and run is not None:  # a commit of hooks; that of a call is in the row of its end
+    if p is not None and run is not None:  # a commit of hooks; a call's commit is in the row of its end
         _commit(run, p)
 
 
@@ -440,13 +440,13 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
 
 
 def _end_grant(tree: LogState, run: RunState) -> None:
-    """Let others use what a child elsewhere has left, if it has ended with its background tasks."""
+    """Release the grant of a child elsewhere, if the child and its background tasks have ended."""
     if run.is_over and not run.values.get(REMOTE_KEY, EMPTY).get("open"):
         tree.grants = {name: grant for name, grant in tree.grants.items() if name != run.run_id}
 
 
 def _count(tree: LogState, run: RunState, usage: Usage, steps: int) -> None:
-    """Add what a run used to its total and to those above."""
+    """Add usage to the total of a run and of all runs above."""
     runs, above = tree.runs, run
     while above is not None:
         above.total += usage

@@ -1,8 +1,8 @@
 """Grants: how the limits of a tree hold for children that have logs of their own, on other workers and servers.
 
-The owner of a log grants such a child a part of what is left of the limits above it, and counts that as used until the
-child has ended. A child on another worker that needs more asks for more; one on a server cannot. So each limit is decided
-on in one place, and all runs of a tree together stay within it.
+The owner of a log grants such a child a part of what the limits above it still allow, and counts the grant as used until
+the child has ended. A child on another worker can ask for more; one on a server cannot. So one process decides on each
+limit, and all runs of a tree together stay within it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from .execution import Execution
 
 _PART = 4
-"""A child gets what it asks for and, of the rest, one part in so many."""
+"""A child is granted what it asks for, and this fraction (1/4) of the rest."""
 _LARGE_PART = 2
-"""The same for steps, tokens and cost of a child that cannot ask for more."""
+"""The same (1/2) for steps, tokens and cost of a child that cannot ask for more."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,8 +52,10 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def first_grant(x: Execution, child: RunIdentity, own: Limits | None, *, can_ask: bool) -> Grant:
-    """Return what a new child of a run may use, within its own limits. One that cannot ask for more gets all that it may,
-    if its call has no other child."""
+    """Return the grant of a new child, within its `own` limits.
+
+    A child that cannot ask for more gets all that is left, shared only with other work, if its call has no other child.
+    """
     tree, dispatching, call_id = x.log.tree, x.log.dispatching, child.parent_tool_call_id or ""
     if can_ask:
         return grant(tree, x.state, child.run_id, Wanted(), dispatching)
@@ -74,7 +76,7 @@ def grant(
     dispatching: Sequence[RunState] = (),
     part: int = _PART,
 ) -> Grant:
-    """Return what a child of a run elsewhere may use from now on, never less than before."""
+    """Return the new grant of a child elsewhere; no amount is smaller than in its last grant."""
     before = tree.grants.get(child_id)
     amounts: dict[str, float | None] = {}
     for name, cap in _caps(tree, parent, child_id, dispatching).items():
@@ -90,7 +92,7 @@ def grant(
 def _equal_part(
     tree: LogState, parent: RunState, child_id: str, call_id: str, dispatching: Sequence[RunState]
 ) -> Grant:
-    """Return what a child may use for which its call only waits: all that is left, shared with others at work now."""
+    """Return the grant of a child that its call only waits for: an equal part of what is left for all work in progress."""
 
     def parts(above: RunState) -> int:
         runs = [run for run in tree.runs.values() if is_within(tree, run, above)]
@@ -102,7 +104,7 @@ def _equal_part(
 
 
 def _at_work(tree: LogState, run: RunState, call_id: str) -> int:
-    """Return how many parts a run needs beside those of its children: for its turn, or for each other call in progress."""
+    """Return the number of parts a run itself needs: one for its turn, or one for each other call without a child."""
     if run.status is not RUNNING or run.run_id in tree.grants:
         return 0
     if not run.open_calls:
@@ -123,7 +125,7 @@ def _caps(
     dispatching: Sequence[RunState],
     parts: Callable[[RunState], int] = lambda above: 1,
 ) -> dict[Amount, float]:
-    """Return how much a child elsewhere may use in all, so that all limits above it hold: one part of what is left."""
+    """Return the most that a child elsewhere may use in all: one part of what each limit above it still allows."""
     caps: dict[Amount, float] = {"children": inf, "steps": inf, "tokens": inf, "cost": inf}
     child = tree.runs.get(child_id)
     for above, limits in limits_above(tree, parent):
@@ -141,7 +143,7 @@ def _amount(name: str, cap: float) -> float:
 
 
 def _shape(tree: LogState, parent: RunState) -> dict[str, int]:
-    """Return how deep, and how wide, a child of a run may be."""
+    """Return the limits on depth and on parallel calls for a child of a run."""
     depth, parallel = sys.maxsize, sys.maxsize
     for above, limits in limits_above(tree, parent):
         depth = min(depth, limits.depth - (parent.identity.depth + 1 - above.identity.depth))
@@ -152,7 +154,7 @@ def _shape(tree: LogState, parent: RunState) -> dict[str, int]:
 def _reserved(
     tree: LogState, parent: RunState, above: RunState, name: Amount, dispatching: Sequence[RunState]
 ) -> float:
-    """Return what is to be left for others: children that start, closing turns above, and runs in a turn."""
+    """Return the amount to keep for others: children that start, closing turns above, and runs in a turn."""
     if name == "children":
         return starting(tree, above, dispatching)
     ahead = [*closing_from(tree, parent, above), *in_turn(tree, None, above)]
@@ -162,12 +164,12 @@ def _reserved(
 
 
 def falls_short(limits: Limits, wanted: Wanted) -> bool:
-    """Return whether something is granted less than it is wanted."""
+    """Return whether an amount in the limits is smaller than wanted."""
     names: tuple[Amount, ...] = ("children", "steps", "tokens", "cost")
     return any((limit := getattr(limits, name)) is not None and limit < getattr(wanted, name) for name in names)
 
 
-# --- where a placed run works
+# --- on the worker of a placed run
 
 
 def _root(tree: LogState) -> RunState:
@@ -175,14 +177,14 @@ def _root(tree: LogState) -> RunState:
 
 
 def is_short(tree: LogState, run: RunState, now: float) -> bool:
-    """Return whether what was granted leaves less than two turns."""
+    """Return whether the grant leaves less than two turns."""
     root = _root(tree)
     above = root.request.above
     return above is not None and is_reached(tree, run, root, above.limits, now)
 
 
 def lacks_children(tree: LogState, run: RunState, dispatching: Sequence[RunState]) -> bool:
-    """Return whether what was granted does not allow another child."""
+    """Return whether the grant allows no further child."""
     root = _root(tree)
     above = root.request.above
     return above is not None and _children(tree, root, dispatching) >= above.limits.children
@@ -193,7 +195,7 @@ def _children(tree: LogState, root: RunState, dispatching: Sequence[RunState]) -
 
 
 def wanted_for(tree: LogState, run: RunState, dispatching: Sequence[RunState], first: Usage | None = None) -> Wanted:
-    """Return what must be granted in all so that a run can have two more turns and a child. `first` is its first call."""
+    """Return the total grant with which a run can have two more turns and a child. `first` estimates its first call."""
     root = _root(tree)
     ahead = runs_ahead(tree, run, root)
     calls = [next_call(tree, one, root) for one in ahead]
@@ -207,7 +209,7 @@ def wanted_for(tree: LogState, run: RunState, dispatching: Sequence[RunState], f
 
 
 def wanted_with_child(tree: LogState, child_id: str, wanted: Wanted, dispatching: Sequence[RunState]) -> Wanted:
-    """Return what this log must be granted in all so that a placed child of it can be granted what it wants."""
+    """Return the total grant that this log needs to grant a placed child the wanted amounts."""
     root, child = _root(tree), tree.runs.get(child_id)
     parent = tree.runs.get(tree.grants[child_id].run_id) if child_id in tree.grants else None
 
@@ -221,7 +223,7 @@ def wanted_with_child(tree: LogState, child_id: str, wanted: Wanted, dispatching
 
 
 async def widen_budget(x: Execution) -> None:
-    """Ask for more for as long as what was granted is used up and more is given."""
+    """Ask for a larger grant until two turns are affordable, or no more is granted."""
     log = x.log
     while log.widen is not None and is_short(log.tree, x.state, x.now()):
         if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching)):
@@ -229,7 +231,7 @@ async def widen_budget(x: Execution) -> None:
 
 
 async def widen_for_first_call(x: Execution, usage: Usage) -> None:
-    """Ask for what the first model call of a run needs."""
+    """Ask for a larger grant if the first model call of a run needs one."""
     log = x.log
     while log.widen is not None and refuse_first_call(log.tree, x.state, usage) is not None:
         if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching, usage)):
@@ -237,7 +239,7 @@ async def widen_for_first_call(x: Execution, usage: Usage) -> None:
 
 
 async def widen_for_child(x: Execution) -> None:
-    """Ask for another child of a run, where it may have none."""
+    """Ask for a larger grant if it allows no further child."""
     log = x.log
     while log.widen is not None and lacks_children(log.tree, x.state, log.dispatching):
         if not await log.widen(lambda: wanted_for(log.tree, x.state, log.dispatching)):
