@@ -421,3 +421,43 @@ async def test_a_run_whose_worker_was_killed_comes_before_those_that_have_not_be
         after = (await workflow.describe()).raw_description.workflow_execution_info.priority
         assert (before.priority_key, after.priority_key) == (5, 1)
         assert after.fairness_key == before.fairness_key != ""
+
+
+@pytest.mark.parametrize("is_missed", [False, True], ids=["at once", "after its lease"])
+async def test_a_new_worker_begins_with_the_run_that_lost_its_worker(
+    site: Site, tmp_path: Path, is_missed: bool
+) -> None:
+    """Also if Temporal has missed the heartbeat, and the leg is in its queue behind those of new runs."""
+    (tmp_path / "hold-1").touch()
+    options: Any = {"engine": site.engine}
+    alone = ("--slots", "1", "--lease", "1" if is_missed else "60")
+    worker = await start_worker(site.url, tmp_path, *alone, **options)
+    async with site.client() as client:
+        run = client.stream("walker", "2")
+        await until(lambda: (tmp_path / "step-1").exists())
+        later = [client.stream("echo", f"{number}") for number in range(5)]
+
+        async def state_of(run_id: str) -> Any:
+            described = await workflow_of(client, run_id).describe()
+            return [one.state for one in described.raw_description.pending_activities]
+
+        for one in later:
+            await one.stored()
+            await until(lambda one=one: state_of(one.run_id))
+        await worker.end()
+        (tmp_path / "hold-1").unlink()
+        if is_missed:
+
+            async def is_queued() -> bool:
+                return await state_of(run.run_id) == [temporal_sweeper.SCHEDULED]
+
+            await until(is_queued)
+        worker = await start_worker(site.url, tmp_path, *alone, **options)
+        try:
+            for one in (run, *later):
+                assert (await one.result()).status is RunStatus.COMPLETED
+        finally:
+            await worker.end()
+        ids = [run.run_id, *[one.run_id for one in later]]
+        ends = await client.store.ends_of(ids)  # type: ignore[attr-defined]
+        assert min(ends, key=lambda run_id: ends[run_id]) == run.run_id

@@ -7,16 +7,18 @@ only a reason to look at a log, and a leg that is given to two workers is claime
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
+from temporalio.api.activity.v1 import ActivityOptions
 from temporalio.api.common.v1 import Priority, WorkflowExecution
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import WorkflowExecutionOptions
-from temporalio.api.workflowservice.v1 import UpdateWorkflowExecutionOptionsRequest
-from temporalio.client import WorkflowHandle
+from temporalio.api.workflowservice.v1 import UpdateActivityOptionsRequest, UpdateWorkflowExecutionOptionsRequest
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 
 from ..core.engine import WorkerInfo
 from ..core.errors import EngineError, RetinueError
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+FIRST = 3.0
+"""Seconds at most in which a new worker sees to lost runs before it asks for work."""
 SWEEP_EVERY = 0.5
 """Seconds between two looks for schedules that are due, threads that are free, and workers that are gone."""
 RECONCILE_EVERY = 5.0
 """Seconds between two comparisons of the store with Temporal, by all workers together."""
 UNREAD = 2.0
 """Seconds after which a wish in an inbox counts as overlooked."""
+_TICK = 0.05
 _AGAIN = 30.0
 """Seconds after which something that was done about a run may be done again."""
 
@@ -71,6 +77,28 @@ class Sweeper:
                 failed = str(exc)
             await asyncio.sleep(SWEEP_EVERY)
 
+    async def hand_on_first(self) -> None:
+        """Hand on the legs of workers that are gone before this one asks for work: they come before new runs.
+
+        Returns when Temporal has them in its queues, but does not wait for long.
+        """
+        with contextlib.suppress(RetinueError, TimeoutError):
+            async with asyncio.timeout(FIRST):
+                lost = await self._sweep()
+                for log_id, _ in lost:
+                    while not await self._is_queued(log_id):  # noqa: ASYNC110, no event says so
+                        await asyncio.sleep(_TICK)
+                if lost:
+                    await asyncio.sleep(4 * _TICK)  # Temporal says so a moment before the queue has it
+
+    async def _is_queued(self, log_id: str) -> bool:
+        """Return whether the next leg of a run waits in a queue; also if the run has ended or nothing is known of it."""
+        workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
+        described = await self._engine.call(workflow.describe)
+        legs = [one for one in described.raw_description.pending_activities if one.activity_type.name == LEG]
+        waits = [one.state == SCHEDULED and one.next_attempt_schedule_time.ToSeconds() <= time.time() for one in legs]
+        return described.status is not WorkflowExecutionStatus.RUNNING or any(waits)
+
     async def start(self, found: Found) -> None:
         """Start or wake the workflows of runs."""
         for run_id, placement in found:
@@ -78,7 +106,7 @@ class Sweeper:
             if record is not None:
                 await self._engine.start_workflow(record, placement, "wake")
 
-    async def _sweep(self) -> None:
+    async def _sweep(self) -> list[tuple[str, str]]:
         """Start the runs that are due and those whose thread is free; hand on the legs of workers that are gone."""
         now = time.monotonic()
         self._done = {name: at for name, at in self._done.items() if at + _AGAIN > now}
@@ -88,6 +116,7 @@ class Sweeper:
         gone = [owner for owner in owners if has_process_ended(owner.rpartition("/")[0])]
         lost = [(log_id, owner) for log_id, owner in await self._logs.lost(gone) if owner != self._info.owner]
         await asyncio.gather(*[self._hand_on_lost(log_id, owner) for log_id, owner in lost])
+        return lost
 
     async def _hand_on_lost(self, log_id: str, owner: str) -> None:
         name = f"{log_id} {owner}"
@@ -107,14 +136,17 @@ class Sweeper:
     async def _hand_on(self, log_id: str, owner: str | None = None) -> None:
         """End the activity of a worker that is gone, instead of waiting until Temporal misses its heartbeat.
 
+        If Temporal has missed it already, the activity waits in a queue again: it is put before those of new runs.
+
         Without an owner: nobody has the log, and an activity that seems to be at work has ended without Temporal.
         """
         workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
         described = await self._engine.call(workflow.describe)
+        legs = [one for one in described.raw_description.pending_activities if one.activity_type.name == LEG]
         started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
-        for one in described.raw_description.pending_activities:
+        for one in legs:
             worker = one.last_worker_identity
-            if (one.activity_type.name, one.state) == (LEG, started) and worker == (owner or worker):
+            if one.state == started and worker == (owner or worker):
                 _log.warning("run %s: worker %s does not work on it any more, and another looks at it", log_id, worker)
                 activity = self._engine.client.get_async_activity_handle(
                     workflow_id=log_id, run_id=described.run_id, activity_id=one.activity_id
@@ -122,6 +154,23 @@ class Sweeper:
                 await self._put_first(log_id, described.run_id)
                 left = {"end": "left", **standing(await self._store.load_run(log_id))}
                 await self._engine.call(lambda activity=activity, left=left: activity.complete(left))
+            elif one.state == SCHEDULED and owner is not None and one.priority.priority_key != 1:
+                await self._put_leg_first(log_id, described.run_id, one.activity_id)
+
+    async def _put_leg_first(self, log_id: str, run_id: str | None, activity_id: str) -> None:
+        """Have a leg that waits in a queue again come before those of runs that have not begun, if the server can."""
+        request = UpdateActivityOptionsRequest(
+            namespace=self._engine.namespace,
+            execution=WorkflowExecution(workflow_id=log_id, run_id=run_id or ""),
+            id=activity_id,
+            activity_options=ActivityOptions(priority=Priority(priority_key=1)),
+            update_mask=FieldMask(paths=["priority.priority_key"]),
+        )
+        service = self._engine.client.workflow_service
+        try:
+            await self._engine.call(lambda: service.update_activity_options(request))
+        except EngineError as exc:
+            _log.debug("run %s waits for its turn: %s", log_id, exc)
 
     async def _put_first(self, log_id: str, run_id: str | None) -> None:
         """Have the next tasks of a workflow come before those of runs that have not begun, if the server can."""

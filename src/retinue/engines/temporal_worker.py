@@ -78,7 +78,13 @@ class SharedSlots(CustomSlotSupplier):
         self._reserved = Counter[str]()
         self._lock, self._loop = threading.Lock(), asyncio.get_running_loop()
         self._released = asyncio.Event()
+        self._is_open = False
         slots.on_free = self._released.set
+
+    def open(self) -> None:
+        """Let queues reserve slots from now on."""
+        self._is_open = True
+        self._released.set()
 
     async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
         while True:
@@ -90,7 +96,7 @@ class SharedSlots(CustomSlotSupplier):
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         with self._lock:
             used = self._used - len(self._slots.lent)
-            if used + self._reserved[ctx.task_queue] >= self._slots.total:
+            if not self._is_open or used + self._reserved[ctx.task_queue] >= self._slots.total:
                 return None
             self._reserved[ctx.task_queue] += 1
             return _Permit(ctx.task_queue)
@@ -145,8 +151,11 @@ class LegWorker:
         closing = asyncio.Event()
         queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
         stopping = asyncio.create_task(stop.wait())
-        helpers: list[asyncio.Task[Any]] = [asyncio.create_task(self._sweeper.keep_sweeping()), stopping]
+        helpers: list[asyncio.Task[Any]] = [stopping]
         try:
+            await self._sweeper.hand_on_first()
+            self._supplier.open()
+            helpers.append(asyncio.create_task(self._sweeper.keep_sweeping()))
             ready()
             done, _ = await asyncio.wait({stopping, *queues}, return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
