@@ -1,4 +1,4 @@
-"""Calls with hooks around them, with a decision on them, or found in progress when a process took the run over."""
+"""Calls that need more than prepare → execute → finalize: with hooks, with a decision, or interrupted by a crash."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
         close_children(x.log, x.state, call.children.values(), "the call that started it was interrupted")
         await _finalize_after_hooks(x, call, made, interrupted(made), {})
     elif call.entered and not (was_running and _has_hooks_before(x, call, decision)):
-        # No hook runs before it, or those that do have let it pass.
+        # No hooks run before it, or they have admitted it.
         outcome = await _perform(x, bound, call, made, decision)
         await _finalize_after_hooks(x, call, made, outcome, {"admitted": True} if x.has_hooks else {})
     else:
@@ -83,13 +83,13 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     A call that was resumed for a child runs again anyway, each time a child is answered.
     """
     decision = call.decision
-    if call.placed:  # it has a log of its own, and is found there
+    if call.placed:  # it has a log of its own, which has its outcome
         return True
     return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
 def _ask_again(call: CallState, problem: str) -> CallOutcome:
-    """The outcome of a call whose arguments a human changed to wrong ones: it waits for another decision."""
+    """Return the outcome of a call to which a human gave invalid arguments: it waits for another decision."""
     ticket = call.ticket
     assert ticket is not None
     asked = ticket.message.partition("\n")[0]
@@ -110,7 +110,7 @@ def _has_hooks_before(x: Execution, call: CallState, decision: Decision | None =
 
 
 def _start(x: Execution, call: CallState) -> None:
-    """Emit that a call begins or is resumed. If hooks run before it, its tool has not started yet."""
+    """Emit that a call starts or is resumed. If hooks run before it, its tool has not started yet."""
     made, decision = call.call, x.state.pending.get(call.call.id)
     hooked = _HOOKED if _has_hooks_before(x, call, decision) else None
     if call.status is CALL_NEW:
@@ -124,7 +124,7 @@ def _start(x: Execution, call: CallState) -> None:
 async def _run_after_hooks(
     x: Execution, bound: BoundTool, call: CallState, made: ToolCall, decision: Decision | None
 ) -> None:
-    """Run a call that hooks may block, suspend or answer before it is made."""
+    """Run the hooks before a call, which may block, suspend or answer it; then run the call."""
     intercept, asked_by, command = await _before_tool(x, call, made, decision)
     stop_if_given_up(x)
     fields: dict[str, Any] = {}
@@ -153,7 +153,7 @@ async def _run_after_hooks(
 
 
 def _checked_outcome(call: ToolCall, result: ToolResult) -> CallOutcome:
-    """Make an outcome of a result that did not come from the tool; one that has no JSON form fails the call."""
+    """Return the outcome for a result that did not come from the tool; a failed one if it has no JSON form."""
     try:
         return outcome_of(call, result)
     except ToolError as exc:
@@ -170,7 +170,7 @@ def _decides_result(call: CallState, decision: Decision | None) -> bool:
 async def _perform(
     x: Execution, bound: BoundTool, call: CallState, made: ToolCall, decision: Decision | None
 ) -> CallOutcome:
-    """Return the outcome of a call: the human's answer where that is the result, else that of the tool."""
+    """Return the outcome of a call: the human's answer if that is the result, else what the tool returns."""
     if decision is not None and _decides_result(call, decision):
         return _checked_outcome(made, ToolResult.success(decision.payload))
     outcome = await execute(x, bound, call, made, None if decision is None else decision.payload)
@@ -179,7 +179,7 @@ async def _perform(
 
 
 def _isolated(call: ToolCall) -> ToolCall:
-    """Return a call that hooks may hold: what they do to its arguments changes no call."""
+    """Return a copy of a call for hooks: changes to its arguments do not reach the real call."""
     return replace(call, args=isolate(call.args))
 
 
@@ -208,7 +208,7 @@ async def _before_tool(
 async def _finalize_after_hooks(
     x: Execution, call: CallState, made: ToolCall, outcome: CallOutcome, fields: Mapping[str, Any]
 ) -> None:
-    """Run the hooks that see the result, then finalize; the hooks' changes are part of the one commit."""
+    """Run the after_tool hooks, then finalize. Their state changes are part of the call's commit."""
     if x.hooks.keeper is not None and len(text := outcome.result.text) > result_limit(x, made):
         x.kept[made.id] = await _keep(x, x.hooks.keeper, made, text)
     late = None
@@ -228,7 +228,7 @@ async def _finalize_after_hooks(
 
 
 async def _keep(x: Execution, keeper: ResultKeeper, call: ToolCall, text: str) -> str:
-    """Keep the whole result; return a sentence that says where it is."""
+    """Store the whole result; return a sentence that says where it is."""
     try:
         return await in_thread(partial(keeper, call, text, x.identity), {})
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""The live log: rows are appended and folded here, and as many followers as like read the events, each at its own pace."""
+"""The live log: it appends and folds rows, and lets any number of followers read the events, each at its own pace."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
 class LiveLog:
     """The log of a root run and of everything under it, while this process owns it.
 
-    `events` holds what was appended here; what another process appended before is read by `earlier`. Followers keep a
-    place in the list instead of a queue, so a slow one delays nobody.
+    `events` holds what this process appended; `earlier` reads what previous owners appended. Followers keep a place in
+    the list instead of a queue, so a slow one delays nobody.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class LiveLog:
         """True if the writer, a sink or a follower must get the next event at once."""
 
     def leave_thread(self, identity: RunIdentity) -> None:
-        """Note that a child has ended, or did not begin: the thread held for it is left when the leg or the log ends."""
+        """Note that a child has ended or did not start: its held thread is released when the leg or the log ends."""
         if self.held_threads.get(identity.thread_id) == identity.run_id:
             self.held_threads[identity.thread_id] = None
 
     def left_threads(self, *, ended: bool) -> list[str]:
-        """Return the held threads that no child needs any more; if the log has `ended`, that is all of them."""
+        """Return the held threads that no child needs any more; all of them if the log has `ended`."""
         runs, held = self.tree.runs.values(), self.held_threads
         if ended:
             return [*{run.identity.thread_id for run in runs if run.request.keeps_thread} | held.keys()]
@@ -138,9 +138,9 @@ class LiveLog:
             self._pass_on(stamped, private)
 
     def append_remote(self, run: RunState, event: Event) -> None:
-        """Append an event of the log that a run has elsewhere, under the run's own namespace.
+        """Append an event from the log of a run elsewhere, under the namespace that the run has here.
 
-        Deltas have no private part, so they are packed like others; the numbers of the others tell how many there were.
+        Deltas get no private part, so they can be packed; the numbers of the other events tell how many deltas there were.
         """
         private = None if event.__class__ in DELTAS else Private(run_id=run.run_id, remote=event.seq)
         self.append_stamped(_as_local(self.tree, run, event), private)
@@ -163,7 +163,7 @@ class LiveLog:
             self.writer.notify()
 
     def rows(self) -> list[LogRow]:
-        """Everything that was appended here, in order; only of a log without a writer."""
+        """Return all rows appended here, in order; only for a log without a writer."""
         private = {(row.seq, row.sub): row for row in self.privates}
         rows = [private.pop((event.seq, 0), None) or LogRow(event.seq, 0, event) for event in self.events]
         return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
@@ -182,7 +182,7 @@ class LiveLog:
             self._wake()
 
     def listen(self, run_id: str, sink: Sink) -> None:
-        """Let a sink hear the events of one run alone."""
+        """Call a sink with the events of one run only."""
         self._run_sinks = {**self._run_sinks, run_id: sink}
         self.watched = True
 
@@ -195,7 +195,7 @@ class LiveLog:
 
     @property
     def closed(self) -> bool:
-        """True if nothing more will come: followers end after the last event."""
+        """True if no more events will come: followers end after the last one."""
         return self.ended and not self.holders
 
     @property
@@ -210,12 +210,12 @@ class LiveLog:
         self._wake_followers()
 
     def drop(self) -> None:
-        """Another process owns the log now: nothing is appended here any more."""
+        """Stop appending: another process owns the log now."""
         self.lost = True
         self.close()
 
     def release(self, task_id: str) -> None:
-        """A background task has ended."""
+        """Note that a background task has ended, and wake the followers."""
         self.holders.pop(task_id, None)
         self._wake_followers()
         if self.on_release is not None:
@@ -229,7 +229,7 @@ class LiveLog:
                 _wake_all(feed.waiting)
 
     def _ready(self, stored: bool) -> int:
-        """Return how many of `events` can be given to a follower."""
+        """Return how many of `events` a follower may read."""
         if not stored or self.writer is None:
             return len(self.events)
         return min(max(self.writer.stored_seq - self.first, 0), len(self.events))
@@ -310,7 +310,7 @@ class LiveLog:
 
 
 class Feed:
-    """The events of one run, for those who watch it alone."""
+    """The events of one run, for followers of that run only."""
 
     __slots__ = ("_events", "_log", "waiting")
 
@@ -339,7 +339,7 @@ class Feed:
 
 
 def _as_local(tree: LogState, run: RunState, event: Event) -> Event:
-    """Return an event of a run elsewhere with the ids it has here: that run is `run`, and nothing can pass for another."""
+    """Return an event of a run elsewhere with the ids it has here, so that it cannot claim to be of another run."""
     identity, depth = run.identity, len(event.ns)
 
     def local_id(run_id: str) -> str:

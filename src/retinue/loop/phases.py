@@ -1,8 +1,8 @@
 """Phases: when hooks run, and how what they ask for is carried out.
 
-The hooks of one phase see one snapshot. Their commands become one commit; a hook that writes an exclusive key which
-another has written runs again on the state as it will be then. Actions of the loop take effect with the commit; those
-of plugins, and effects, are jobs that follow it.
+The hooks of one phase see one snapshot. Their commands become one commit. If two hooks write the same exclusive key, the
+second runs again on fresh state. The loop's own actions take effect with the commit; plugin actions and effects are jobs
+that follow it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WorkItem = tuple[Job, Any]
 
 
 class HookTable:
-    """The hooks and handlers of an agent's plugins. Where `has_any` is false, it costs nothing."""
+    """The hooks and handlers of an agent's plugins. If `has_any` is false, no hook code runs."""
 
     __slots__ = ("actions", "by_phase", "effects", "has_any", "ids", "inherited", "keeper")
 
@@ -88,7 +88,7 @@ class HookTable:
         self.has_any = bool(self.by_phase or self.keeper)
 
     def below(self, parent: HookTable) -> HookTable:
-        """These hooks, and those of the parent that hold for its children."""
+        """Return these hooks and the inherited hooks of the parent."""
         if not parent.inherited:
             return self
         made = HookTable()
@@ -104,7 +104,7 @@ class HookTable:
         return tuple([hook.rules for hook in self.by_phase.get("before_tool", ()) if hook.rules is not None])
 
     def check(self, command: StateCommand) -> None:
-        """Refuse a command that asks for something nobody carries out, before anything of it is applied."""
+        """Raise if a command has an action or effect without a handler, before any of it is applied."""
         for action in command.actions:
             if type(action) not in LOOP_ACTIONS and type(action) not in self.actions:
                 raise UnknownAction("action", type(action).__name__)
@@ -114,7 +114,7 @@ class HookTable:
 
 
 class HookRound:
-    """One phase at work: it merges commands, and runs hooks again whose writes clash."""
+    """One execution of a phase: merges the commands, and runs hooks again whose writes conflict."""
 
     __slots__ = ("_args", "_written", "command", "context", "late", "phase", "x")
 
@@ -135,17 +135,17 @@ class HookRound:
         self._written |= _exclusive(command)
 
     def keep_off(self, keys: Iterable[str]) -> None:
-        """Hooks that write these keys are to run on fresh state."""
+        """Have hooks that write these keys run again on fresh state."""
         self._written |= frozenset(keys)
 
     async def run_hooks(self) -> list[tuple[Hook, Any]]:
-        """Call the hooks of the phase in order; returns what is not a command: the intercepts."""
+        """Call the hooks of the phase in order, collect their commands, and return their intercepts."""
         others: list[tuple[Hook, Any]] = []
         again: list[Hook] = []
         args, call = self._args, self.context.call
         seen = None if call is None or args is None else call.args
         for hook in self.x.hooks.by_phase.get(self.phase, ()):
-            # Most hooks have nothing to say: that must cost next to nothing.
+            # Most hooks return None: that must cost next to nothing.
             try:
                 returned: Any = hook.function(self.context)
                 returned = None if returned is None else await self._checked(returned)
@@ -170,7 +170,7 @@ class HookRound:
         return others
 
     def _restore_arguments(self) -> dict[str, Any]:
-        """Let the next hooks see the arguments of the call as they are; return them."""
+        """Give the next hooks a fresh copy of the call's arguments; return it."""
         call = self.context.call
         assert call is not None
         seen: dict[str, Any] = isolate(self._args)
@@ -178,7 +178,7 @@ class HookRound:
         return seen
 
     async def _run_again(self, hook: Hook) -> Any:
-        """Run a hook on the state as it will be after the commands so far; return an intercept."""
+        """Run a hook on the state with the commands so far applied; return its intercept, if any."""
         try:
             context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
             returned = await self._checked(hook.function(context))
@@ -191,13 +191,13 @@ class HookRound:
         return None
 
     def whole(self) -> StateCommand | None:
-        """All that is to be committed."""
+        """Return the merged command to commit; None if there is none."""
         if self.late is None:
             return self.command
         return StateCommand().extend(self.command or StateCommand()).extend(self.late)
 
     def refuse(self, said: list[tuple[Hook, Any]]) -> None:
-        """End the run where a hook intercepts and there is nothing to intercept."""
+        """Raise HookFailed for an intercept in a phase where there is no call to intercept."""
         for hook, intercept in said:
             reason = f"returned {type(intercept).__name__}, which only before_tool may"
             raise HookFailed(hook.label, self.phase, reason)
@@ -214,7 +214,7 @@ class HookRound:
         return returned
 
     def _failed(self, hook: Hook, exc: BaseException) -> None:
-        """End the run, or pass over an optional hook."""
+        """Raise HookFailed; if the hook is optional, log and emit the error instead."""
         if isinstance(exc, (Escape, OwnershipLost, *SIGNALS)):
             raise exc
         if not hook.optional:
@@ -226,7 +226,7 @@ class HookRound:
 async def run_phase(
     x: Execution, phase: Phase, messages: tuple[Message, ...], request: ModelRequest | None = None
 ) -> None:
-    """Run the hooks of a phase and commit what they ask for; nothing happens where it has committed already."""
+    """Run the hooks of a phase, commit their command and do the jobs; skip a phase that has committed in this step."""
     if phase not in x.hooks.by_phase or phase in x.state.marks:
         return
     at_work = HookRound(x, phase, x.hook_context(phase, x.store.snapshot(), messages=messages, request=request))
@@ -242,7 +242,7 @@ async def run_phase(
 
 
 def _commit(x: Execution, command: StateCommand, phase: Phase, job: Job | None = None) -> list[WorkItem]:
-    """Commit a command of hooks, or of the handler of a job, in one row; return the jobs that follow."""
+    """Commit a command of hooks or of a job's handler in one row; return the jobs that follow."""
     fields, work = private_of(x, command, phase, 0 if job is None else job.rounds + 1)
     changed = x.store.apply(command, as_json=x.is_stored)
     if changed.writes:
@@ -263,7 +263,7 @@ def _commit(x: Execution, command: StateCommand, phase: Phase, job: Job | None =
 def private_of(
     x: Execution, command: StateCommand, phase: Phase, rounds: int = 0
 ) -> tuple[dict[str, Any], list[WorkItem]]:
-    """The fields of a row for a command's loop actions and jobs, and the jobs themselves, to be done."""
+    """Return the row fields for a command's loop actions and jobs, and the jobs to do."""
     actions = tuple([action for action in command.actions if type(action) in LOOP_ACTIONS])
     asked: list[tuple[Literal["action", "effect"], Any]] = []
     asked.extend([("effect", effect) for effect in command.effects])
@@ -281,7 +281,7 @@ def private_of(
 
 
 def jobs_left(x: Execution) -> list[WorkItem]:
-    """The jobs that a process before, or an earlier leg, has left; RecordUnreadable where nobody can do one."""
+    """Return the unfinished jobs of an earlier process or leg; raise RecordUnreadable if one has no handler now."""
     hooks = x.hooks
     return [
         (job, decode_job(job.name, job.given, job.what, hooks.effects if job.what == "effect" else hooks.actions))
@@ -290,7 +290,7 @@ def jobs_left(x: Execution) -> list[WorkItem]:
 
 
 async def carry_out(x: Execution, work: list[WorkItem]) -> None:
-    """Do jobs, and those that they lead to. One that fails is a dead letter; the run continues."""
+    """Do jobs and the jobs that follow from them. A job that fails becomes a dead letter; the run continues."""
     while work:
         following: list[WorkItem] = []
         for job, given in work:
@@ -301,7 +301,7 @@ async def carry_out(x: Execution, work: list[WorkItem]) -> None:
 
 
 async def _do(x: Execution, job: Job, given: Any) -> list[WorkItem]:
-    """Do one job and commit what its handler returns; returns the jobs that follow."""
+    """Do one job, commit what its handler returns, and return the jobs that follow."""
     name = type(given).__name__
     handlers = x.hooks.effects if job.what == "effect" else x.hooks.actions
     context = x.hook_context(job.phase, x.store.snapshot())
@@ -338,13 +338,13 @@ def _codec_of(kind: type) -> Codec:
 
 
 def encode_job(given: Any, what: str) -> Any:
-    """The JSON of an action or effect, once it is known to be read back as what it is."""
+    """Return the JSON of an action or effect; raise RecordUnwritable if it would not be read back as the same."""
     kind: type = given.__class__
     codec = _codec_of(kind)
     try:
         encoded = _json(to_json_bytes(codec.encode(given)))
         back = codec.decode(encoded)
-        # Not every class can be compared: the same class counts as the same, except for mere JSON.
+        # Not every class defines equality: for typed codecs it is enough that the class is the same.
         loose = isinstance(codec, JsonCodec)
         if (loose or back.__class__ is not kind) and back != given:
             raise TypeError(f"{shown(given)} would be read back as {shown(back)}")
@@ -354,7 +354,7 @@ def encode_job(given: Any, what: str) -> Any:
 
 
 def decode_job(name: str, given: Any, what: str, known: Iterable[type]) -> Any:
-    """The action or effect of that name, if exactly one registered type has it."""
+    """Return the action or effect; raise RecordUnreadable unless exactly one registered type has that name."""
     found = [kind for kind in dict.fromkeys(known) if name_of(kind) == name]
     if len(found) != 1:
         problem = "several types have that name" if found else f"no plugin of this agent registers that {what} now"
@@ -368,13 +368,13 @@ def decode_job(name: str, given: Any, what: str, known: Iterable[type]) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as it can stand in a message."""
-    text = short_repr(value)  # the whole text of a hostile value may have no end
+    """Return a short text of a value for a message."""
+    text = short_repr(value)  # the full repr of a hostile value may be endless
     return f"{type(value).__name__} {text}" if len(text) <= 80 else f"{type(value).__name__} {text[:80]}…"
 
 
 def reason_of(exc: Exception) -> str:
-    """The reason of an error, in one line."""
+    """Return the reason of an error in one line."""
     if isinstance(exc, RecordUnreadable):
         return exc.reason
     text = " ".join(str(exc).split())

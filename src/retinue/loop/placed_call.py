@@ -1,7 +1,7 @@
 """A placed call: a tool call that is a run of its own on another worker, and the form in which its outcome comes back.
 
-The worker makes the call with the retries and the timeout of its tool. Hooks, and the commit of its state, are with the
-run that asked for it.
+The worker makes the call with the retries and the timeout of its tool. The run that asked for the call runs its hooks and
+commits its state.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def decode_outcome(x: Execution, data: Any) -> CallOutcome:
 
 
 class NoChildren:
-    """The resolver of a placed call: it can start nothing, because its run is elsewhere."""
+    """The resolver of a placed call: it refuses children, because the run that asked is elsewhere."""
 
     def __getattr__(self, name: str) -> Any:
         raise ExecutionFailed(
@@ -95,7 +95,7 @@ class NoChildren:
 
 
 async def execute_call(x: Execution, placed: PlacedCall, owner: Agent) -> RunResult:
-    """Make the call that a run consists of, or find out that it was interrupted; return a result that has its outcome."""
+    """Make the one call of a placed run, unless it was interrupted; return a run result that holds its outcome."""
     try:
         outcome = await _outcome(x, placed, owner)
         stop_if_given_up(x)

@@ -47,13 +47,13 @@ MAX_SAME_HANDOFFS = 2
 
 
 async def run_loop(x: Execution) -> Ending:
-    """Run a run from where it stands to its end, or until it waits."""
+    """Work on a run from its present state until it ends or is suspended; return how."""
     run, log = x.state, x.log
     if x.was_interrupted:
         await continue_turn(x)
     # Each turn is one move. A step is open_step, ask_model, run_calls (if the model asked for any) and close_step.
     while True:
-        stop_if_given_up(x)  # nothing is appended then, so no move would lead to the next
+        stop_if_given_up(x)  # appends are ignored then, so the state would not advance
         ending = None
         if log.widen is not None and x.is_limited:
             await widen_budget(x)
@@ -76,7 +76,7 @@ async def run_loop(x: Execution) -> Ending:
 
 
 async def _open_step(x: Execution) -> Ending | None:
-    """Begin the next step, or continue the one whose calls waited; the end of the run where it may not."""
+    """Open the next step, or the step whose calls waited; return an ending if a limit or max_steps forbids it."""
     run = x.state
     x.stop_if_cancelled()
     if run.open_calls:
@@ -94,7 +94,7 @@ async def _open_step(x: Execution) -> Ending | None:
 
 
 def _check_budget(x: Execution) -> Ending | None:
-    """End a run that can afford no further step; tell the model if this step is the last one."""
+    """Return an ending if no further step is affordable; tell the model if this step is the last one."""
     run = x.state
     limit = reached(x.log.tree, run, x.now())
     if limit is None:
@@ -110,12 +110,12 @@ def _check_budget(x: Execution) -> Ending | None:
 
 
 def _refuse_calls(x: Execution) -> bool:
-    """Refuse the calls of a step if a limit or a plugin forbids them, before any of them began."""
+    """Fail the calls of a step if a limit or a plugin forbids them and none has started; return whether it did."""
     run = x.state
     if not x.is_limited and run.stopping is None:
         return False
     if run.step_values is not None and (run.limit is None or run.limit_step != run.step):
-        return False  # they have begun
+        return False  # they have started
     fields: dict[str, Any] = {}
     if run.stopping is not None:
         code, reason = f"limit:{run.stopping.name}", run.stopping.reason
@@ -132,16 +132,16 @@ def _refuse_calls(x: Execution) -> bool:
 
 
 def _limit_of_calls(x: Execution) -> Reached | None:
-    """Return the limit that forbids the calls of this step: no turn is left in which their results could be read."""
+    """Return the limit that forbids the calls of this step because no turn is left to read their results."""
     run, now = x.state, x.now()
-    if run.limit is not None:  # the model knows that it was its last turn
+    if run.limit is not None:  # the model was told that this was its last turn
         return limit_reached(x.log.tree, run, run.limit, now)
     limit = reached(x.log.tree, run, now)
     return limit if limit is not None and limit.is_over else None
 
 
 def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:
-    """Run the calls of the step that have work to do. Those that wait for a human are still open afterwards."""
+    """Run the calls of the step that have work to do. Calls that wait for a human stay open."""
     run = x.state
     x.snapshot = _step_snapshot(x)
     todo = list(run.calls.values())
@@ -151,7 +151,7 @@ def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:
 
 
 def _step_snapshot(x: Execution) -> Snapshot:
-    """The state that the calls of this step see: that of the first call's beginning, or of the leg's."""
+    """Return the state that all calls of this step see: as it was when its first call started."""
     run, store = x.state, x.store
     if run.step_values is None or run.step_revision == store.revision:
         return store.snapshot()
@@ -184,10 +184,10 @@ async def _run_call(x: Execution, call: CallState) -> None:
 
 
 async def _close_step(x: Execution) -> Ending | None:
-    """End a step whose answer is there and whose calls have ended; the end of the run, or None for the next step."""
+    """End a step whose calls have ended; return the ending of the run, or None if another step follows."""
     run = x.state
     if run.blocked is not None:
-        close_calls(x.log, run)  # nobody needs to answer any more
+        close_calls(x.log, run)  # the suspended calls need no answer any more
     if run.limit_over:
         limit = limit_reached(x.log.tree, run, run.limit or "", x.now())
         return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"{limit.text}, and the model asked for more calls")
@@ -206,7 +206,7 @@ async def _close_step(x: Execution) -> Ending | None:
 
 
 def _hand_over(x: Execution, target: str) -> None:
-    """Let another agent continue the run; if that is refused, give the present one the reason."""
+    """Let another agent continue the run; if that is refused, give the present agent the reason."""
     assert x.state.next_agent is not None
     try:
         problem = _handoff_problem(x, target)
@@ -224,7 +224,7 @@ def _hand_over(x: Execution, target: str) -> None:
 
 
 def _handoff_problem(x: Execution, target: str) -> str | None:
-    """Return why one more handoff would go round in circles, or None."""
+    """Return the reason if one more handoff would be a loop of handoffs, else None."""
     handoffs, present = x.state.handoffs, x.agent.name
     if target == present:
         return "you are that agent"
@@ -237,7 +237,7 @@ def _handoff_problem(x: Execution, target: str) -> str | None:
 
 
 def _take_answer(x: Execution) -> Ending | None:
-    """The end of a run whose model has answered; None where the answer does not fit and it may try again."""
+    """Return the ending of a run whose model has answered; None if the answer is invalid and the model may retry."""
     run, form = x.state, x.agent.output_format
     if form is not None:
         try:
@@ -258,7 +258,7 @@ def _take_answer(x: Execution) -> Ending | None:
 
 
 def _answer(x: Execution) -> str:
-    """The text of the last answer, which may be empty."""
+    """Return the text of the last answer, which may be empty."""
     for message in reversed(x.state.messages):
         if message.role == "assistant":
             return message.text
@@ -266,7 +266,7 @@ def _answer(x: Execution) -> str:
 
 
 def _decided_ending(x: Execution) -> Ending:
-    """Return the ending that was decided on before the process ended; without one, the run waits."""
+    """Return the ending that the state already has; if it has none, the run is suspended."""
     ending, form = x.state.ending, x.agent.output_format
     if ending is None:
         below = x.log.tree.children_of(x.state)
@@ -284,7 +284,7 @@ def begin_run(
     history: tuple[Message, ...] = (),
     foreign: dict[str, Any] | None = None,
 ) -> None:
-    """The first events of a new run: its input, what was said before, and the state it begins with."""
+    """Append the first rows of a new run: its input, the earlier conversation, and the initial state."""
     identity, own = x.identity, list(messages)
     for place, message in enumerate(own):
         if not message.id:
@@ -306,9 +306,9 @@ def begin_run(
 
 
 async def execute_run(x: Execution, at_time_limit: Callable[[], object] | None = None) -> RunResult:
-    """Run the loop and make a result of whatever happens; only an Escape comes out as an exception.
+    """Run the loop and return a result, also if it fails; only an Escape comes out as an exception.
 
-    `at_time_limit` is called when a limit on time is reached; what it does stops the work in progress.
+    `at_time_limit` is called when a limit on time is reached; it must stop the work in progress.
     """
     left = time_left(x.log.tree, x.state, x.now()) if at_time_limit is not None and x.is_limited else None
     if left is None or at_time_limit is None:
@@ -328,7 +328,7 @@ async def _execute(x: Execution) -> RunResult:
             await run_phase(x, "run_end", x.own_messages())
         return x.finish(ending)
     except asyncio.CancelledError:
-        if x.is_over or x.log.lost:  # given up: its end is in the log, or another process writes it
+        if x.is_over or x.log.lost:  # its end is in the log already, or another process owns the log
             raise
         x.cancellation.set("cancelled")
         return stop_run(x)
@@ -339,7 +339,7 @@ async def _execute(x: Execution) -> RunResult:
         raise
     except (OwnershipLost, *SIGNALS):
         raise
-    except BaseException as exc:  # also what test frameworks raise
+    except BaseException as exc:  # also the exceptions of test frameworks
         if x.is_over:
             raise
         return await _fail(x, exc)
@@ -352,7 +352,7 @@ def stop_run(x: Execution) -> RunResult:
 
 
 def stopped(x: Execution) -> Ending:
-    """The ending of a run that was cancelled or timed out."""
+    """Return the ending of a run that was cancelled or timed out."""
     if x.cancellation.reason == TIMED_OUT:
         return Ending(RunStatus.TIMEOUT, "timeout", "the run took longer than it may")
     if x.cancellation.reason == OUT_OF_TIME:
@@ -361,8 +361,8 @@ def stopped(x: Execution) -> Ending:
 
 
 async def _fail(x: Execution, exc: BaseException) -> RunResult:
-    """End a run in which something went wrong that is nobody's result."""
-    # How a model failed is in the words; where in our code it was noticed helps nobody.
+    """End a run as FAILED after an exception that no call or child accounts for; return its result."""
+    # The message says how a model failed; a traceback of our own code would not help.
     trace = None if isinstance(exc, ModelError) else exc
     _log.error("run %s of agent %r failed: %s", x.run_id, x.agent.name, exc, exc_info=trace)
     close_calls(x.log, x.state)

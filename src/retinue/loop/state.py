@@ -24,7 +24,7 @@ from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity
 
 
 class _Empty(dict[Any, Any]):
-    """A dict that stays empty. All that have no entries share one: most runs need few of their dicts."""
+    """An empty, immutable dict. Fields without entries share it, because most runs use few of their dicts."""
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # a default of a dataclass needs one
 
@@ -36,7 +36,7 @@ EMPTY: dict[Any, Any] = _Empty()
 NO_REQUEST = StoredRequest()
 RUNNING = RunStatus.RUNNING
 CALL_NEW, CALL_RUNNING, CALL_SUSPENDED = ToolCallStatus.NEW, ToolCallStatus.RUNNING, ToolCallStatus.SUSPENDED
-"""Names of their own, because reading a member of an enum is slow and the loop does it often."""
+"""Aliases, because reading a member of an enum is slow and the loop does it often."""
 
 
 def _new_list() -> list[Message]:  # `list[Message]` as a factory is slow: it tries to note its type on the list
@@ -51,7 +51,7 @@ _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
 class ChildRef(Struct, gc=False):
-    """A child as the call that started it knows it."""
+    """A child, as recorded at the call that started it."""
 
     number: int
     run_id: str
@@ -59,50 +59,50 @@ class ChildRef(Struct, gc=False):
     ns: Namespace
     asked: Any = None
     abandoned: bool = False
-    """It belongs to an attempt that failed."""
+    """It was started by an attempt that failed."""
     is_announced: bool = True
-    """It was announced; else only its place is reserved, before a backend elsewhere has accepted it."""
+    """Its start is in the log. Until a backend elsewhere has accepted it, only its number is reserved."""
     ended: bool = False
     """The parent has emitted its `child_finished`."""
 
 
 class CallState(Struct, gc=False):
-    """One call of the step in progress. Its message has an id from the start, so ids do not depend on who is first."""
+    """One call of the step in progress. Its message id is fixed at the start, so it does not depend on which call ends first."""
 
     call: ToolCall
     message_id: str
     status: ToolCallStatus = CALL_NEW
     entered: bool = False
-    """The tool itself has started: its outcome is unknown if the process ends now."""
+    """The tool itself has started: if the process dies now, its outcome is unknown."""
     placed: str = ""
-    """The id of the run that it is, if another worker executes it."""
+    """The run id of the call, if it is placed on another worker."""
     resumes: int = 0
     ticket: SuspendTicket | None = None
     decision: Decision | None = None
-    """The decision with which it was resumed last; None where the decision was on a call of a child."""
+    """The decision with which it was resumed last; None if that decision was for a call of a child."""
     message: Message | None = None
     """The message for the model, once the call has ended."""
     admitted: bool = False
-    """The hooks before the tool have let it pass."""
+    """The before_tool hooks have admitted it."""
     asked_by: str | None = None
     """The hook that suspended it."""
     answered: frozenset[str] = frozenset()
-    """The hooks that suspended it and have their answer."""
+    """The hooks that suspended it and were answered."""
     rules: tuple[Rules, ...] = ()
-    """Rules for new arguments that a decision gives it."""
+    """Permission rules for arguments that a decision changes."""
     children: dict[int, ChildRef] = EMPTY
     """The children it started, by number."""
 
     def move(self, wanted: ToolCallStatus) -> None:
-        """Change the status, where the life cycle of calls allows it."""
+        """Change the status; raise if the life cycle of calls does not allow it."""
         if wanted not in CALL_MOVES[self.status]:
             raise IllegalMove(f"call {self.call.id!r}", self.status, wanted)
         self.status = wanted
 
 
-@dataclass(slots=True)  # not a Struct: setting its fields, as each event does, would take twice as long
+@dataclass(slots=True)  # not a Struct: each event sets fields, which would take twice as long
 class RunState:
-    """Everything there is to know of one run. Plain data: only `fold` changes it."""
+    """The whole state of one run. Plain data: only `fold` changes it."""
 
     identity: RunIdentity
     ns: Namespace
@@ -113,16 +113,16 @@ class RunState:
     status: RunStatus = RunStatus.RUNNING
     leg: int = 0
     ending: Ending | None = None
-    """The ending that was decided on, until the run has ended."""
+    """The ending that was decided, until the run has ended."""
     has_fatal_error: bool = False
     """The error that ends the run has been emitted."""
     output: Any = None
     messages: list[Message] = field(default_factory=_new_list)
-    """The conversation, with what was said before this run."""
+    """The conversation, with the messages of earlier runs."""
     own_from: int = 0
-    """The place of this run's first own message."""
+    """The index of this run's first own message."""
     awaits_history: bool = False
-    """The conversation that it continues is in the next row."""
+    """The next row holds the conversation that this run continues."""
     message_count: int = 0
     """The number of message ids used so far."""
     used_call_ids: set[str] = field(default_factory=_new_set)
@@ -136,12 +136,12 @@ class RunState:
     answered: bool = False
     """The model has answered in this step."""
     is_settled: bool = False
-    """The answer is not the end of the run, and nothing is left to do in this step."""
+    """The answer does not end the run (a retry or a handoff follows), and the step has no work left."""
     asked_calls: bool = False
     dropped: int = 0
-    """The number of answers of this step that were dropped and begun anew."""
+    """The number of partial answers of this step that were dropped and retried."""
     drafts: dict[str, str] = EMPTY
-    """The calls that the model is asking for, with the names of their tools."""
+    """The calls that the model is still streaming, with the names of their tools."""
     calls: dict[str, CallState] = EMPTY
     """The calls of this step until all have ended."""
     open_calls: int = 0
@@ -157,7 +157,7 @@ class RunState:
     stopping: StopRun | None = None
     blocked: str | None = None
     limit: str | None = None
-    """The limit that was reached: the model gets one more turn to answer."""
+    """The limit that is reached: the model gets one more turn to answer."""
     limit_step: int = 0
     limit_over: bool = False
     """The model asked for calls again after the limit was reached."""
@@ -167,22 +167,22 @@ class RunState:
     job_count: int = 0
     output_tries: int = 0
     pending: dict[str, Decision | None] = EMPTY
-    """Decisions on calls that have not been resumed yet; None where the decision is on a call of a child."""
+    """Decisions on calls that have not been resumed yet; None if the decision is for a call of a child."""
     decided: dict[str, tuple[str, ...]] = EMPTY
-    """The decisions that were accepted: what each could be named by, by its id."""
+    """The accepted decisions by id, each with the names by which its call could be addressed."""
     tickets: tuple[SuspendTicket, ...] = ()
-    """The questions of a run elsewhere that waits. Decisions on them are in `pending`, by path."""
+    """The questions of a suspended run elsewhere. Decisions on them are in `pending`, by path."""
     refused: str | None = None
-    """The reason for which a server, of this run or of one below it, did not take the last decision."""
+    """Why the server of this run, or of one below it, refused the last decision."""
     remote_seq: int = 0
-    """The number of the last event of its log elsewhere that is no delta, and the number it has here."""
+    """For a run elsewhere: the number of its last event that is not a delta, there and here."""
     remote_at: int = 0
     child_counts: dict[str, int] = EMPTY
     """The number of children that each call has started."""
     children: dict[str, ChildRef] = EMPTY
     """All children, by run id."""
     stop_reason: str = ""
-    """The reason for which the model ended its last answer."""
+    """Why the model ended its last answer."""
     total: Usage = NO_USAGE
     """The usage of this run and of everything below it."""
     last_call: Usage = NO_USAGE
@@ -207,7 +207,7 @@ class RunState:
         return self.status in WAITING
 
     def own_messages(self) -> tuple[Message, ...]:
-        """This run's part of the conversation, with the results of calls that have ended in a step that has not."""
+        """Return this run's part of the conversation, with the results of ended calls in an open step."""
         own = self.messages[self.own_from :]
         if self.calls:
             own += [call.message for call in self.calls.values() if call.message is not None]
@@ -223,7 +223,7 @@ class RunState:
         return None
 
     def elapsed(self, now: float) -> float:
-        """Seconds of work until now; the time a human took does not count."""
+        """Return the seconds of work until now, without the time it was suspended."""
         return self.worked + max(0.0, now - self.since) if self.status is RunStatus.RUNNING else self.worked
 
     def open(self) -> Iterator[CallState]:
@@ -251,9 +251,9 @@ class LogState:
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
     tasks: dict[str, TaskState] = EMPTY
     grants: dict[str, Grant] = EMPTY
-    """What the children on other workers and servers may use that have not ended, by run id."""
+    """The grants of open children on other workers and servers, by run id."""
     placed_calls: frozenset[str] = frozenset()
-    """The placed calls whose outcome has not come, by the ids they have as runs."""
+    """The placed calls without an outcome yet, by their run ids."""
     seq: int = 0
     sub: int = 0
     last_at: float = 0.0
@@ -263,15 +263,15 @@ class LogState:
         return None if above is None else self.runs.get(above)
 
     def children_of(self, run: RunState) -> Iterator[RunState]:
-        """The children that have begun."""
+        """Return the children that have started."""
         return (self.runs[run_id] for run_id in list(run.children) if run_id in self.runs)
 
     def has_open_tasks(self) -> bool:
-        """Return whether background tasks are at work, here or left elsewhere by a run that has ended there."""
+        """Return whether background tasks are open, here or in the log of a run elsewhere that has ended."""
         return any(task.is_open for task in self.tasks.values()) or bool(self.open_rests())
 
     def open_rests(self) -> list[RunState]:
-        """Return the runs elsewhere that have ended and have background tasks at work there."""
+        """Return the runs elsewhere that have ended and still have open background tasks there."""
         return [run for run in self.runs.values() if run.is_over and run.values.get(REMOTE_KEY, EMPTY).get("open")]
 
 
@@ -279,7 +279,7 @@ Move = Literal["finish", "run_jobs", "open_step", "ask_model", "run_calls", "sus
 
 
 def next_move(run: RunState) -> Move:
-    """Return what the loop does next."""
+    """Return the next move of the loop, from the state alone."""
     if run.ending is not None:
         return "finish"
     if run.jobs:

@@ -1,6 +1,6 @@
-"""Tickets and decisions: what a tree of runs waits for, and what humans answer.
+"""Tickets and decisions: which calls of a tree wait for a human, and to which call each decision belongs.
 
-A decision that does not fit is refused before anything changes.
+A decision that does not match is refused before anything changes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Leaf(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which it can be answered."""
+        """The names by which a decision may address it."""
         ticket = (self.ticket.id,) if self.ticket is not None else ()
         return (self.call_id, "/".join(self.path), *ticket)
 
 
 def segment(call_id: str, number: int) -> str:
-    """A child's part of a path: the call that started it, and which of its children it is."""
+    """Return a child's part of a path: the call that started it, and its number among that call's children."""
     return call_id if number == 1 else f"{call_id}~{number}"
 
 
 def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
-    """Everything a run waits for: its own calls and those of its children."""
+    """Return the waiting calls of a run and of the runs below it."""
     for ticket in run.tickets:
         if "/".join(ticket.path) not in run.pending:
             yield Leaf(_remote_calls(ticket), ticket.path)
@@ -68,14 +68,14 @@ def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
 
 
 def _remote_calls(ticket: SuspendTicket) -> tuple[CallState, ...]:
-    """The calls of a run elsewhere that lead to a ticket: only their ids are known here."""
+    """Return the calls of a run elsewhere that lead to a ticket; only their ids are known here."""
     calls = [CallState(ToolCall(part.partition("~")[0], "", {}), "") for part in ticket.path]
-    calls[-1].ticket, calls[-1].asked_by = ticket, ""  # who asked is not known: the server checks
+    calls[-1].ticket, calls[-1].asked_by = ticket, ""  # which hook asked is not known here: the server checks
     return tuple(calls)
 
 
 def shown_leaves(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
-    """The waiting calls, each under one key: its call id or, if one id waits in several places, its path."""
+    """Return the waiting calls by key: the call id or, if several waiting calls share an id, the path."""
     ids = [leaf.call_id for leaf in leaves]
     found: dict[str, Leaf] = {}
     for leaf in leaves:
@@ -86,13 +86,13 @@ def shown_leaves(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
 
 
 def tickets_of(tree: LogState, run: RunState) -> dict[str, SuspendTicket]:
-    """The tickets of a run and of its children, each with its path."""
+    """Return the tickets of a run and of the runs below it, each with its path."""
     shown = shown_leaves(list(leaves(tree, run))).items()
     return {name: replace(leaf.ticket, path=leaf.path) for name, leaf in shown if leaf.ticket is not None}
 
 
 def encode_decisions(given: Mapping[str, Decision]) -> bytes:
-    """Decisions as they are stored; DecisionRefused where they cannot be."""
+    """Return decisions in their stored form; raise DecisionRefused if they have none."""
     return to_json_bytes(_checked_decisions(given))
 
 
@@ -100,7 +100,7 @@ _METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .ca
 
 
 def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
-    """Return decisions with clean text and JSON values only; DecisionRefused says what is wrong with them."""
+    """Return decisions with clean text and JSON values only; raise DecisionRefused if they are invalid."""
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {shown(given)}")
     if not given:
@@ -115,7 +115,7 @@ def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
 
 
 def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]) -> list[Answer]:
-    """The new decisions, each with its call. One that was accepted before is left out: repeating it changes nothing."""
+    """Return the new decisions, each with its call. Decisions that were accepted before are left out (idempotent)."""
     checked = _checked_decisions(given)
     fresh = {name: decision for name, decision in checked.items() if name not in run.decided.get(decision.id, ())}
     if not fresh:
@@ -138,7 +138,7 @@ def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]
 
 
 def call_to_run(call: CallState, decision: Decision | None) -> ToolCall:
-    """Return the call that a decision lets run: with arguments from the decision where the ticket says so."""
+    """Return the call to run after a decision: with the decision's arguments if the ticket says so."""
     made, ticket = call.call, call.ticket
     if decision is None or ticket is None or decision.action != "resume" or not ticket.takes_arguments:
         return made
@@ -171,7 +171,7 @@ def _find(run: RunState, waiting: list[Leaf], target: str) -> Leaf:
     if (shown := shown_leaves(waiting).get(target)) is not None:
         return shown
     found = [leaf for leaf in waiting if target in leaf.names]
-    if not found:  # a call that waits for its child stands for what waits there
+    if not found:  # a call that waits for a child stands for the waiting calls of that child
         found = [leaf for leaf in waiting if target in _names_above(leaf)]
     if len(found) == 1:
         return found[0]
@@ -186,7 +186,7 @@ def _names_above(leaf: Leaf) -> list[str]:
 
 
 def _check_payload(ticket: SuspendTicket, is_of_hook: bool, decision: Decision) -> None:
-    """Refuse a decision that does not fit its ticket. A hook without a schema asks whether the call may go on."""
+    """Raise if a decision does not match its ticket. A hook without a schema asks only for approval."""
     is_approved = decision.action == "approve"
     if decision.action == "reject" and not ticket.is_approval:
         fitting = "Decision.cancel(reason) refuses the call"

@@ -1,4 +1,4 @@
-"""One model call: a request goes out, chunks come in, one assistant message is made of them."""
+"""One model call: send the request, stream the chunks, and make one assistant message of them."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class _Draft(Struct, eq=False):
     parts: list[Part] = []
     calls: dict[int, _CallDraft] = {}
     thought: list[str] = []
-    """The text of the reasoning that goes on."""
+    """The reasoning text that is still streaming."""
     end: TurnEnd = TurnEnd()
     size: int = 0
 
     def add(self, chunk: Any) -> None:
-        """Add a chunk that is not text, a call or the end: `_stream` adds those itself, for speed."""
+        """Add a chunk of a rare kind. `_stream` itself adds text, calls and the end, for speed."""
         if isinstance(chunk, ReasoningChunk):
             self.add_reasoning(chunk)
         elif isinstance(chunk, PartChunk):
@@ -82,7 +82,7 @@ class _Draft(Struct, eq=False):
             raise TypeError(f"model {self.run.model.name!r} yielded {chunk!r}, which is not a model chunk")
 
     def measure(self, size: int) -> None:
-        """Count a chunk; an answer without end must not fill the memory."""
+        """Count the size of a chunk; raise ModelResponseInvalid if the answer gets too large for memory."""
         self.size += size if size > _CHUNK else _CHUNK
         if self.size > MAX_ANSWER:
             model = self.run.model.name
@@ -99,7 +99,7 @@ class _Draft(Struct, eq=False):
             self.run.emit(ReasoningDelta(delta=text, message_id=self.message_id))
 
     def end_reasoning(self, signature: str | None = None) -> None:
-        """Make a part of the reasoning so far."""
+        """Turn the reasoning so far into a part of the message."""
         if self.thought:
             self.parts.append(ReasoningPart("".join(self.thought), signature))
             self.thought = []
@@ -150,7 +150,7 @@ class _Draft(Struct, eq=False):
             calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
             if self.end.stop_reason == "length":
                 last = calls[-1]
-                # Without arguments, they were not reached: it is not made.
+                # A last call without arguments was cut off before them: it must not run.
                 calls = (*calls[:-1], last if last.args else replace(last, malformed=last.malformed or "(cut off)"))
         said = self.run.partial_text
         if said:
@@ -169,7 +169,7 @@ class _CallDraft(Struct, gc=False):
         text = "".join(self.arguments).strip()
         try:
             is_short = len(text) < MAX_DEPTH  # so it is neither deep nor large
-            # To find out by reading them would take long.
+            # Counting is cheap; parsing so many would take long.
             if not is_short and text.count("[") + text.count("{") > 2 * MAX_BOXES:
                 raise ValueError("there are too many lists and objects")
             args: Any = _decode(text) if text else {}
@@ -185,14 +185,14 @@ class _CallDraft(Struct, gc=False):
 
 
 def drop_answer(x: Execution) -> None:
-    """Drop an answer whose process ended before it was complete; the model is called again."""
+    """Emit that a partial answer is dropped because its process died; the loop then calls the model again."""
     drop_drafts(x.log, x.state)
     reason = "the process ended while the model answered: it is asked again"
     x.emit(ErrorRaised(message=reason, code="interrupted", retry_model=x.model.name, dropped_message_id=x.answer_id()))
 
 
 async def continue_turn(x: Execution) -> None:
-    """Continue a turn whose process ended: ask again, or do what was left to do when the answer was there."""
+    """Recover a turn whose process died: drop a partial answer, or finish the work that follows a complete one."""
     run, x.was_interrupted = x.state, False
     if not run.step_open or run.jobs or run.ending is not None:
         return
@@ -212,7 +212,7 @@ async def continue_turn(x: Execution) -> None:
 async def ask_model(x: Execution) -> Ending | None:
     """Send the conversation, stream the answer into the log, and add it to the conversation.
 
-    Returns the end of the run where its first request is plainly too large for a limit."""
+    Return an ending if the first request is clearly too large for a limit, else None."""
     run = x.state
     x.stop_if_cancelled()
     if x.has_hooks:
@@ -248,7 +248,7 @@ async def ask_model(x: Execution) -> Ending | None:
 
 
 async def _check_first_request(x: Execution, request: ModelRequest) -> Ending | None:
-    """End a run whose first request would pass a limit; of later ones, the last answer says what they need."""
+    """Return an ending if the first request would pass a limit. Later requests are estimated by the last answer."""
     usage = Usage(requests=1, input_tokens=request.estimate_tokens())
     if limits_cost(x.log.tree, x.state):
         usage = replace(usage, cost=x.resolver.price(x.model.name, usage) or 0.0)
@@ -260,7 +260,7 @@ async def _check_first_request(x: Execution, request: ModelRequest) -> Ending | 
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
-    """Return the usage with its cost, which the provider did not report. A cost limit that cannot be kept ends the run."""
+    """Return the usage with its cost from the price function, and a StopRun if a cost limit has no known price."""
     cost, stop = x.resolver.price(model, usage), None
     if cost is None and x.is_limited and limits_cost(x.log.tree, x.state):
         reason = f"Limits(cost=…) cannot be kept: what a call of {model!r} costs is not known"
@@ -269,7 +269,7 @@ def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | No
 
 
 def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) -> None:
-    """An answer that is not whole is no answer; a call that is not whole is given back to the model as malformed."""
+    """Raise if an answer was refused or cut off. If it has calls, only emit an error: a cut-off call is malformed."""
     if stop_reason == "refusal":
         said = f": {message.text[:500]}" if message.text else ""
         raise ModelRefused(f"the model declined to answer{said}", model)
@@ -291,7 +291,7 @@ def _request(x: Execution) -> ModelRequest:
 
 
 def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> ModelRequest:
-    """The request as hooks want it this once."""
+    """Return the request with the one-time changes that hooks asked for."""
     if not actions:
         return request
     messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
@@ -312,10 +312,10 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
-    """Return the end of a turn with clean text and with numbers that can be added up."""
+    """Return the end of a turn with clean text and valid numbers."""
     usage, stop_reason, model = end.usage, clean_text(end.stop_reason), clean_text(end.model)
     counts = msgspec.structs.astuple(usage)
-    if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is not a number if one of them is none
+    if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is NaN if one of them is
         named = msgspec.structs.asdict(usage)
         usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
     if usage is end.usage and stop_reason is end.stop_reason and model is end.model:
@@ -349,7 +349,7 @@ async def _stream(x: Execution, request: ModelRequest) -> _Draft:
                 count = 0
                 await asyncio.sleep(0)
     except BaseException:
-        # A stream that is left half-way is closed at once, so that its connection does not linger.
+        # Close a stream that is left half-way at once, so that its connection is freed.
         if (close := getattr(chunks, "aclose", None)) is not None:
             await close()
         drop_drafts(x.log, x.state)
