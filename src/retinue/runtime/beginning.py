@@ -1,4 +1,4 @@
-"""The beginning of a root run in a store: its record, and the thread that it takes or waits for."""
+"""The start of a root run in a store: stores its record, and takes its thread or waits for it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def take_thread(run: LiveRun, owner: Owner, when_busy: WhenBusy | None) ->
         request = encode_start(run.request, run.x.state.request)
         begun = store.begin_run(run.record, request, owner.id, owner.lease, when_busy, saved_at=run.thread_saved_at)
         if run.is_new_thread:
-            # Nobody else can have the thread, so nothing is waited for: what is written next comes after it.
+            # No other run can have a new thread, so do not wait: later writes are ordered after this one.
             run.spawn(_store_start(run, begun, owner))
             return
         holder = await begun
         if holder is not None and when_busy == "reject":
             raise ThreadBusy(run.record.identity.thread_id, holder)
         run.begun.set_result(None)
-        owner.add(run.run_id, run)  # not before it is stored, or a heartbeat would take it for lost
+        owner.add(run.run_id, run)  # only once it is stored, else a heartbeat would treat it as lost
         if holder is None:
             return
     elif not run.record.queued:
@@ -54,6 +54,6 @@ async def _store_start(run: LiveRun, begun: asyncio.Future[str | None], owner: O
             owner.add(run.run_id, run)
     except RetinueError as exc:
         run.begun.set_exception(exc)
-        run.begun.exception()  # nobody need be waiting
+        run.begun.exception()  # mark the exception as retrieved
         if run.writer is not None:
             run.writer.stop(exc)

@@ -44,7 +44,7 @@ UNSERVED_AFTER = 30.0
 
 
 class Dispatcher:
-    """Gives runs to an engine, and reads what its workers make of them."""
+    """Gives runs to an engine, and follows them in the store while workers execute them."""
 
     def __init__(self, runs: LocalRuns, engine: Engine, store: SqlStore) -> None:
         self._runs, self.engine, self.store = runs, engine, store
@@ -131,7 +131,7 @@ class Dispatcher:
     async def begin_placed(
         self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
     ) -> None:
-        """Store a run that nobody waits for, and schedule it. ThreadBusy as `when_busy` and `saved_at` say."""
+        """Store and schedule a run without a handle. Raise ThreadBusy as `when_busy` and `saved_at` say."""
         identity = request.identity
         holder = await self._store(request, placement, when_busy, saved_at)[1]
         if holder is not None and when_busy == "reject":
@@ -139,7 +139,7 @@ class Dispatcher:
         await self.schedule(identity.run_id, placement)
 
     async def placement_of(self, log_id: str) -> Placement:
-        """Return where a run like this one is done."""
+        """Return the engine and the queue of a stored run."""
         return Placement(engine=self.engine.name, queue=await self._workers.queue_of(log_id) or DEFAULT_QUEUE)
 
     async def place(self, request: RunRequest, run_id: str) -> None:
@@ -147,7 +147,7 @@ class Dispatcher:
         above = None if request.above is None else request.above.log_id
         placement = Placement(engine=self.engine.name, queue=check_queue(request.queue), above=above)
         placed = replace(request, identity=replace(request.identity, run_id=run_id), timeout=None)
-        # Its thread is free, unless an earlier message of the conversation is still being stored.
+        # Its thread is free, unless the end of the run before it is still being stored.
         await self.begin_placed(placed, placement, "enqueue")
 
     async def schedule(self, run_id: str, placement: Placement) -> None:
@@ -231,7 +231,7 @@ class Dispatcher:
         return FollowedLog(read, progress, 0, self._spawn)
 
     async def _events(self, record: RunRecord, after: int) -> AsyncGenerator[Event]:
-        """Yield the events of a log. If nobody can work on it for a while, yield that once, as an event of no number."""
+        """Yield the events of a log. If no worker serves it for a while, yield one notice: an event with the number 0."""
         identity, told = record.identity, False
         events = self._runs.read_stored(self.store, identity.run_id)(after)
         reading = asyncio.create_task(_next(events))
@@ -262,12 +262,12 @@ class Dispatcher:
             _log.warning("run %s waits: %s", record.identity.run_id, problem)
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[Event]:
-        """Yield the events of a log; tell whoever waits if nobody can work on it."""
+        """Yield the events of a log, with a notice if no worker serves it."""
         async for event in self._events(await self._runs.record(run_id), after):
             yield event
 
     async def unserved(self, record: RunRecord) -> str | None:
-        """Return why nobody works on a run that should be worked on; None if somebody does, or may."""
+        """Return why no worker works on a run that is due; None if one does, or can."""
         agent = record.identity.agent
         queue = await self._workers.waiting_in(record.identity.run_id)
         if queue is None:
@@ -284,11 +284,11 @@ class Dispatcher:
     def _forget(self, job: asyncio.Task[Any]) -> None:
         self._jobs.discard(job)
         if not job.cancelled():
-            job.exception()  # nobody need be waiting
+            job.exception()  # mark the exception as retrieved
 
 
 def _checked(request: RunRequest) -> StoredRequest:
-    """Return what is stored of a request; raise ConfigurationError if a worker could not begin with it."""
+    """Return the stored form of a request; raise ConfigurationError if a worker could not start from it."""
     stored = storable(request)
     if stored.problem is not None:
         raise ConfigurationError(f"a worker cannot begin this run: {stored.problem}")
@@ -306,7 +306,7 @@ def check_queues(queues: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_dispatcher(runs: LocalRuns, engine: str | Engine) -> Dispatcher:
-    """Return the dispatcher of a runtime; raise ConfigurationError if its store is not one that workers share."""
+    """Return the dispatcher of a runtime; raise ConfigurationError if workers cannot share its store."""
     from ..engines import open_engine
 
     if not isinstance(runs.store, SqlStore) or not runs.store.has_queues:

@@ -81,7 +81,7 @@ class Elsewhere:
                 return None
             _log.info("continuing run %s, which %s left", log.log_id, log.owner)
             return await self.take_over(log.log_id, epoch)
-        except (RetinueError, ValueError) as exc:  # other runs must not suffer for it
+        except (RetinueError, ValueError) as exc:  # one bad run must not stop the recovery of others
             if log.log_id not in self._left_alone:
                 self._left_alone.add(log.log_id)
                 _log.error("run %s, which %s left, cannot be continued: %s", log.log_id, log.owner, exc)
@@ -98,7 +98,7 @@ class Elsewhere:
         return False
 
     def _require_agent(self, record: RunRecord) -> None:
-        """Raise UnknownAgent if another process must continue a run."""
+        """Raise UnknownAgent if this process does not have the agent of a run."""
         agents, identity = self._runs.registry.agents, record.identity
         if identity.agent not in agents:
             raise UnknownAgent(identity.agent, tuple(agents), identity.run_id)
@@ -114,9 +114,9 @@ class Elsewhere:
         return claimed
 
     async def claim(self, log_id: str, record: RunRecord, *, to_cancel: bool = False) -> LiveRun | None:
-        """Take a log over if it is free and its agent is known; None if another process has it, or an engine schedules it.
+        """Claim a log and continue its run; None if another process owns it or an engine schedules it.
 
-        To cancel a run its agent is not needed.
+        Raises UnknownAgent if this process does not have the agent. A cancel does not need it.
         """
         if not to_cancel and await self._store.engine_of(log_id) is not None:
             return None
@@ -129,9 +129,9 @@ class Elsewhere:
         return None if epoch is None else await self.take_over(log_id, epoch)
 
     async def take_over(self, log_id: str, epoch: int, first: FirstLeg | None = None) -> LiveRun:
-        """Continue a run whose log was just claimed: fold it, read its inbox, and let it work.
+        """Continue a run whose log was just claimed: fold the log, read its inbox, and start a leg.
 
-        What is known of a run that has not begun need not be read.
+        A run that has not begun has no rows, so its log is not read.
         """
         writer = LogWriter(log_id, self._store, epoch)
         try:
@@ -155,7 +155,7 @@ class Elsewhere:
             raise
 
     def _agent(self, name: str, wishes: Sequence[Wish], tree: LogState | None = None) -> Agent:
-        """Return the agent of a run. One that is only cancelled need not be known, if it has no tasks to continue."""
+        """Return the agent of a run. To cancel a run without open tasks, a stand-in is enough."""
         agents = self._runs.registry.agents
         is_cancelled = any(wish.kind == "cancel" for wish in wishes)
         if name not in agents and is_cancelled and (tree is None or not tree.has_open_tasks()):
@@ -163,7 +163,7 @@ class Elsewhere:
         return self._runs.registry.agent(name)
 
     def _acting(self, agent: Agent, stored: StoredRequest) -> Agent:
-        """Return the agent that a run works with: for a placed call, one that has only the tool of the call."""
+        """Return the agent that executes a run: for a placed call, an agent with only that call's tool."""
         placement = self._runs.registry.placement
         if stored.call is None or placement is None:
             return agent
@@ -172,7 +172,7 @@ class Elsewhere:
     async def _begin(
         self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None
     ) -> LiveRun:
-        """Begin a run that has only its request in the store."""
+        """Start a run that has only its request in the store."""
         identity = record.identity
         body = await self._store.read_request(identity.run_id) if first is None else first.request
         if body is None:
@@ -186,7 +186,7 @@ class Elsewhere:
                 self._acting(agent, start.request), identity, replace(start.request, problem=None), start
             )
             x = backend.open(request, log)
-        except (ConfigurationError, ValueError) as exc:  # no process could begin it: it ends, and says why
+        except (ConfigurationError, ValueError) as exc:  # no process could start it: it ends as FAILED with the reason
             problem = str(exc)
             request = restored(Agent(identity.agent, NoModel()), identity, StoredRequest(), start)
             x = backend.open(request, log)
@@ -203,7 +203,7 @@ class Elsewhere:
     async def _continue(
         self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], tree: LogState, state: RunState
     ) -> LiveRun:
-        """Continue a run from where its state says it stands, with what was put into its inbox."""
+        """Continue a run from its folded state, and deliver the wishes in its inbox."""
         agent = self._agent(state.first_agent or record.identity.agent, wishes, tree)
         log = self._runs.make_log(writer, tree)
         log.append_private(Private(kind="resumed", at=log.clock()))
@@ -211,7 +211,7 @@ class Elsewhere:
         problem = state.request.problem
         request = restored(self._acting(agent, state.request), state.identity, replace(state.request, problem=None))
         run = self._adopt(LiveRun(self._runs, request, log, record, writer))
-        # No wish is delivered before it is known where the run stands, or it could be started a second time.
+        # Deliver no wish before the state is known: a decision could start a second leg.
         if (state.is_over or state.waits) and problem is None:
             await run.resume_tasks()
         self._runs.add(run)
@@ -239,7 +239,7 @@ class Elsewhere:
     # --- reaching their owners
 
     async def answer(self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted) -> RunResult:
-        """Answer a run that waits, and return what comes of it."""
+        """Answer a suspended run, and return its next result."""
         record = await self._runs.record(run_id)
         if record.has_ended:
             return await self._answered_before(record, decisions)
@@ -255,7 +255,7 @@ class Elsewhere:
         return await self._wait_for_end(record)
 
     async def decide(self, run_id: str, decisions: Mapping[str, Decision]) -> str:
-        """Pass decisions on to a placed run; return why they are refused. What comes of them is not waited for."""
+        """Pass decisions on to a placed run and return why they are refused, without waiting for its next result."""
         refused = await self._decide(await self._runs.record(run_id), decisions)
         return "" if refused and (await self._runs.record(run_id)).has_ended else refused
 
@@ -268,7 +268,7 @@ class Elsewhere:
         return await self._ask(await self._runs.record(wish.log_id), wish, float("inf"))
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
-        """Have a run stopped by its owner, or stop it here if nobody owns it."""
+        """Ask the owner of a run to stop it; if the run has no owner, claim and stop it here."""
         record = await self._runs.record(run_id)
         if record.log_id != run_id:
             raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
@@ -278,22 +278,22 @@ class Elsewhere:
         return await self._runs.result(run_id)
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
-        """Have a background task stopped by the owner of its log; return why that is not possible."""
+        """Ask the owner of a log to stop a background task; return the reason if that is refused."""
         record = await self._runs.record(run_id)
         wish = make_wish(record.log_id, task_id, "cancel_task")
         return (await self._ask(record, wish, GRACE + LATER)).refused
 
     async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> Refusal:
-        """Put a wish into an inbox, see that an owner reads it, and return the reply."""
+        """Put a wish into an inbox and return the owner's reply. If the log has no owner, claim it."""
         store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
         root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
         owner, engine = await store.owner_of(wish.log_id), await self._engine_of(wish.log_id)
         if wish.kind == "decide" and engine is None and (owner is None or is_gone(owner)):
-            self._require_agent(root)  # nobody would read it: raises before anything is stored
+            self._require_agent(root)  # no owner would read it: raise before anything is stored
         await store.put_wish(wish)
-        if engine is not None and wish.kind != "grant":  # who asks for more is at work, and so is its parent
+        if engine is not None and wish.kind != "grant":  # the parent that grants is running
             await (engine.cancel if wish.kind == "cancel" else engine.answer)(wish.log_id)
-        # A worker reads it when its turn comes.
+        # A worker reads it when it gets the leg, so there is no time limit.
         end = now() + patience if engine is None or wish.kind == "cancel" else float("inf")
         with store.watch(wish.log_id) as watch:
             while True:
@@ -305,7 +305,7 @@ class Elsewhere:
                     return Refusal(f"run {wish.run_id!r} is {root.status}, it waits for nothing")
                 if runs.get(wish.log_id) is not None:
                     self.owner.check_inboxes()
-                    end = max(end, now() + LOOK_EVERY)  # it is carried out here: nobody else keeps us waiting
+                    end = max(end, now() + LOOK_EVERY)  # this process carries it out, so keep waiting
                 elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:
                     continue
                 elif now() >= end:
@@ -314,7 +314,7 @@ class Elsewhere:
                 await watch.wait(min(max(end - now(), 0.0), LOOK_EVERY))
 
     async def _engine_of(self, log_id: str) -> Engine | None:
-        """Return the engine that schedules a log, if one does; raise if it is not that of this runtime."""
+        """Return the engine that schedules a log, or None; raise if this runtime has another engine."""
         name = await self._store.engine_of(log_id)
         if name is None:
             return None
@@ -324,7 +324,7 @@ class Elsewhere:
         return dispatcher.engine
 
     async def _wait_for_end(self, record: RunRecord) -> RunResult:
-        """Return what came of a run that was answered. If the process that continues it has died, continue it here."""
+        """Return the result of a run after an answer. If the process that continues it dies, continue it here."""
         run_id, log_id = record.identity.run_id, record.log_id
         root = record if log_id == run_id else await self._runs.record(log_id)
         ending = asyncio.create_task(self._runs.result(run_id))
@@ -339,7 +339,7 @@ class Elsewhere:
             ending.cancel()
 
     async def _answered_before(self, record: RunRecord, decisions: Mapping[str, Decision]) -> RunResult:
-        """Return the result of a run that has ended with these decisions; refuse others, which come too late."""
+        """Return the result of an ended run if it had accepted these decisions; raise DecisionRefused for new ones."""
         stored = await StoredEvents(self._runs, record.log_id).so_far()
         resumed = [event.decision for event in stored if isinstance(event, ToolCallResumed)]
         known = {decision.id for decision in resumed if decision is not None}
@@ -352,7 +352,7 @@ class Elsewhere:
     # --- reading
 
     async def result(self, run_id: str) -> RunResult:
-        """Wait until a run has ended or waits, and return its result."""
+        """Wait until a run has ended or is suspended, and return its result."""
         with self._store.watch((await self._runs.record(run_id)).log_id or run_id) as watch:
             while True:
                 record = await self._runs.record(run_id)
@@ -361,7 +361,7 @@ class Elsewhere:
                 await watch.wait(LOOK_EVERY)
 
     async def last_leg(self, run_id: str) -> Opened:
-        """Return the log of a run that was answered, and the number of the event before its new leg."""
+        """Return the log of an answered run, and the number of the last event before its new leg."""
         store, record, log = self._store, await self._runs.record(run_id), LiveLog()
         first = last = 0
         for event in await StoredEvents(self._runs, record.log_id).so_far():

@@ -1,4 +1,4 @@
-"""A log that another process writes, read once for all who follow it through a handle."""
+"""A log that another process writes: one reader reads it for all handles that follow it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Progress:
-    """The place where the root run of a log stands, by the events read so far."""
+    """The status of a log's root run, from the events read so far."""
 
     def __init__(self) -> None:
         self.status: RunStatus | None = None
@@ -42,7 +42,7 @@ class Progress:
 
 
 class FollowedLog:
-    """The events of a log for its handles. It is read while somebody follows it, by one reader.
+    """The events of a log for its handles. One reader reads it, while it has at least one follower.
 
     `read` yields the events after the last one it has yielded. A notice is an event with the number 0, which the log
     does not have.

@@ -106,7 +106,7 @@ async def _store_copy(
         await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))
     writer = None
     if owner is not None:
-        # Whoever finds it without its rows must not begin it from this.
+        # A process that finds this run without its rows must not start it from the request.
         start = encode_start(
             request, replace(state.request, problem="the process that forked it ended before it was done")
         )
@@ -127,17 +127,17 @@ def _place(runs: LocalRuns) -> str:
 
 
 def is_boundary(tree: LogState, root: RunState | None) -> bool:
-    """Return whether nothing is in progress: the root is between two steps, waits or has ended; all below it wait or ended."""
+    """Return whether nothing is in progress: the root is between steps, or it and all runs below are suspended or ended."""
     if root is None or root.awaits_history or tree.has_open_tasks():
         return False
     if not (root.waits or root.is_over) and (root.step_open or root.open_calls or root.jobs or root.ending):
         return False
-    # A question on a server is asked of one run only.
+    # A question of a run on a server cannot be copied: the server would get two answers.
     return all(run.is_over or (run.waits and not run.tickets) for run in tree.runs.values() if run is not root)
 
 
 def check_place(rows: Sequence[LogRow], run_id: str, seq: int, place: str = "") -> None:
-    """Raise where a run cannot be forked at an event, and name the nearest ones where it can be."""
+    """Raise if a run cannot be forked at an event; the error names the nearest events where it can."""
     tree, places = LogState(), list[int]()
     for number, row in enumerate(rows):
         fold(tree, row, place, run_id)
@@ -153,7 +153,7 @@ def check_place(rows: Sequence[LogRow], run_id: str, seq: int, place: str = "") 
 
 
 class Copy:
-    """The rows of a log until an event, as those of a new run: with new ids, and numbered without its deltas."""
+    """Copies the rows of a log up to an event for a new run: with new ids, without deltas, numbered again."""
 
     def __init__(self, rows: Iterable[LogRow], run_id: str, seq: int) -> None:
         self._ids: dict[str, str] = {}

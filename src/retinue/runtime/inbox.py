@@ -52,7 +52,7 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
 
     refused: str = ""
     granted: Limits | None = None
-    """What a placed child may use, in all, which asked for more."""
+    """The new grant of a placed child that asked for more."""
 
 
 class CancelWish(Struct, frozen=True, omit_defaults=True):
@@ -72,7 +72,7 @@ decode_reply = msgspec.json.Decoder(Refusal).decode
 
 
 def encode_start(request: RunRequest, stored: StoredRequest) -> bytes:
-    """Encode a run before it begins. `problem` names what has no JSON form and is left out."""
+    """Encode a run before it starts. `problem` names a part that has no JSON form and is left out."""
     start = StoredStart(
         identity=request.identity,
         request=stored,
@@ -93,10 +93,10 @@ def encode_start(request: RunRequest, stored: StoredRequest) -> bytes:
 def restored(
     agent: Agent, identity: RunIdentity, stored: StoredRequest, start: StoredStart | None = None
 ) -> RunRequest:
-    """Return the request of a run that is begun or continued here. Raises if a part of it could not be stored."""
+    """Return the request of a run to start or continue here. Raises if a part of it was not stored."""
     if stored.problem is not None:
         raise ConfigurationError(stored.problem)
-    is_whole = start is None or stored.above is not None  # else an agent that was not known may have limits
+    is_whole = start is None or stored.above is not None  # else the agent, unknown to the client, may have limits
     return RunRequest(
         agent=agent,
         identity=identity,
@@ -115,7 +115,7 @@ def restored(
 
 
 class NoModel:
-    """The model of a run that calls none: one that is only cancelled, or that is a single tool call."""
+    """The model of a run that calls no model: a placed call, or a run that is only cancelled."""
 
     name = "none"
 
@@ -136,7 +136,7 @@ def _reply(wish: Wish, refused: str = "") -> Reply:
 
 
 async def carry_out(run: LiveRun, wish: Wish) -> None:
-    """Do what a wish asks of a run that this process owns, or refuse it. The reply is stored with the outcome."""
+    """Carry out a wish for a run that this process owns, or refuse it. The reply is stored with the outcome."""
     await run.stored()
     if run.is_done:  # its sender claims the log
         return
@@ -154,7 +154,7 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
 
 
 def read_cancel(wish: Wish) -> CancelWish:
-    """Return what a cancel asks for; one that cannot be read is a cancel all the same."""
+    """Decode a cancel; an unreadable one counts as a plain cancel."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError):
         said = _read_cancel(wish.body)
         return CancelWish(said) if isinstance(said, str) else said
@@ -179,7 +179,7 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
             await run.home.background.answer(run.log, wish.run_id, decisions)
         else:
             while run.is_queueing(decisions):
-                await asyncio.wait({run.end})  # the present leg works on another answer
+                await asyncio.wait({run.end})  # the present leg continues with another answer
                 await run.stored()
             if run.is_done or run.accept(decisions, (reply,)):
                 return
@@ -194,7 +194,7 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
 
 
 async def _grant(run: LiveRun, wish: Wish) -> None:
-    """Let a placed child use more of the limits above it, as far as there is more."""
+    """Grant a placed child more of the limits above it, as far as they allow."""
     log, child_id = run.log, wish.run_id
     tree, dispatching, wanted = log.tree, log.dispatching, _read_wanted(wish.body)
     known = tree.grants.get(child_id)
@@ -213,7 +213,7 @@ async def _grant(run: LiveRun, wish: Wish) -> None:
 
 
 async def cancel_task(run: LiveRun, task_id: str) -> str:
-    """Stop one background task of a run that this process owns, and store its end. Return why that is not possible."""
+    """Stop one background task of a run that this process owns, and store its end. Return the reason if it cannot."""
     cancel = run.log.holders.get(task_id)
     if cancel is None:
         return f"task {task_id!r} is not at work"

@@ -1,7 +1,7 @@
-"""A root run at work in this process: its legs, and what is stored of them.
+"""A root run that this process executes: runs its legs and stores their ends.
 
-A leg is the work from a start, an answer or a takeover to the end or to where the run waits. Between two legs a run
-is its log; with a store, this process then knows nothing more of it.
+A leg lasts from a start, an answer or a takeover until the run ends or is suspended. Between two legs a run is its log;
+with a store, this process then keeps nothing of it in memory.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 class LiveRun:
     """A root run that this process owns.
 
-    Invariant: one leg is at work at a time, in `_task`, and one event loop uses this object. `end` belongs to the
-    present leg and is done once everything about it is stored. `is_done` is set, once and for all, when the log was
-    given up: then nothing is written any more.
+    Invariant: one leg runs at a time, in `_task`, and one event loop uses this object. `end` belongs to the present leg
+    and is done once the end of the leg is stored. `is_done` is set once, when this process has released the log: then
+    nothing is written any more.
     """
 
     def __init__(
@@ -101,24 +101,24 @@ class LiveRun:
         return self.end.done() and self.state is not None and self.state.waits
 
     def is_of_this_loop(self) -> bool:
-        """Return whether the present event loop works on it, or may."""
+        """Return whether the present event loop works on it, or may do so."""
         return self.end.done() or self._loop is asyncio.get_running_loop()
 
     # --- legs
 
     def start(self, when_busy: WhenBusy | None, problem: str | None = None) -> None:
-        """Begin a new run or, without `when_busy`, one that another process has stored without beginning it.
+        """Start a new run or, without `when_busy`, a run that another process has stored and not started.
 
-        `problem` says what of the request was not stored: such a run can only fail.
+        `problem` says which part of the request was not stored: such a run fails at once.
         """
         self._launch(self._first_leg(when_busy, problem))
 
     def proceed(self, replies: tuple[Reply, ...] = ()) -> None:
-        """Continue from where its state says it stands."""
+        """Continue the run from its state."""
         self._launch(self._later_leg(replies))
 
     def break_off(self, reason: str) -> None:
-        """End a run that cannot be continued here or anywhere."""
+        """Fail a run that no process can continue."""
         self._launch(self._fail(reason))
 
     def _launch(self, work: Coroutine[Any, Any, RunResult]) -> None:
@@ -133,7 +133,7 @@ class LiveRun:
             result = await work
             try:
                 await self._settle(result)
-            except asyncio.CancelledError:  # too late to cancel: what there is must be stored
+            except asyncio.CancelledError:  # too late to cancel: the result must be stored
                 await self._settle(result)
         except asyncio.CancelledError:
             if not self._is_settling:  # the event loop is ending: nothing can be stored any more
@@ -190,7 +190,7 @@ class LiveRun:
         return await self._execute(x)
 
     async def _open(self) -> Execution:
-        """Set a run up that has a state, so that it can work on."""
+        """Set up a run that has a state, so that the loop can continue it."""
         state, backend = self.state, self.home.backend
         assert state is not None
         x = self.x = backend.open(self.request, self.log, state)
@@ -200,7 +200,7 @@ class LiveRun:
         return x
 
     async def resume_tasks(self) -> None:
-        """Continue only the background tasks under a run that has ended or waits."""
+        """Continue only the background tasks under a run that has ended or is suspended."""
         state, known = self.state, self.record.result
         assert state is not None
         is_stored = known is not None and known.status is state.status  # else its process ended before it was
@@ -266,13 +266,13 @@ class LiveRun:
         self.home.leg_ended(self)
 
     def _task_ended(self) -> None:
-        """A background task has ended. With the last one the log has, too, or waits for nobody here."""
+        """Release the log if the last background task has ended after the leg."""
         if self._is_settling and self.end.done() and not self.is_done and not self.log.lost:
             self._is_release_due = True
             self.spawn(self._release())
 
     async def _release(self) -> None:
-        """Wake the conversation if that is to be done, and give the log up, unless the run or a task is at work."""
+        """Wake the conversation if needed, then release the log, unless the run or a task is still working."""
         if self.is_done or self.is_storing or not self.end.done() or (self.log.holders and not self.may_wake):
             return
         self._is_release_due = False
@@ -294,18 +294,18 @@ class LiveRun:
             await self._release()
 
     async def release_if_idle(self) -> None:
-        """Give a log up that was claimed only to carry out a wish."""
-        busy = self._jobs - {asyncio.current_task()}  # a wish that is being carried out
+        """Release a log that was claimed only to carry out a wish."""
+        busy = self._jobs - {asyncio.current_task()}  # the present one carries out a wish
         if self._is_settling and not busy and self.state is not None:
             await self._release()
 
     @property
     def is_storing(self) -> bool:
-        """True while the end of a leg, or the release of the log, is being stored: until then nobody can continue it."""
+        """True while the end of a leg or the release of the log is being stored: no process can continue it yet."""
         return self._releasing is not None or (self._is_settling and not self.end.done())
 
     async def stored(self) -> None:
-        """Return when nothing of that is being stored."""
+        """Wait until `is_storing` is false."""
         while self.is_storing:
             await asyncio.wait({self._releasing or self.end})
 
@@ -321,7 +321,7 @@ class LiveRun:
         return self.log.results[self.run_id]
 
     def _break_down(self, exc: Exception) -> None:
-        """Pass an exception that came out of the run on to everything that waits for it."""
+        """Pass an exception that escaped from the run to everything that waits for it."""
         self._set_exception(exc)
         self.is_done = True
         if not isinstance(exc, ThreadBusy):
@@ -333,10 +333,10 @@ class LiveRun:
     def _set_exception(self, exc: Exception) -> None:
         if not self.end.done():
             self.end.set_exception(exc)
-            self.end.exception()  # nobody need be waiting
+            self.end.exception()  # mark the exception as retrieved
 
     async def _store_broken(self, result: RunResult) -> None:
-        """Store the end of a run that an exception came out of, so that its thread is free."""
+        """Store the end of a run from which an exception escaped, so that its thread is released."""
         self.record.result = result
         with contextlib.suppress(RetinueError):
             if self.writer is not None:
@@ -346,7 +346,7 @@ class LiveRun:
         self._close(True)
 
     def lose(self, exc: Exception | None = None) -> None:
-        """Another process owns the log: drop the run, and write nothing more about it."""
+        """Drop the run and write nothing more about it: another process owns the log."""
         if self.log.lost:
             return
         self.log.drop()
@@ -364,7 +364,7 @@ class LiveRun:
     # --- answers, input and cancels
 
     def is_queueing(self, decisions: Mapping[str, Decision]) -> bool:
-        """Return whether decisions must wait: a leg is at work, and their calls will still wait when it ends."""
+        """Return whether decisions must wait for the end of the present leg, because it does not touch their calls."""
         state = self.state
         if self.end.done() or state is None:
             return False
@@ -374,7 +374,7 @@ class LiveRun:
         return bool(new) and new <= waiting
 
     def accept(self, decisions: Mapping[str, Decision], replies: tuple[Reply, ...] = ()) -> bool:
-        """Continue with decisions; False if they were accepted before. Raises DecisionRefused."""
+        """Start a leg with decisions; return False if they were accepted before. Raises DecisionRefused."""
         state = self.state
         if state is None:
             raise DecisionRefused(f"run {self.run_id!r} has not begun yet, it waits for nothing")
@@ -389,16 +389,16 @@ class LiveRun:
         return True
 
     def receive(self, wish: Wish) -> None:
-        """Carry out what somebody has put into the inbox."""
+        """Carry out a wish from the inbox."""
         self.spawn(carry_out(self, wish))
 
     def pop_replies(self) -> tuple[Reply, ...]:
-        """Return the replies to store, once."""
+        """Return and clear the replies that are still to be stored."""
         replies, self.replies = tuple(self.replies), []
         return replies
 
     async def cancel(self, reason: str, grace: float = GRACE) -> RunResult:
-        """Stop the run and what it waits for, and wait for its end; what does not stop in time is left behind."""
+        """Stop the run and the work it waits for, and wait for its end; abandon work that does not stop in time."""
         state, task = self.state, self._task
         is_claimed_for_this = task is None and state is not None and not state.is_over
         if self.waits or is_claimed_for_this:
@@ -407,7 +407,7 @@ class LiveRun:
             if self.home.owner is not None and not self.request.cancellation.is_set():
                 store_cancel(self, self.home.owner, reason)
             self.request.cancellation.set(reason)
-            # Before the loop has begun it sees for itself that it need not; once it has ended there is nothing to stop.
+            # A loop that has not started checks the token itself; one that has ended needs no cancel.
             if self._is_begun and not self._is_settling and task is not None:
                 task.cancel(reason)
             if task is not None:
@@ -417,7 +417,7 @@ class LiveRun:
         return await asyncio.shield(self.end)
 
     async def _give_up(self, reason: str) -> None:
-        """End a run that waits for an answer which will not come."""
+        """End a run that has no leg at work as cancelled."""
         state = self.state
         assert state is not None
         self.log.ended = False
@@ -427,14 +427,14 @@ class LiveRun:
         self._keeps_thread, self.first = True, self.log.tree.seq
         try:
             await self._open()
-        except RetinueError:  # its agent is not known here, or has changed: it ends all the same
+        except RetinueError:  # its agent is unknown here, or has changed: end it anyway
             self.x = None
         await self.home.registry.stop_waiting(self.log.tree, reason)
         close_run(self.log, state, Ending(RunStatus.CANCELLED, "cancelled", reason))
         await self._settle(self.log.results[self.run_id])
 
     async def _leave_behind(self, x: Execution) -> None:
-        """End a run that does not stop, or whose beginning does not come."""
+        """End a run that does not stop, or that waits for its start."""
         if x.state.leg:
             close_run(self.log, x.state, stopped(x))
         elif self._task is not None:
@@ -458,28 +458,28 @@ class LiveRun:
             _log.error("run %s: %s", self.run_id, exc, exc_info=exc)
 
     def drop_parts(self) -> None:
-        """Drop what only a run at work needs, and what would keep it from being freed at once."""
+        """Drop the objects that only a running leg needs, and reference cycles that delay freeing them."""
         self.log.on_release, self.x = None, None
         if self.writer is not None:
             self.writer.on_lost = self.writer.on_stored = None
 
     async def hand_over(self) -> None:
-        """Store what is there and leave the run to another process, as it is."""
+        """Store all rows so far, stop, and leave the run to the next owner."""
         if self.writer is not None and not self.writer.is_released:
-            # With open tasks the log keeps its owner, which is gone soon: so it is found even if the run ends meanwhile.
+            # With open tasks the log keeps this owner, which is gone soon, so recovery finds it even if the run has ended.
             released = not (self.log.tree.has_open_tasks() or self.may_wake)
             with contextlib.suppress(RetinueError, TimeoutError):
                 await asyncio.wait_for(self.writer.settle(released=released), GRACE)
         self.lose()
 
     async def put_down(self) -> None:
-        """Store what is left to store, and give the log up, as the runtime is closed."""
+        """Store the remaining rows and release the log, because the runtime closes."""
         while self._jobs:
             await asyncio.wait(set(self._jobs))
         state = self.state
         if self.writer is None or self.writer.is_released or self.log.lost or state is None:
             return
-        # Else the log keeps its owner, and is found when that is gone.
+        # Else the log keeps its owner, and recovery finds it when the owner is gone.
         idle = not (self.log.tree.has_open_tasks() or self.may_wake)
         ended = idle and state.is_over
         with contextlib.suppress(RetinueError):
