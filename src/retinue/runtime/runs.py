@@ -222,7 +222,7 @@ class LocalRuns:
             return await self._others(run_id).last_leg(run_id)
 
         end = asyncio.create_task(self.answer(run_id, decisions, accepted))
-        end.add_done_callback(lambda done: None if done.cancelled() else done.exception())  # mark the exception as retrieved
+        end.add_done_callback(lambda done: None if done.cancelled() else done.exception())  # mark it as retrieved
         run = Run(run_id, "", "", self, end, None, open_log, opened)
         return run
 
