@@ -1,9 +1,9 @@
 """Ownership of logs: claim, renew, lose, release. A log has one owner; every write of an owner carries its epoch.
 
-free → claim → owned(epoch) → renew* → released (nobody owns it, it waits) | ended | lost (another process claimed it)
+free → claim → owned(epoch) → renew* → released (no owner, the run waits) | ended | lost (another process claimed it)
 
-Invariants: an ended log is never claimed. A log is read and folded only after the claim. This process keeps in memory
-only what it owns; when a log is lost it is dropped, and nothing more is written about it.
+Invariants: an ended log is never claimed. A log is read and folded only after the claim. This process keeps only its own
+logs in memory; it drops a log that it loses, and writes nothing more to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _here: dict[str, asyncio.AbstractEventLoop] = {}
 
 
 class Owner:
-    """This process among those that share a store."""
+    """This process as an owner of logs: renews their leases, reads their inboxes, and finds orphaned logs."""
 
     def __init__(self, store: DurableStore, lease: float) -> None:
         self.store, self.lease = store, lease
@@ -57,12 +57,12 @@ class Owner:
         self._closed = False
 
     def register(self) -> None:
-        """Let other runtimes of this process know that this one is alive, before it owns anything."""
+        """Let other runtimes of this process see that this one is alive, before it owns a log."""
         _here[self.id] = asyncio.get_running_loop()
 
     @property
     def fresh_until(self) -> float:
-        """The time since the boot until which the leases of this owner hold, whatever happens."""
+        """The boot-clock time until which the leases of this owner are certain to hold."""
         return self._renewed + self.lease
 
     def is_fresh(self) -> bool:
@@ -70,7 +70,7 @@ class Owner:
         return _now() < self.fresh_until
 
     def add(self, log_id: str, run: LiveRun) -> None:
-        """Look after a log that was begun or claimed here."""
+        """Start renewing the lease and reading the inbox of a log that was started or claimed here."""
         self.register()
         if not self.logs:
             self._renewed = _now()
@@ -88,19 +88,19 @@ class Owner:
         self._seen_wishes = {seen for seen in self._seen_wishes if seen[0] != log_id}
 
     async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
-        """Become the owner of a log that is free, or whose owner is gone; the new epoch, or None."""
+        """Become the owner of a log that is free, or whose owner is gone; return the new epoch, or None if refused."""
         self.register()
         owner = await self.store.owner_of(log_id) if log is None else log.owner
         is_stray = log is not None and owner == self.id and log_id not in self.logs
         gone = owner if owner is not None and (is_stray or is_gone(owner)) else None
         seen = None
         if gone is None and log is not None and log.expired is None:
-            # Its lease cannot be compared with our clock, but has not changed for as long as a lease lasts.
+            # Its lease is of another clock, but it was not renewed for the length of a lease.
             gone, seen = owner, log.lease_until
         return await self.store.claim(log_id, self.id, self.lease, gone=gone, seen=seen)
 
     async def orphans(self) -> list[OpenLog]:
-        """Return the logs that nobody works on though they neither wait nor have ended."""
+        """Return the logs that should be worked on and have no living owner."""
         found: list[OpenLog] = []
         suspects: dict[str, tuple[OpenLog, float]] = {}
         strays: dict[str, float] = {}
@@ -110,7 +110,7 @@ class Owner:
             if log.owner == self.id:
                 if log.log_id not in self.logs:
                     since = strays[log.log_id] = self._strays.get(log.log_id, _now())
-                    if _now() - since > self.lease / 3:  # it is not just being begun or released
+                    if _now() - since > self.lease / 3:  # so it is not just being started or released
                         found.append(log)
                 continue
             if is_orphan(log):
@@ -138,11 +138,11 @@ class Owner:
                 _log.error("looking for interrupted runs failed, and is tried again: %s", exc)
 
     def check_inboxes(self) -> None:
-        """Look at the inboxes at once."""
+        """Make the heartbeat read the inboxes at once."""
         self._poked.set()
 
     async def stop_heartbeat(self) -> None:
-        """Renew and recover nothing more."""
+        """Stop renewing leases and recovering runs."""
         self._closed = True
         jobs = [job for job in (self._job, self._recovering) if job is not None]
         for job in jobs:
@@ -159,10 +159,10 @@ class Owner:
             self._job = asyncio.create_task(self._beat_forever(), name="retinue-owner")
 
     async def _beat_forever(self) -> None:
-        """Renew leases and read inboxes while there are logs. Only a cancel ends this early."""
+        """Renew leases and read inboxes while this process owns logs. Errors do not end this, only a cancel does."""
         with self.store.watch(WISHES) as watch:
             while self.logs:
-                self._poked.clear()  # before the look: who pokes during it has put something there since
+                self._poked.clear()  # before reading: a poke during the read may be about a later wish
                 try:
                     await self._beat()
                 except Exception as exc:
@@ -179,7 +179,7 @@ class Owner:
                 run.receive(wish)
 
     def is_new(self, wish: Wish) -> bool:
-        """Note a wish, and return whether it was unknown."""
+        """Return whether a wish is seen for the first time, and remember it."""
         key = (wish.log_id, wish.wish_id)
         if key in self._seen_wishes:
             return False
@@ -199,7 +199,7 @@ class Owner:
                 run.lose()
 
     def _drop_if_expired(self) -> None:
-        """Drop everything when the lease is about to end and cannot be renewed: others may claim it then."""
+        """Drop all runs if the lease was not renewed and is about to end: others may then claim the logs."""
         if _now() - self._renewed < self.lease * (1 - _MARGIN):
             return
         for log_id, run in list(self.logs.items()):
@@ -211,9 +211,9 @@ class Owner:
 async def owner_notice(
     store: DurableStore, clock: Callable[[], float], log_id: str, is_lost: bool
 ) -> ErrorRaised | None:
-    """Return what a reader of a log is told when its owner is gone, or another process has become its owner.
+    """Return a notice for readers of a log if its owner is gone or, with `is_lost`, if it has an owner again.
 
-    Such a notice is not stored and has the number 0. `is_lost`: the reader knows already that the owner is gone.
+    Such a notice is not stored and has the number 0. `is_lost`: the reader already has the notice that the owner is gone.
     """
     found = await store.open_logs(log_id)
     if not found or is_orphan(found[0]) is is_lost:
@@ -231,7 +231,7 @@ def is_orphan(log: OpenLog) -> bool:
 
 
 def is_gone(owner: str) -> bool:
-    """Return whether an owner is known to be gone: a process of this boot and pid namespace that has ended, or is closed."""
+    """Return whether an owner is known to be gone: its process, of this boot and pid namespace, has ended or closed it."""
     identity = owner.rpartition("/")[0]
     if identity == process_identity():
         loop = _here.get(owner)

@@ -1,8 +1,8 @@
 """Placed children: agents with a queue, which workers of that queue execute in logs of their own.
 
-Invariant: where a child runs is decided once, when it is started, and follows from the log of its parent from then on. The
-id of the stored run follows from the child's, so it is stored once, whoever asks. The owner of the parent's log mirrors its
-events and answers its questions; wishes (decisions, cancels) go through the inbox.
+Invariant: the place of a child is decided once, at its start, and is stored in the parent's log. The id of the stored run
+is derived from the child's id, so storing it is idempotent. The owner of the parent's log copies the child's events into
+that log; wishes (decisions, cancels, grants) go through the inboxes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 def placed_id(run_id: str) -> str:
-    """Return the id of the stored run of a placed child, which is also that of its log."""
+    """Return the run id, and log id, under which a placed child is stored."""
     return f"{run_id}.placed"
 
 
@@ -86,7 +86,7 @@ class Placement:
     def is_placed(self, agent: Agent, tree: LogState, run_id: str | None) -> bool:
         """Return whether a child has, or would have, a log of its own.
 
-        A new one has, unless this worker serves its queue: then it runs here, and no worker waits for itself.
+        A new child does, unless this worker serves its queue: then it runs here, so that no worker waits for itself.
         """
         if run_id is not None and (state := tree.runs.get(run_id)) is not None:
             return state.request.queue is not None
@@ -120,7 +120,7 @@ def _lineage(local: LocalBackend, x: Execution | None) -> Iterator[Execution]:
 
 
 def _model(request: RunRequest, lineage: list[Execution]) -> Any:
-    """Return the model that a placed run is given: an agent without one has that of its parent, by name."""
+    """Return the name of the model for a placed run: the parent's model if its agent has none."""
     if request.model is not None or request.agent.model is not None:
         return request.model
     for x in lineage:
@@ -135,7 +135,7 @@ def _model(request: RunRequest, lineage: list[Execution]) -> Any:
 
 
 def _hooks_of(agent: Agent, lineage: list[Execution], registry: AgentRegistry) -> tuple[str, ...]:
-    """Return the agents whose inherited hooks hold for a placed run; its worker finds them by name."""
+    """Return the names of the agents whose inherited hooks apply to a placed run."""
     names: list[str] = []
     for x in reversed(lineage):
         if x.state.request.above is not None:
@@ -189,19 +189,19 @@ class PlacedBackend:
         return nullcontext() if self.waits is None else self.waits.waiting(run_id, goes_on=goes_on)
 
     async def _submit(self, request: RunRequest) -> None:
-        """Store the run; until that is done nothing has happened."""
+        """Store the run, unless it is stored. If this raises, nothing was started."""
         run_id, agent = placed_id(request.identity.run_id), request.identity.agent
         if not request.messages and request.call is None:
             raise ExecutionBackendError(agent, "there is no message for it")
         try:
-            # An earlier owner of the parent may have stored it, and ended before that was in its log.
+            # An earlier owner of the parent may have stored it and died before the parent's log said so.
             if await retry(lambda: self._store.load_run(run_id), request.cancellation) is None:
                 await retry(lambda: self._dispatcher.place(request, run_id), request.cancellation)
         except RetinueError as exc:
             raise ExecutionBackendError(agent, str(exc)) from exc
 
     async def _attend(self, request: RunRequest) -> RunResult:
-        """Follow a run until it ends or waits; stop it where that is wanted."""
+        """Follow a run until it ends or is suspended; stop it if the request is cancelled."""
         token = request.cancellation
         try:
             work = _Follower(self._runs, self._dispatcher, request).follow()
@@ -213,7 +213,7 @@ class PlacedBackend:
             return bare_result(request, RunStatus.FAILED, "error", str(exc))
 
     async def follow_rest(self, request: RunRequest) -> None:
-        """Mirror what background tasks add to the log of a run after its end, until they have ended."""
+        """Copy the events of a run's background tasks after its end, until the tasks have ended."""
         token, run_id = request.cancellation, placed_id(request.identity.run_id)
         work = _Follower(self._runs, self._dispatcher, request).follow_rest()
         waiting = self._waiting(request.identity.run_id, goes_on=False)
@@ -226,14 +226,14 @@ class PlacedBackend:
             raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
 
     async def stop(self, run_id: str, reason: str) -> None:
-        """Have a placed child stopped. Whoever works on it, or nobody, its end is stored soon."""
+        """Cancel a placed child through its inbox; also works if no worker has it."""
         try:
             await self._elsewhere.cancel(placed_id(run_id), reason, GRACE, tasks=False)
         except RunElsewhere as exc:  # the wish is stored
             _log.warning("%s", exc)
 
     async def stop_abandoned(self, tree: LogState) -> None:
-        """Have the placed children stopped that were given up in the log of their parent and do not know it."""
+        """Cancel the placed children that have ended in the parent's log and may still run in their own."""
         for run_id in abandoned(tree):
             record = await self._store.load_run(placed_id(run_id))
             if record is not None and not record.has_ended:
@@ -245,7 +245,7 @@ class PlacedBackend:
 
 
 def abandoned(tree: LogState) -> list[str]:
-    """Return the placed children and calls whose end in this log may not be their own, or that never began in it."""
+    """Return the placed children and calls that this log has closed, or never started, and that may still run."""
     ended = [
         run.run_id
         for run in tree.runs.values()
@@ -255,7 +255,7 @@ def abandoned(tree: LogState) -> list[str]:
 
 
 class _Follower:
-    """Follows one placed run: passes decisions on, mirrors its events in order, and knows when it has ended or waits."""
+    """Follows one placed run: passes decisions on, and copies its events in order until it ends or is suspended."""
 
     def __init__(self, runs: LocalRuns, dispatcher: Dispatcher, request: RunRequest) -> None:
         assert runs.elsewhere is not None
@@ -277,9 +277,9 @@ class _Follower:
         return replace(result, error=refused) if refused and result.status.is_waiting else result
 
     async def _mirror(self, watch: Watch) -> RunResult:
-        """Mirror the events of the run until it has ended or waits; return its result."""
+        """Copy the events of the run until it has ended or is suspended; return its result."""
         while True:
-            # First: the events of the leg that this result ends are stored before it.
+            # Load the result first: if it is there, all events of its leg are stored.
             record = await self._retry(lambda: self._store.load_run(self._run_id))
             if record is None:
                 return bare_result(self._request, RunStatus.FAILED, "error", "its run is not stored any more")
@@ -297,7 +297,7 @@ class _Follower:
                 self._news = self._now()
 
     async def _read(self) -> tuple[Sequence[Event], bool] | None:
-        """Mirror the next events; return them, and whether the log has ended with them."""
+        """Copy the next events; return them, and whether the log has ended."""
         found = await self._retry(lambda: self._store.read_events(self._run_id, self._seen, BATCH))
         for event in () if found is None else found[0]:
             if self._request.emit_remote is not None:
@@ -306,14 +306,14 @@ class _Follower:
         return found
 
     async def follow_rest(self) -> None:
-        """Mirror events until the log has ended."""
+        """Copy events until the log has ended."""
         with self._store.watch(self._run_id) as watch:
             while (found := await self._read()) is not None and not found[1]:
                 if not found[0]:
                     await watch.wait(LOOK_EVERY)
 
     async def _report_silence(self, record: RunRecord) -> None:
-        """Report, for those who watch, that nobody works on the run, or can."""
+        """Emit an error event for readers if no worker works on the run, or none can."""
         emit = self._request.emit
         if emit is None:
             return
@@ -346,7 +346,7 @@ async def retry(ask: Callable[[], Awaitable[T]], token: CancellationToken | None
 
 
 def _noted(result: RunResult, *, is_open: bool) -> RunResult:
-    """Return a result that says whether its log goes on, because of background tasks."""
+    """Return the result with a mark if background tasks keep its log open."""
     if not is_open or not result.status.is_terminal:
         return result
     state = result.state
@@ -354,7 +354,7 @@ def _noted(result: RunResult, *, is_open: bool) -> RunResult:
 
 
 class Widening:
-    """Asks the owner of the parent's log to let a placed run use more of the limits above it."""
+    """Asks the owner of the parent's log for a larger grant for a placed run."""
 
     def __init__(self, run: LiveRun, above: Above, elsewhere: Elsewhere) -> None:
         self._run, self._above, self._elsewhere = run, above, elsewhere

@@ -1,8 +1,8 @@
 """Tool calls on other workers: a call of a tool with a queue is stored as a run of its own, which a worker of that queue
 executes.
 
-Invariant: the log of the run says that a call was placed before the call is stored, and the id of the stored run follows from
-the call. So the call is made once, whichever process asks for it, and found again by the next owner of the run.
+Invariant: the run's log says that a call is placed before the call is stored, and the id of the stored run is derived from
+the call. So the call is made once, and the next owner of the run finds it again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _OF_CALL = (ToolCallStreamDelta, ActivitySnapshot, ActivityDelta, Custom)
 
 
 def call_run_id(run_id: str, call_id: str, resumes: int) -> str:
-    """Return the id of a call as a run; each time it is resumed, it is another one."""
+    """Return the run id of a placed call; it is a new one each time the call is resumed."""
     made = hashlib.blake2b(f"{call_id}/{resumes}".encode(), digest_size=10).hexdigest()
     return f"{run_id}.call_{made}"
 
 
 class PlacedCalls:
-    """Has calls made by workers of other queues."""
+    """Gives calls to workers of other queues, and waits for their outcomes."""
 
     def __init__(self, backend: PlacedBackend, local: LocalBackend, registry: AgentRegistry) -> None:
         self._backend, self._local, self._registry = backend, local, registry
@@ -66,7 +66,7 @@ class PlacedCalls:
     async def execute(
         self, x: Execution, tool: Tool, state: CallState, call: ToolCall, resume_input: Any
     ) -> CallOutcome:
-        """Have a call made, or find it again; return its outcome."""
+        """Store a call for its queue, or find it again; wait for its outcome and return it."""
         owner = self._owner(x, tool)
         if owner is None:
             problem = "no agent that has it is known to the runtime by name"
@@ -127,7 +127,7 @@ class PlacedCalls:
         )
 
     async def _attend(self, x: Execution, request: RunRequest) -> RunResult:
-        """Wait for the end of a call. If this call is cancelled, so is that one, unless another process waits for it now."""
+        """Wait for the end of a placed call. If the wait is cancelled, cancel the call, unless another process owns the run."""
         loop, token = asyncio.get_running_loop(), request.cancellation
         work = asyncio.create_task(self._backend.run(request), name=request.identity.run_id)
 
@@ -151,7 +151,7 @@ class PlacedCalls:
 
 
 class _Mirror:
-    """Appends the reports of a placed call to the log of its run, each once."""
+    """Appends the progress reports of a placed call to the log of its run, each once."""
 
     def __init__(self, x: Execution, seen: int) -> None:
         self._x, self._seen = x, seen
@@ -164,7 +164,7 @@ class _Mirror:
 
 
 async def _reports_of(x: Execution, call_id: str) -> int:
-    """Return how many reports of a call, since it was made or resumed last, are in the log of its run."""
+    """Return the number of reports that the run's log has of a call since it was last started or resumed."""
     log, count = x.log, 0
     events = list(log.events)
     if log.earlier is not None and log.first > 0:

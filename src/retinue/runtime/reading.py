@@ -1,4 +1,4 @@
-"""The stored events of a log, for those who show them to others."""
+"""The stored events of a log, for servers and other readers that must not show what a crash could undo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoredEvents:
-    """The events of a log that the store has. What was read here is the same after a crash.
+    """Reads only events that the store has, so a crash cannot change what was read.
 
     Without a store, the events in memory count as stored.
     """
@@ -63,7 +63,7 @@ class StoredEvents:
         return await self._runs.owner.store.last_event(self.log_id)
 
     async def has_ended(self) -> bool:
-        """Return whether nothing more comes: the root run and every background task under it have ended."""
+        """Return whether the log is complete: the root run and every background task under it have ended."""
         if self._runs.owner is None:
             run = self._runs.get(self.log_id)
             return run is None or (run.log.closed and not run.log.waits)
@@ -78,7 +78,7 @@ class StoredEvents:
         return run is not None and not run.log.closed
 
     async def is_orphaned(self) -> bool:
-        """Return whether no living process owns the log. A run that works and is orphaned waits for another process."""
+        """Return whether a log that should have an owner has none alive. Its run waits until a process claims it."""
         if self._runs.owner is None:
             return False
         return any(map(is_orphan, await self._runs.owner.store.open_logs(self.log_id)))

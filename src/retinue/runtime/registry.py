@@ -91,7 +91,7 @@ class AgentRegistry:
         return agent if isinstance(agent, Agent) else self.agent(agent)
 
     def named(self, agent: str | Agent) -> Agent:
-        """Return an agent by name, for a run that others execute: if it is not known here, only its name counts."""
+        """Return an agent by name, for a run that a worker executes: an unknown agent becomes a stand-in with that name."""
         if isinstance(agent, Agent):
             return agent
         return self.agents.get(agent) or Agent(agent)
@@ -125,7 +125,7 @@ class AgentRegistry:
         return placement.calls.execute(run, tool, state, call, resume_input)
 
     async def stop_waiting(self, tree: LogState, reason: str, runs: Iterable[RunState] | None = None) -> None:
-        """Have other backends stop these runs of a log, or all, that wait there, as far as they can be reached."""
+        """Ask the backends of suspended runs elsewhere to stop them: these runs of a log, or all. Errors are logged."""
         known = tree.runs.values() if runs is None else runs
         waiting = [run for run in known if run.tickets and run.waits and not run.request.detached]
         stops = [self._stop(tree.parent_of(run) or run, run, reason) for run in waiting]
@@ -156,7 +156,7 @@ class AgentRegistry:
         await plan.backend.backend.run(request)
 
     async def follow_rests(self, log: LiveLog) -> None:
-        """Follow what runs of a log have left at work elsewhere, as its new owner."""
+        """Follow the background tasks that ended runs of a log still have elsewhere, as its new owner."""
         for run in log.tree.open_rests():
             if run.request.queue is not None and self.placement is not None:
                 await self.placement.foreign.follow_rest(self.named(run.identity.agent), log, run)
@@ -179,7 +179,7 @@ class AgentRegistry:
         return self.agents.get(name)
 
     def _named(self, name: str, agent: Agent) -> ForeignBackend:
-        """The backend that an agent names, with what the runtime does for it."""
+        """Return the backend that an agent names, wrapped in a ForeignBackend."""
         assert self.backend is not None
         self._check_backend(agent, name)
         if name not in self._foreign:

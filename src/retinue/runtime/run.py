@@ -147,14 +147,14 @@ class Run(RunHandle[Out]):
         return self._end.done()
 
     async def result(self) -> RunResult[Out]:
-        """Wait until the run has ended or waits for a human. Giving up waiting does not stop the run."""
+        """Wait until the run has ended or waits for a human. Cancelling this wait does not stop the run."""
         try:
             return await asyncio.shield(self._end)
         except OwnershipLost:  # another process continues it
             return await self._home.result(self.run_id)
 
     async def stored(self) -> None:
-        """Return once the store has the start of this run, or the answer that it continues with.
+        """Return once the store has the start of this run, or the answer that continues it.
 
         Raises ThreadBusy if another run has its thread, and DecisionRefused if the answer does not fit.
         """
@@ -170,7 +170,7 @@ class Run(RunHandle[Out]):
         return (await self._open())[1]
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
-        """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is left.
+        """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is abandoned.
 
         Background tasks are stopped only with `tasks`.
         """
@@ -190,7 +190,7 @@ class Run(RunHandle[Out]):
 
 
 class RemoteRun(Run[Out]):
-    """A run of a worker or a server, which has to accept it before anything is known of it."""
+    """A run on a worker or a server, whose thread and agent are known only once it is accepted."""
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
         await self.stored()
@@ -209,7 +209,7 @@ class RemoteRun(Run[Out]):
 
 
 class ChildRun(RunHandle[Any]):
-    """A child of a run, while it works and after. The call that started it identifies it."""
+    """A child of a run, during its work and after. The call that started it identifies it."""
 
     def __init__(self, started: ChildStarted, log: RunLog, home: RunHome) -> None:
         super().__init__(started.child_run_id, started.child_agent, home)
@@ -243,7 +243,7 @@ class ChildRun(RunHandle[Any]):
 
 
 def _result_of(end: RunFinished, thread_id: str) -> RunResult:
-    """Return the result of a run below one on a server, of which only the events are known here."""
+    """Return the result of a run from its last event, for runs on a server whose result is not known here."""
     return RunResult(
         status=end.status,
         run_id=end.run_id,
@@ -261,7 +261,7 @@ def _result_of(end: RunFinished, thread_id: str) -> RunResult:
 class TextStream:
     """The text of a run: iterate it for pieces as they come, or await it for the whole.
 
-    The whole leaves out what a model began to say and said anew; the pieces cannot, as they were given already.
+    The whole text leaves out partial answers that were dropped and retried; the pieces include them.
     """
 
     def __init__(self, run: RunHandle[Any]) -> None:

@@ -56,7 +56,7 @@ class LocalRuns:
         self, registry: AgentRegistry, store: Store, sinks: Iterable[Sink], lease: float, clock: Callable[[], float]
     ) -> None:
         self.registry, self.store, self.clock = registry, store, clock
-        # By one name: asking whether it has all that the protocol names takes longer than the rest of this.
+        # Check one method only: a full protocol check takes longer than the rest of this.
         durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
         self.owner = None if durable is None else Owner(durable, lease)
         self.elsewhere = None if self.owner is None else Elsewhere(self, self.owner)
@@ -67,7 +67,7 @@ class LocalRuns:
         self._gathering = Gathering()
         self._live: dict[str, LiveRun] = {}
         self._over: dict[str, None] = {}
-        """The runs in `_live` that nothing is left to do for, where there is no store."""
+        """Without a store: the runs in `_live` that are complete, the oldest first."""
         self._is_shared = False
         self.is_closing = False
         """True if nothing new is to begin here."""
@@ -105,7 +105,7 @@ class LocalRuns:
         new_thread: bool,
         saved_at: float | None = None,
     ) -> Run:
-        """Start a run, or return the one that has this id. A mistake in the request raises here."""
+        """Start a run, or return the run that already has this id. A mistake in the request raises here."""
         identity = request.identity
         if (known := self.get(identity.run_id)) is not None:
             return self.handle(known)
@@ -133,12 +133,12 @@ class LocalRuns:
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:
-        """The runs that have a thread or wait for it, as far as this process knows; without a store, the first has it."""
+        """Return the runs of this process that have a thread or wait for it; without a store, the first has it."""
         known = list(self._live.values())  # at once: another thread may add runs
         return [run for run in known if run.record.identity.thread_id == thread_id and not run.left.is_set()]
 
     def add(self, run: LiveRun, *, stored: bool = True) -> LiveRun:
-        """Know a run and, once it is stored, receive what is put into its inbox."""
+        """Register a run and, if it is stored, read its inbox from now on."""
         self._live[run.run_id] = run
         if self.owner is not None and run.writer is not None:
             run.writer.on_lost, run.writer.fresh_until = run.lose, self.owner.fresh_until
@@ -152,7 +152,7 @@ class LocalRuns:
         return Run(identity.run_id, identity.thread_id, identity.agent, self, run.end, (run.log, run.first))
 
     def leg_ended(self, run: LiveRun) -> None:
-        """Forget a run that is over or left; without a store, some ended ones are remembered."""
+        """Forget a run that is done here; without a store, keep the last few that ended."""
         if not run.is_done:
             return
         run.drop_parts()
@@ -184,7 +184,7 @@ class LocalRuns:
         return None if run is None else self.handle(run)
 
     def _others(self, run_id: str) -> Elsewhere:
-        """The runs of the store; UnknownRun if there is no store."""
+        """Return the runs that other processes own; raise UnknownRun if there is no store."""
         if self.elsewhere is None or id_problem(run_id) is not None:
             raise UnknownRun(run_id)
         return self.elsewhere
@@ -194,7 +194,7 @@ class LocalRuns:
         return next((run.log for run in self._live.values() if run_id in run.log.tree.runs), None)
 
     def resume_here(self, run_id: str, decisions: Mapping[str, Decision]) -> Run | None:
-        """Answer a run that waits in this process; None if it is elsewhere, or at work and will wait again."""
+        """Answer a suspended run of this process; None if it is elsewhere, or its answer must wait for the present leg."""
         run = self.get(run_id)
         if run is None or (run.is_storing and self.owner is not None) or run.is_queueing(decisions):
             return None
@@ -202,7 +202,7 @@ class LocalRuns:
         return self.handle(run)
 
     def resume_later(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
-        """Return the handle of what follows when a run is answered that cannot be answered at once."""
+        """Answer a run that cannot be answered at once; return a handle of the leg that will follow."""
         if self.elsewhere is None and self.log_with(run_id) is None:
             raise UnknownRun(run_id)
         opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ class LocalRuns:
     async def answer(
         self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted = lambda record, place: None
     ) -> RunResult:
-        """Answer a run that waits, and return what comes of it. A run at work is answered when it waits again."""
+        """Answer a suspended run and return its next result. If a leg is at work, answer when it ends."""
         while (run := await self.here(run_id)) is not None:
             if run.is_queueing(decisions):
                 await asyncio.wait({run.end})
@@ -249,13 +249,13 @@ class LocalRuns:
         return log.results[run_id] if run_id in log.results else await self.result(run_id)
 
     async def here(self, run_id: str) -> LiveRun | None:
-        """Return a run that this process has and is not about to give up."""
+        """Return a run of this process, after any pending release is stored; None if it is not here any more."""
         while (run := self.get(run_id)) is not None and run.is_storing:
             await run.stored()
         return run
 
     async def wait_until_stored(self, run_id: str, end: asyncio.Future[RunResult]) -> None:
-        """Return once the start of a run is stored; raise the reason for which it was refused."""
+        """Return once the start of a run is stored; raise if it was refused."""
         live = self.get(run_id)
         if live is None:
             if end.done() and not isinstance(end.exception(), OwnershipLost):
@@ -283,7 +283,7 @@ class LocalRuns:
         await self.backend.abort(run_id, reason)
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
-        """Stop a run, wherever it is, and wait for its end."""
+        """Stop a run of any process, and wait for its end."""
         run = await self.here(run_id)
         if run is None:
             return await self._others(run_id).cancel(run_id, reason, grace, tasks)
@@ -293,7 +293,7 @@ class LocalRuns:
         return result
 
     async def cancel_task(self, run_id: str, task_id: str) -> TaskStatus:
-        """Stop a background task, wherever it works, and return its status."""
+        """Stop a background task of any process, and return its status."""
         log, refused = StoredEvents(self, run_id), ""
         if not (await log.task_status(task_id)).is_terminal:
             run = await self.here(run_id)
@@ -312,7 +312,7 @@ class LocalRuns:
     # --- reading
 
     async def result(self, run_id: str) -> RunResult:
-        """Wait until a run has ended or waits, whichever process works on it, and return its result."""
+        """Wait until a run of any process has ended or is suspended, and return its result."""
         run = self.get(run_id)
         if run is not None:
             return await self.handle(run).result()
@@ -327,7 +327,7 @@ class LocalRuns:
         return self.read_stored(self._others(run_id).owner.store, run_id)(after)
 
     def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncGenerator[Event]]:
-        """Return a reader of a stored log; where it waits, it is told when nobody owns the log."""
+        """Return a reader of a stored log; while it waits, it yields a notice if the log loses its owner."""
         notice = partial(owner_notice, store, self.clock, log_id)
         return partial(stored_events, store, log_id, notice=notice)
 
@@ -351,7 +351,7 @@ class LocalRuns:
     # --- closing
 
     async def close(self, grace: float, *, leave: bool) -> None:
-        """Stop what works, or leave it to other processes. Runs that wait stay as they are if they are stored."""
+        """Stop the runs at work, or hand them over to other processes. Stored runs that wait stay as they are."""
         self.is_closing = True
         live = [run for run in self._live.values() if run.is_of_this_loop()]
         left = [run for run in live if leave or run.is_adopted]
@@ -374,4 +374,4 @@ class LocalRuns:
             await self.owner.close()
             if left or any(run.writer is not None and not run.writer.is_released for run in live):
                 with contextlib.suppress(RetinueError):
-                    await self.owner.store.renew(self.owner.id, 0.0)  # what still is ours can be claimed at once
+                    await self.owner.store.renew(self.owner.id, 0.0)  # its logs can be claimed at once

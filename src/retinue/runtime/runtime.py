@@ -56,10 +56,10 @@ class RunOptions(TypedDict, total=False):
     sinks: Iterable[Sink]
     """Called with every event of the run."""
     run_id: str | None
-    """An id of the caller's, who may ask twice: if this process has that run, its handle is returned."""
+    """An id chosen by the caller, as an idempotency key: if this process has that run, its handle is returned."""
     digest: str | None
-    """With `run_id`: a digest of what is asked for. `runtime.log(run_id).digest()` returns it, so that a caller who uses an
-    id again for something else is recognised."""
+    """With `run_id`: a digest of the request. `runtime.log(run_id).digest()` returns it, so that the reuse of an id for
+    another request can be detected."""
     when_busy: WhenBusy
     """If another run has the thread, this one is refused ("reject"), waits ("enqueue"), or ends it ("interrupt")."""
     queue: str | None
@@ -202,7 +202,7 @@ class Runtime:
             thread.close()
 
     def _prune(self, retention: Retention) -> asyncio.Task[None]:
-        """From time to time, delete what is left of runs that ended long ago."""
+        """From time to time, delete runs that ended longer ago than the retention."""
         from ..storage.prune import keep_pruning
         from ..storage.sql import SqlStore
 
@@ -264,7 +264,7 @@ class Runtime:
     def override(self, *, model: str | Model) -> contextlib.AbstractContextManager[None]:
         """Replace every model of every run that is started or answered in a `with` block, for tests.
 
-        It holds for sub-agents, handoffs and background tasks of these runs too, and is not stored.
+        It applies to sub-agents, handoffs and background tasks of these runs too, and is not stored.
         """
         return self._registry.override(model)
 
@@ -355,7 +355,7 @@ class Runtime:
         return await self._dispatcher("schedules").schedules.list()
 
     async def unschedule(self, schedule_id: str) -> bool:
-        """Remove a schedule; return whether there was one. Runs that it has started go on."""
+        """Remove a schedule; return whether there was one. Runs that it has started continue."""
         return await self._dispatcher("unschedule").schedules.remove(schedule_id)
 
     def _dispatcher(self, what: str) -> Dispatcher:
@@ -366,9 +366,9 @@ class Runtime:
     # --- answering, continuing, reading
 
     def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
-        """Answer a suspended run and return the handle of what follows. Keys are call ids or ticket ids.
+        """Answer a suspended run and return a handle of its next leg. Keys are call ids or ticket ids.
 
-        A decision that does not fit changes nothing. It raises here if the run waits in this process, else from
+        A decision that does not match changes nothing. It raises here if the run waits in this process, else from
         `result` of the handle. Such a handle has its thread and agent once the answer was accepted.
         """
         here = self._runs.resume_here(run_id, decisions)
@@ -419,12 +419,12 @@ class Runtime:
         return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
-        """Return the conversation of a thread, as the runs on it that have ended or wait left it."""
+        """Return the conversation of a thread, as the last ended or suspended run on it left it."""
         thread = await self.store.load_thread(thread_id)
         return () if thread is None else tuple(thread.messages)
 
     async def result(self, run_id: str) -> RunResult:
-        """Wait until a run has ended or waits for a human, whichever process works on it, and return its result."""
+        """Wait until a run of any process has ended or waits for a human, and return its result."""
         return await self._runs.result(run_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
@@ -442,7 +442,7 @@ class Runtime:
     async def cancel(
         self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
     ) -> RunResult:
-        """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`.
+        """Stop a run and its children, and wait for its end; stop background tasks only with `tasks`.
 
         If another process works on the run, that process is asked to stop it.
         """
@@ -451,7 +451,7 @@ class Runtime:
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         """Stop one background task under a root run, wait a few seconds for its end, and return its status.
 
-        The status is `cancelled`, or that with which the task had ended; `running` if it has not stopped yet.
+        The status is `cancelled`, or the one with which the task had ended before; `running` if it has not stopped yet.
         """
         return (await self._runs.cancel_task(run_id, task_id)).lower()
 

@@ -1,4 +1,4 @@
-"""Synchronous callers: a thread with an event loop that works for them."""
+"""Synchronous callers: a thread whose event loop runs their coroutines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoopThread:
     """Runs coroutines in one thread while their callers block.
 
     Invariant: a run belongs to the event loop that started it, and only that loop's thread changes it. Callers hand
-    over a coroutine and get its result; they touch nothing that is at work in the thread.
+    over a coroutine and get its result; they never touch the objects of a run.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class LoopThread:
             else:
                 done.cancel()
 
-        try:  # an interrupt may come at any moment, so before the work can begin
+        try:  # before the work starts: Ctrl-C may come at any moment
             self._loop.call_soon_threadsafe(begin)
             return done.result()
         except KeyboardInterrupt:
@@ -69,8 +69,8 @@ class LoopThread:
     def iterate(self, begin: Callable[[], Run[Any]]) -> Iterator[AnyEvent]:
         """Start a run and yield its events. Leaving the iteration early cancels the run: nothing else has a handle of it.
 
-        The last event counts as the end, although the result may not be stored yet: a cancel that comes after it would
-        end a run that only waits for an answer.
+        After the last event the run is not cancelled any more, although its result may not be stored yet: a cancel
+        would end a run that is only suspended.
         """
 
         async def start() -> tuple[Run[Any], AsyncIterator[AnyEvent]]:
@@ -94,11 +94,11 @@ class LoopThread:
                 leaving.add_done_callback(self._leaving.discard)
 
     def wait_for_cancels(self) -> None:
-        """Wait until runs whose callers left are cancelled, for a while. Blocking."""
+        """Wait, for a limited time, until the runs that callers left early are cancelled. Blocking."""
         concurrent.futures.wait(list(self._leaving), GRACE)
 
     def close(self) -> None:
-        """End the thread and what is left in it. Blocking."""
+        """Cancel the remaining work and end the thread. Blocking."""
         self.call(_cancel_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,7 +1,7 @@
-"""Slots of legs that wait for other workers: given back meanwhile, so that two queues cannot wait for each other.
+"""Worker slots: a leg that only waits for other workers lends its slot, so that two queues cannot wait for each other.
 
-Invariant: a leg has no slot only while each of its runs waits for a placed run or call. When one of those ends, what waited
-for it goes on after the leg has a slot again.
+Invariant: a leg is without a slot only while each of its runs waits for a placed run or call. When one of those ends, the
+leg takes a slot again before it continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE = 0.02
 
 
 class Waits:
-    """What the legs of a worker wait for elsewhere."""
+    """The placed runs and calls that the legs of a worker wait for."""
 
     def __init__(self, at_work: Mapping[str, LiveRun], slots: LegSlots) -> None:
         self._at_work, self._slots = at_work, slots
@@ -36,7 +36,7 @@ class Waits:
 
     @asynccontextmanager
     async def waiting(self, run_id: str, *, goes_on: bool = True) -> AsyncGenerator[None]:
-        """Wait for a placed run or call. If something `goes_on` then, the leg has a slot, unless it is cancelled."""
+        """Note, within the block, that a leg waits for a placed run or call. With `goes_on`, take a slot again after it."""
         leg = next((leg for leg in self._at_work.values() if _has(leg.log, run_id)), None)
         if leg is None:
             yield
@@ -71,7 +71,7 @@ def _has(log: LiveLog, run_id: str) -> bool:
 
 
 def _only_waits(log: LiveLog, waits: set[str]) -> bool:
-    """Return whether no run of a tree does anything but wait for these placed runs and calls."""
+    """Return whether every run of a tree only waits, for these placed runs and calls."""
     for run in log.tree.runs.values():
         if run.status is not RunStatus.RUNNING:
             continue
@@ -81,7 +81,7 @@ def _only_waits(log: LiveLog, waits: set[str]) -> bool:
 
 
 def _is_idle(log: LiveLog, run: RunState, waits: set[str]) -> bool:
-    """Return whether a run only waits for its calls, and those for placed runs or for runs of this log."""
+    """Return whether a run only waits for calls that wait for placed work or for other runs of this log."""
     x = log.executions.get(run.run_id)
     queued = set[str]() if x is None else {call.call.id for call in run.open()} - x.holding
     calls = [call for call in run.open() if call.status is not ToolCallStatus.SUSPENDED]

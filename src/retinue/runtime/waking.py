@@ -1,8 +1,8 @@
-"""Waking: a run that tells a conversation of background tasks which ended when no run of it was there to be told.
+"""Waking: starts a run on a conversation when a background task ended and no run was there to report it.
 
-Invariant: a task is looked for after its record says that it has ended, and after the last run has left the thread. So the
-later of the two finds it. The log of that run or task ends only then: if its process dies first, the next owner looks again.
-The id of the new run follows from the task, so there is one.
+Invariant: ended tasks are looked up after a task's record has ended, and after the last run has left the thread. So the
+later lookup finds the task. The log ends only after that: if its process dies first, the next owner looks again. The id of
+the new run is derived from the task, so it is started once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 def wake_id(task_id: str) -> str:
-    """Return the id of the run that a task starts by its end."""
+    """Return the id of the run that the end of a task starts."""
     return f"run_{hashlib.blake2b(f'wake/{task_id}'.encode(), digest_size=10).hexdigest()}"
 
 
 def waking_agents(run: LiveRun) -> list[Agent]:
     """Return the agents of a root run that want to be woken."""
     state, known = run.state, run.home.registry.agents
-    if state is None or run.request.above is not None:  # the conversation of a placed child is its parent's affair
+    if state is None or run.request.above is not None:  # the parent reports the tasks of a placed child
         return []
     names = dict.fromkeys((state.first_agent, *state.handoffs))
     agents = [run.request.agent if name == run.request.agent.name else known.get(name) for name in names]
@@ -42,7 +42,7 @@ def waking_agents(run: LiveRun) -> list[Agent]:
 
 
 async def has_news(x: Execution, thread: ThreadRecord | None) -> bool:
-    """Return whether the run of a woken conversation has something to tell."""
+    """Return whether a run that was started by waking still has ended tasks to report."""
     try:
         return bool(await x.agent.ended_tasks(x.identity, {} if thread is None else thread.state.extensions))
     except RetinueError:
@@ -50,7 +50,7 @@ async def has_news(x: Execution, thread: ThreadRecord | None) -> bool:
 
 
 async def wake(run: LiveRun) -> bool:
-    """Start a run for each agent of an ended run whose tasks have ended untold. Return False if that must wait."""
+    """Start a run for each agent of an ended run that has unreported ended tasks. Return False if that must wait."""
     try:
         done = [await _wake(run, agent) for agent in waking_agents(run)]
         return all(done)
@@ -76,7 +76,7 @@ async def _wake(run: LiveRun, agent: Agent) -> bool:
             return False
         if home.owner is None and _length(await store.load_thread(thread_id)) != _length(thread):
             continue  # another run has ended on the thread meanwhile; a database checks that itself
-        if await _start(run, agent, wake_id(new[0]), saved_at):  # it tells of all
+        if await _start(run, agent, wake_id(new[0]), saved_at):  # one run reports all tasks
             return True
 
 
@@ -91,7 +91,7 @@ async def _is_known(home: LocalRuns, run_id: str) -> bool:
 async def _start(run: LiveRun, agent: Agent, run_id: str, saved_at: float | None) -> bool:
     """Start a run on the thread of another; return False if another run has ended on the thread since `saved_at`.
 
-    If a run of the same agent has the thread, that run tells of the tasks itself.
+    If a run of the same agent has the thread, that run reports the tasks itself.
     """
     home = run.home
     try:

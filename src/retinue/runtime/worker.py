@@ -1,7 +1,7 @@
 """A worker: a process that works on the legs which an engine gives it.
 
-Invariant: a leg is at work here from its claim until its log is released, ended or lost; as many as there are slots. Only
-the claim and the epoch decide who may write: an engine that gives a leg twice does no harm.
+Invariant: a leg occupies a slot from its claim until its log is released, ended or lost. Only the claim and the epoch
+decide who may write, so it does no harm if an engine gives out a leg twice.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ class Worker:
         self.is_draining = True
         self._runs.background.leave(set(self.at_work))
         leaving = [asyncio.create_task(self._leave(run)) for run in list(self.at_work.values())]
-        if leaving or self._legs:  # some may be just being taken over
+        if leaving or self._legs:  # some legs may just be starting
             await asyncio.wait({*leaving, *self._legs})
             with contextlib.suppress(RetinueError):
-                await self._owner.store.renew(self._owner.id, 0.0)  # what still is ours can be claimed at once
+                await self._owner.store.renew(self._owner.id, 0.0)  # its logs can be claimed at once
 
     async def _leave(self, run: LiveRun) -> None:
         with contextlib.suppress(TimeoutError):
