@@ -105,7 +105,7 @@ class LocalBackground:
             self._answers.pop(run_id, None)
 
     def _answer(self, run_id: str) -> asyncio.Future[bool]:
-        """Return a future that is done when a child was answered, perhaps before anybody waits for it."""
+        """Return a future that is done when a child is answered; the answer may come before a caller waits."""
         return self._answers.setdefault(run_id, asyncio.get_running_loop().create_future())
 
     async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
@@ -115,7 +115,7 @@ class LocalBackground:
         return await self._backend.give_up(x, agent, run_id, reason)
 
     async def answer(self, log: LiveLog, run_id: str, decisions: Mapping[str, Decision]) -> None:
-        """Answer a background child that waits; DecisionRefused where it does not. Repeating a decision changes nothing."""
+        """Answer a suspended background child; raise DecisionRefused if it does not wait. Idempotent for the same decision."""
         child = log.tree.runs.get(run_id)
         if child is None or not child.request.detached:
             raise DecisionRefused(f"run {run_id!r} waits for nothing")
@@ -133,7 +133,7 @@ class LocalBackground:
             answer.set_result(True)
 
     def leave(self, logs: Collection[str]) -> None:
-        """Leave the tasks of these logs to the process that continues them."""
+        """Stop the tasks of these logs without ending them: the next owner continues them."""
         for service in self._services.values():
             service.leave(logs)
 
@@ -161,9 +161,9 @@ class LogReporter:
     def close(self) -> None:
         log, task_id = self._x.log, self._record.task_id
         task = log.tree.tasks.get(task_id)
-        # One that is left, or whose end could not be written, has not ended: its log must not end either.
+        # A task that was left, or whose end could not be stored, is still open, so its log must stay open.
         has_ended = log.lost or task is None or not task.is_open
-        if has_ended and log.holders.get(task_id) == self._cancel:  # else it is at work with another reporter
+        if has_ended and log.holders.get(task_id) == self._cancel:  # else another reporter works on it
             log.release(task_id)
         self._backend.release(self._x.run_id)
 

@@ -57,8 +57,8 @@ _INSTEAD = {
 class ForeignBackend:
     """Runs children through a backend that is not local, with their events in their parent's log.
 
-    One that is `own` gives them to another process of this runtime's store: it takes a state seed and every message, stores
-    the conversation itself, and its runs can ask for more of the limits above than they were granted.
+    An `own` backend gives them to another process on this runtime's store. It accepts a state seed and every message,
+    stores the conversation itself, and its runs can ask for a larger grant.
     """
 
     def __init__(self, backend: Backend, local: LocalBackend, *, own: bool = False) -> None:
@@ -95,7 +95,7 @@ class ForeignBackend:
             request.remote = state.values.get(REMOTE_KEY, {})
             request.streamed = await streamed_text(parent.log, state)
             if parent.log.writer is not None:
-                await parent.log.writer.flush()  # it fails where another process owns the log
+                await parent.log.writer.flush()  # it raises if another process owns the log
         elif ref is None:
             await widen_for_child(parent)
             check_child(parent, request)
@@ -117,15 +117,15 @@ class ForeignBackend:
             child.close()
 
     async def _waiting_again(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
-        """Return the result of a run that waits for an answer which has not come yet."""
+        """Return the result of a run that is still suspended."""
         result = _known_result(parent, state, Ending(state.status, "suspended"))
         await self._local.save_child(request, parent.log, state, result, None, 0)
         return result
 
     async def _run_alone(self, request: RunRequest) -> RunResult:
-        """Execute a run without lineage; it has no log, and only its caller's sink hears of it."""
+        """Execute a run without a parent; it has no log, and only its caller's sink gets its events."""
         if request.is_dispatched:
-            return await self.backend.run(request)  # only watched: it continues when this is cancelled
+            return await self.backend.run(request)  # follow only: cancelling this does not stop the run
         self._check(request, None)
         if request.sink is None:
             return await self._attend(request, None)
@@ -139,12 +139,12 @@ class ForeignBackend:
     async def _reserve(
         self, request: RunRequest, parent: Execution, thread: ThreadRecord | None, own: Limits | None
     ) -> None:
-        """Check a new run, grant it what it may use, and store its id before it is sent: so it is never sent as another."""
+        """Check a new run, grant it a part of the limits, and store its id before it is sent, so that retries use that id."""
         self._check(request, thread)
         log, run_id = parent.log, request.identity.run_id
         if log.writer is not None:
             self._local.announce(parent, request, reserve=True)
-        granted = log.tree.grants.get(run_id)  # by an earlier process
+        granted = log.tree.grants.get(run_id)  # an earlier process may have granted it
         if granted is None:
             granted = first_grant(parent, request.identity, own, can_ask=self._is_own)
             log.append_private(Private(kind="commit", run_id=parent.run_id, grants={run_id: granted}))
@@ -158,7 +158,7 @@ class ForeignBackend:
             await log.writer.flush()
 
     def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
-        """Raise where the backend cannot do what is asked; the error names every reason."""
+        """Raise if the backend lacks something that the request needs; the error names every reason."""
         problems = [
             f"{problem}: {_INSTEAD[problem.partition(':')[0]]}"
             for problem in self.profile().check(needs_of(request, thread))
@@ -171,7 +171,7 @@ class ForeignBackend:
             raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
 
     async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
-        """Execute a run in a task of its own, so that it can stop in its own way."""
+        """Execute a run in its own asyncio task, so that on a cancel it gets time to stop."""
         given, token, loop = request.cancellation, CancellationToken(), asyncio.get_running_loop()
         request.cancellation = token
         seconds, late = _time_left(request, child)
@@ -210,7 +210,7 @@ class ForeignBackend:
         return result
 
     async def follow_rest(self, agent: Agent, log: LiveLog, run: RunState) -> None:
-        """Follow what a run of another process has left at work elsewhere; give it up if that is not possible."""
+        """Follow the background tasks that an ended run still has elsewhere; report them as failed if that is impossible."""
         if not hasattr(self.backend, "follow_rest"):
             await give_up(log, run)
             return close(log, run)
@@ -238,7 +238,7 @@ class ForeignBackend:
 
 
 class ForeignRun:
-    """Begins in the log when the backend has accepted it, and counts against the limits before that."""
+    """One child on another backend. It starts in the log once accepted, and counts against the limits before that."""
 
     def __init__(
         self,
@@ -262,12 +262,12 @@ class ForeignRun:
             parent.log.listen(state.run_id, request.sink)
 
     def accept(self) -> None:
-        """Begin the run in the log: the backend has accepted it."""
+        """Append the start of the run: the backend has accepted it."""
         if not self._is_closed:
             self.begin()
 
     def emit(self, event: Event) -> None:
-        """Append an event for those who watch; what comes too late is dropped."""
+        """Append an event for readers; drop it if the run has ended."""
         if self._is_closed:
             return
         if not isinstance(event, _FOR_WATCHING) or (isinstance(event, ErrorRaised) and event.fatal):
@@ -282,7 +282,7 @@ class ForeignRun:
         self.parent.log.append(run, event)
 
     def emit_remote(self, event: Event) -> None:
-        """Append an event of the run's log elsewhere. The beginnings and ends of the run itself are only noted."""
+        """Append an event of the run's log elsewhere. Starts and ends of the run itself are only noted."""
         if self._is_closed:
             return
         run, log = self.begin(), self.parent.log
@@ -309,7 +309,7 @@ class ForeignRun:
             self.parent.log.append_private(Private(kind="commit", run_id=self.state.run_id, detached=True))
 
     def finish(self, result: RunResult) -> RunResult:
-        """Append its end, once."""
+        """Append its end, unless it has one; return the result."""
         run, log = self.begin(), self.parent.log
         self._is_closed = True
         if run.is_over:
@@ -351,7 +351,7 @@ class ForeignRun:
         return result
 
     def close(self) -> None:
-        """Take nothing more from the backend."""
+        """Ignore later callbacks from the backend, and give back what was reserved."""
         self._is_closed = True
         self._count_no_more()
         if self.state is not None:
@@ -368,7 +368,7 @@ class ForeignRun:
             del waiting[next(place for place, one in enumerate(waiting) if one is self.parent.state)]
 
     def begin(self) -> RunState:
-        """Return the run; append its beginning if that is missing."""
+        """Return the state of the run; append its start if the log does not have it."""
         if self.state is not None:
             return self.state
         request, log = self.request, self.parent.log
@@ -398,7 +398,7 @@ class ForeignRun:
 
 
 def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]:
-    """Return what a backend must be able to do for a request, on its thread if that was used before."""
+    """Return the capabilities that a request needs of its backend."""
     needs: dict[str, str] = {}
     if thread is not None and thread.messages:
         needs["continuation"] = "in_process"
@@ -419,7 +419,7 @@ def _thread_state(thread: ThreadRecord | None, result: RunResult) -> PersistedSt
 
 
 def _answer(result: RunResult) -> Message | None:
-    """Return the answer of a run: its last message, which may have more than text, or its text."""
+    """Return the answer of a run as a message: its last message, or one with its text."""
     last = result.messages[-1] if result.messages else None
     if last is not None and last.role is Role.ASSISTANT and last.text == (result.response or ""):
         return last
@@ -427,11 +427,11 @@ def _answer(result: RunResult) -> Message | None:
 
 
 def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | None, str]:
-    """Return the seconds that a run may take, and the reason for which it is stopped then."""
+    """Return the seconds that a run may take, and the reason code when they are over."""
     state, limits = (None, request.limits) if child is None else (child.state, child.limits)
     timeout = seconds_left(request.timeout, state)
     limit = seconds_left(None if limits is None else limits.seconds, state)
-    if child is not None and request.detached:  # it outlives its call, so nobody above stops it
+    if child is not None and request.detached:  # it outlives its call, so no run above stops it
         now = child.parent.now()
         if (end := deadline(child.parent.log.tree, child.parent.state, now)) is not None:
             limit = max(0.0, min(end - now, inf if limit is None else limit))
@@ -441,7 +441,7 @@ def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | N
 
 
 def _result_again(parent: Execution, state: RunState) -> RunResult:
-    """Return the result of a run that had ended; append its end to the parent if that is missing."""
+    """Return the result of a run that had ended; append `child_finished` if the parent lacks it."""
     result = _known_result(parent, state, state.ending or Ending(state.status, "error"))
     append_child_finished(parent, state, result)
     return result

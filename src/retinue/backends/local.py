@@ -1,4 +1,4 @@
-"""Runs in this process: set up, run as children, continued and ended."""
+"""The local backend: sets up runs in this process, and starts, finds, continues and ends child runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LocalBackend:
         return self._blueprint(agent).toolbox
 
     def open(self, request: RunRequest, log: LiveLog, state: RunState | None = None) -> Execution:
-        """Set a root run up, a new one or one to continue; raises where it cannot be."""
+        """Set up a root run: a new one or, with `state`, one to continue. Raises if it cannot be set up."""
         if self._resolver.overrides:
             request.override = self._resolver.overrides[-1]
         blueprint = self._blueprint(request.agent)
@@ -78,7 +78,7 @@ class LocalBackend:
         return x
 
     def enter(self, x: Execution) -> None:
-        """Make a run known, so that it can have children."""
+        """Register a run at work, so that it can have children."""
         self._executions[x.run_id] = x.log.executions[x.run_id] = x
 
     def leave(self, x: Execution) -> None:
@@ -91,7 +91,7 @@ class LocalBackend:
         return self._executions.get(run_id)
 
     def hold(self, run_id: str) -> Execution | None:
-        """Let a run in progress have children until it is released, even after its end."""
+        """Keep a run at work registered until `release`, so that it can have children even after its end."""
         x = self._executions.get(run_id)
         if x is not None:
             self._held[run_id] = self._held.get(run_id, 0) + 1
@@ -105,7 +105,7 @@ class LocalBackend:
                 self.leave(x)
 
     async def refuse_child(self, run_id: str) -> tuple[str, int] | None:
-        """Return the limit that stands in the way of a child of a run, and its value; or None."""
+        """Return the name and value of the limit that forbids a child of a run; None if it is allowed."""
         x = self._executions.get(run_id)
         if x is None:
             return None
@@ -152,12 +152,12 @@ class LocalBackend:
             return self._start_later(request, parent, ref)
         return self._start(request, parent, ref, None)
 
-    # --- which child is meant
+    # --- finding a child that was started before
 
     def find(self, parent: Execution, request: RunRequest) -> ChildRef | None:
-        """Return the child that is meant if it was started before: the one with this id or, else, with this request.
+        """Return the child that was started before with this id or else with the same request; None if there is none.
 
-        The request then names the run of that child, which may not have begun yet."""
+        The request then gets the run id of that child, which may not have started yet."""
         identity = request.identity
         if (known := parent.state.children.get(identity.run_id)) is not None:
             return known
@@ -175,7 +175,7 @@ class LocalBackend:
         return None
 
     def announce(self, parent: Execution, request: RunRequest, *, reserve: bool = False) -> ChildRef:
-        """Append `child_started` or, to `reserve`, only store the id of the child and its place under the call."""
+        """Append `child_started`; with `reserve`, store only the id of the child and its number under the call."""
         identity, state = request.identity, parent.state
         known = state.children.get(identity.run_id)
         if known is not None and (known.is_announced or reserve):
@@ -206,7 +206,7 @@ class LocalBackend:
         return self._conduct(x, self._leg(x, None), given)
 
     async def _start_later(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
-        """Start a child when its thread was read, and the runs above in another log allow one more."""
+        """Read the child's thread, ask for a larger grant if one is needed for another child, then start it."""
         thread = await held_thread(self.store, request, parent.log)
         try:
             if ref is None:
@@ -234,7 +234,7 @@ class LocalBackend:
         return self._as_child(x, parent, self._leg(x, thread), given)
 
     async def _leg(self, x: Execution, thread: ThreadRecord | None) -> RunResult:
-        """Run one leg of a child, from where it stands."""
+        """Run one leg of a child from its present state."""
         request, log = x.request, x.log
         if request.sink is not None:
             log.listen(x.run_id, request.sink)
@@ -254,7 +254,7 @@ class LocalBackend:
         return result
 
     async def append_history(self, x: Execution) -> None:
-        """Append the conversation that a run continues, if its process ended just before it could."""
+        """Append the conversation that a run continues: its process died before it could."""
         thread = await self.store.load_thread(x.identity.thread_id)
         x.emit(MessagesSnapshot(messages=() if thread is None else thread.messages))
 
@@ -312,7 +312,7 @@ class LocalBackend:
         return self._as_child(x, parent, self._leg(x, None), given)
 
     async def give_up(self, parent: Execution, agent: Agent, run_id: str, reason: str) -> RunResult:
-        """End a child that waits for an answer which will not come; its conversation stays."""
+        """End a suspended child whose answer will not come. Its conversation is kept."""
         state = parent.log.tree.runs[run_id]
         token = CancellationToken()
         request = RunRequest(
@@ -338,10 +338,10 @@ class LocalBackend:
         result = x.log.results.get(x.run_id) or result_again(x)
         ref = parent.state.children.get(x.run_id)
         if x.state.waits and x.request.detached:
-            await self._save(x, result)  # its process may have ended before it was stored that it waits
+            await self._save(x, result)  # its process may have died before it stored the suspension
         if x.state.is_over and ref is not None and not ref.ended:
             on_thread = [run for run in x.log.tree.runs.values() if run.identity.thread_id == x.identity.thread_id]
-            if on_thread[-1] is x.state:  # its process may have ended before its conversation was stored
+            if on_thread[-1] is x.state:  # its process may have died before it stored the conversation
                 await self._save(x, result)
             append_child_finished(parent, x.state, result)
         return result
@@ -351,7 +351,7 @@ class LocalBackend:
     async def _as_child(
         self, x: Execution, parent: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken
     ) -> RunResult:
-        """Run a child for a call, which gives its slot to others."""
+        """Run a child for a call, after releasing the call's slot; emit `child_finished` at the end."""
         host = asyncio.current_task()
         try:
             if x.request.detached:
@@ -359,7 +359,7 @@ class LocalBackend:
             parent.give_slot_back(x.identity.parent_tool_call_id or "")
             if host is None or given is not parent.cancellation or _time_left(x) is not None:
                 return await self._conduct(x, work, given)
-            # In the task of its call: it lives and is cancelled with it, and costs no task of its own.
+            # In the asyncio task of its call: both are cancelled together, and no task is created.
             run_id, pass_on = x.run_id, given.pass_on_to(x.cancellation)
             self._hosts[run_id] = host
             try:
@@ -368,19 +368,19 @@ class LocalBackend:
                 given.forget(pass_on)
                 del self._hosts[run_id]
                 self.leave(x)
-            if run_id in self._aborted:  # only the child was to stop
+            if run_id in self._aborted:  # only the child was aborted, not the call
                 self._aborted.discard(run_id)
                 host.uncancel()
-            if host.cancelling():  # the child was cancelled with its call, and ended with a result; the call ends too
+            if host.cancelling():  # the call itself is cancelled, and the child with it
                 raise asyncio.CancelledError
             return result
         finally:
-            # Also when the call was cancelled: the child has ended.
+            # Also if the call was cancelled, because the child has ended.
             if x.result is not None:
                 append_child_finished(parent, x.state, x.result)
 
     async def _conduct(self, x: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken) -> RunResult:
-        """Run a child in a task of its own, so that cancelling it is not cancelling its parent."""
+        """Run a child in its own asyncio task, so that it can be cancelled without its parent."""
         run_id, loop = x.run_id, asyncio.get_running_loop()
         task = self._tasks[run_id] = loop.create_task(work, name=run_id)
 
@@ -395,7 +395,7 @@ class LocalBackend:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            result = _give_up(x)  # it was stopped before it came to its beginning
+            result = _give_up(x)  # it was cancelled before it started
         finally:
             given.forget(stop)
             del self._tasks[run_id]
@@ -406,14 +406,14 @@ class LocalBackend:
 
 
 def check_child(parent: Execution, request: RunRequest) -> None:
-    """Raise where a limit stands in the way of a child."""
+    """Raise LimitReached if a limit forbids a child."""
     refusal = refuse_child(parent.log.tree, parent.state, parent.log.dispatching)
     if refusal is not None:
         raise LimitReached(request.agent.name, refusal[0], child_refusal(*refusal))
 
 
 def inherit(parent: Execution, request: RunRequest) -> None:
-    """Fill in what a child has from the run above it, whatever its caller said or left out."""
+    """Fill in the depth, user, parent thread and context that a child gets from its parent."""
     own, above = request.identity, parent.identity
     depth, user_id = above.depth + 1, own.user_id or above.user_id
     if own.depth != depth or own.user_id != user_id or own.parent_thread_id is None:
@@ -423,7 +423,7 @@ def inherit(parent: Execution, request: RunRequest) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Return whether the present task was asked to stop."""
+    """Return whether the present asyncio task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -435,7 +435,7 @@ def seconds_left(timeout: float | None, state: RunState | None) -> float | None:
 
 
 def _time_left(x: Execution) -> tuple[float, str] | None:
-    """Return the seconds that a child may work, and the reason for which it is stopped then."""
+    """Return the seconds that a child may still work, and the reason code when they are over; None if unlimited."""
     timeout = seconds_left(x.request.timeout, x.state)
     limit = time_left(x.log.tree, x.state, x.now()) if x.is_limited else None
     if limit is not None and (timeout is None or limit < timeout):
@@ -444,7 +444,7 @@ def _time_left(x: Execution) -> tuple[float, str] | None:
 
 
 async def _within(x: Execution, task: asyncio.Task[RunResult], seconds: float, reason: str) -> RunResult:
-    """Return the result of a child that has limited time. One that does not stop then is ended without it."""
+    """Return the result of a child with a time limit. If it does not stop in time, close it and abandon its task."""
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
@@ -459,7 +459,7 @@ async def _within(x: Execution, task: asyncio.Task[RunResult], seconds: float, r
 
 
 def _give_up(x: Execution) -> RunResult:
-    """End a child that does not stop, or never began, with everything under it."""
+    """End a child that does not stop, or did not start, with all runs under it; return its result."""
     if x.result is None:
         if x.state.leg == 0:
             begin(x, None)

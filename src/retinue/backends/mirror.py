@@ -1,8 +1,7 @@
-"""Events of the log that a run has elsewhere, mirrored in the log here.
+"""Copies the events of a run elsewhere into the log here.
 
-Its rest is what background tasks add to it after the end of the run that is a child here. The log here stays open until
-the log there has ended. The state key `retinue.remote` of the child has `open` until then, so whoever takes the log over
-goes on.
+The rest of a log is what background tasks append after the end of the run. The log here stays open until the log there
+has ended. Until then the child's state key `retinue.remote` has `open`, so the next owner continues to follow it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
-    """Append an event of the log that a run has elsewhere, after the one of number `seen`. The beginnings and ends of the
-    run itself are only noted."""
+    """Append an event of a run's log elsewhere; `seen` is the number of the last one copied. Starts and ends of the run
+    itself are only noted."""
     if event.__class__ in DELTAS and event.seq != seen + 1:
         log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq - 1))
     if not event.ns and isinstance(event, RunStarted | RunFinished):
@@ -39,7 +38,7 @@ def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
 
 
 async def last_seen(log: LiveLog, run: RunState) -> int:
-    """Return the number of the last event of a run's log elsewhere: the last one noted, and the deltas after it."""
+    """Return the number of the last event copied from a run's log elsewhere: the last one noted plus later deltas."""
     if not run.remote_seq:
         return 0
     events = [event for event in log.events if event.seq > run.remote_at]
@@ -49,7 +48,7 @@ async def last_seen(log: LiveLog, run: RunState) -> int:
 
 
 async def streamed_text(log: LiveLog, run: RunState) -> str:
-    """Return the text that a run elsewhere has streamed into its log; not needed where its events have numbers."""
+    """Return the text that a run elsewhere has streamed so far, for protocols whose events have no numbers."""
     if run.remote_seq:
         return ""
     events = list(log.events)
@@ -59,7 +58,7 @@ async def streamed_text(log: LiveLog, run: RunState) -> str:
 
 
 class Heard:
-    """Gives a sink the events of a run that has no log."""
+    """Passes the events of a run without a log to a sink."""
 
     def __init__(self, request: RunRequest, sink: Sink) -> None:
         self._identity, self._sink, self._seq = request.identity, sink, 0
@@ -74,7 +73,7 @@ class Heard:
 
 
 class RestReader(Protocol):
-    """A backend that can read on after the end of a run."""
+    """A backend that can read a log after the end of its run."""
 
     def follow_rest(self, request: RunRequest) -> Coroutine[Any, Any, None]:
         """Give `emit_remote` the events after `seen` until the log there has ended. When the token is set, have the
@@ -83,14 +82,14 @@ class RestReader(Protocol):
 
 
 def has_rest(backend: Backend, result: RunResult) -> bool:
-    """Return whether background tasks of a run that has ended are at work elsewhere, and can be followed."""
+    """Return whether an ended run has open background tasks elsewhere that can be followed."""
     remote: Any = result.state.extensions.get(REMOTE_KEY)
     is_open = result.status.is_terminal and isinstance(remote, dict) and cast("Any", remote).get("open") is True
     return is_open and hasattr(backend, "follow_rest")
 
 
 class Rest:
-    """Copies the rest of the log that a run has elsewhere."""
+    """Copies the rest of a run's log elsewhere."""
 
     def __init__(self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int) -> None:
         self._backend, self._local, self._log, self._run, self._seen = backend, local, log, run, seen
@@ -98,7 +97,7 @@ class Rest:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, request: RunRequest) -> None:
-        """Follow from now on; the log stays open meanwhile. The request is that of the run."""
+        """Start following in a task, and keep the log open meanwhile. `request` is the request of the run."""
         request = replace(
             request,
             cancellation=self._token,
@@ -138,7 +137,7 @@ class Rest:
 
 
 async def give_up(log: LiveLog, run: RunState) -> None:
-    """Report the tasks as failed that a run has left elsewhere and that nobody can follow."""
+    """Report the open tasks of a run elsewhere as failed, because they cannot be followed."""
     events = list(log.events)
     if log.earlier is not None and log.first > 0:
         events = [event async for event in log.earlier(0, log.first, True)] + events
@@ -152,7 +151,7 @@ async def give_up(log: LiveLog, run: RunState) -> None:
 
 
 def close(log: LiveLog, run: RunState) -> None:
-    """Note that nothing more comes from elsewhere."""
+    """Note that the log elsewhere has ended or is given up."""
     remote: Any = {name: value for name, value in run.values.get(REMOTE_KEY, {}).items() if name != "open"}
     row = Private(kind="commit", run_id=run.run_id, writes={REMOTE_KEY: remote}, revision=run.revision + 1)
     log.append_private(row)

@@ -1,4 +1,4 @@
-"""The work of a backend: waiting for its end, and what came of it."""
+"""The asyncio task in which a backend works: waits for its end, and turns it into a result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 async def wait_for_end(
     work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str
 ) -> None:
-    """Wait for work to end. Where its token is set, or its time is over, it has a while to end; then it is cancelled."""
+    """Wait for work to end. After a cancel or the time limit it gets a grace period; then its task is cancelled."""
     stop = asyncio.create_task(token.wait())
     try:
         await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -44,7 +44,7 @@ def problem_of(work: asyncio.Task[RunResult]) -> Exception | None:
 
 
 def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
-    """Return the result of a run, whatever its backend did."""
+    """Return the result of a run, also if its backend raised, was cancelled or returned too early."""
     identity, token = request.identity, request.cancellation
     if (problem := problem_of(work)) is not None:
         words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"

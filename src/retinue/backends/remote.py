@@ -55,7 +55,7 @@ class Callers:
                 self._tokens.pop(run_id, None)
 
     def abort(self, run_id: str) -> None:
-        """Set the tokens of all who wait for a run."""
+        """Set the tokens of all callers that wait for a run."""
         for token in self._tokens.get(run_id, ()):
             token.set("aborted")
 
@@ -82,7 +82,7 @@ class RemoteBackend(Generic[C]):
 
 
 def texts_to_send(request: RunRequest) -> list[str]:
-    """Return the texts that a server is sent of a request; raise if there are none."""
+    """Return the texts of a request to send to a server; raise if there are none."""
     texts = [message.text for message in request.remote_messages() if message.text]
     if not texts:
         name = request.identity.agent
@@ -91,8 +91,8 @@ def texts_to_send(request: RunRequest) -> list[str]:
 
 
 def submit_patience(request: RunRequest, patience: float) -> float:
-    """Return the seconds for which a server may be away when it is sent a run: a background task can wait for it, a call
-    that waits itself should know soon."""
+    """Return how many seconds to retry sending a run to a server: long for a background task, short for a call that
+    waits."""
     return patience if request.detached else min(SUBMIT_PATIENCE, patience)
 
 
@@ -101,7 +101,7 @@ def seconds_for(request: RunRequest) -> float:
 
 
 def why_stopped(request: RunRequest) -> tuple[RunStatus, str]:
-    """Return the status and the reason of a run that is followed no more, though it has not ended by itself."""
+    """Return the status and the reason for a run that is no longer followed and has not ended."""
     token = request.cancellation
     if token.is_set():
         return RunStatus.CANCELLED, token.reason or "cancelled"

@@ -1,4 +1,4 @@
-"""Set-up of runs: their agent's parts, the state they begin with or left, and their result made from it."""
+"""Set-up of runs: combines agent, plugins, tools, model and state into an `Execution`, and encodes requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Blueprint:
         self, request: RunRequest, log: LiveLog, parent: Execution | None = None, ns: Namespace = ()
     ) -> Execution:
         """Set up a new run. A mistake in the request raises here, and no event exists yet."""
-        if parent is None or request.keeps_thread:  # else the thread is made up
+        if parent is None or request.keeps_thread:  # else the thread id was generated
             request.agent.check_thread(request.identity.thread_id)
         x = self._execution(request, RunState(request.identity, ns, _stored(request, log, parent is None)), log, parent)
         if request.seed.extensions:
@@ -59,7 +59,7 @@ class Blueprint:
     def continued_run(
         self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None = None
     ) -> Execution:
-        """Set up a run that has a state, with every agent that took it over. Raises if something it needs is gone."""
+        """Set up a run from its state, with the handoffs it made. Raises if something that it needs no longer exists."""
         x = self._execution(request, state, log, parent)
         for name in state.handoffs:
             x.use(x.equip(x, name))
@@ -85,7 +85,7 @@ class Blueprint:
         return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
 
     def _model(self, request: RunRequest, parent: Execution | None) -> Model:
-        """Return the model of `Runtime.override`, the request, the agent or the parent, the first that there is."""
+        """Return the first model found in: `Runtime.override`, the request, the agent, the parent."""
         agent = request.agent
         if parent is not None:
             request.override = parent.request.override
@@ -100,7 +100,7 @@ class Blueprint:
 
 
 def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
-    """Return the inherited hooks of agents that are above a placed run, in another log."""
+    """Return the inherited hooks for a placed run, whose parents are in another log."""
     table = HookTable()
     for name in names:
         store = StateStore()
@@ -109,13 +109,13 @@ def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
 
 
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
-    """Return an agent's tools, those of its plugins, and the one for its sub-agents."""
+    """Return an agent's own tools, those of its plugins, and the delegation tool for its sub-agents."""
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
     return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
 def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
-    """Return the equipment of another agent for a run; plugins that are already in it keep their state."""
+    """Return the equipment for a handoff to another agent; plugins that both agents have keep their state."""
     agent = _agent_for_handoff(first, x, name)
     agent.check_thread(x.identity.thread_id)
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
@@ -127,7 +127,7 @@ def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment
 
 
 def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
-    """Return one that the present agent names as an object, the one the run began with, or one the runtime knows."""
+    """Return the handoff target: an agent object of the present agent, the run's first agent, or a registered agent."""
     for agent in (*linked_agents(x.agent), first):
         if agent.name == name:
             return agent
@@ -135,7 +135,7 @@ def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
 
 
 def begin(x: Execution, thread: ThreadRecord | None) -> None:
-    """Append the first events of a new run, on its thread where there is one."""
+    """Append the first rows of a new run, with the conversation of its thread if there is one."""
     if thread is None:
         begin_run(x, x.request.messages)
         return
@@ -147,16 +147,16 @@ def begin(x: Execution, thread: ThreadRecord | None) -> None:
 
 
 async def hold_thread(request: RunRequest, log: LiveLog) -> None:
-    """Hold the conversation of a child in the store, unless it is held for it already.
+    """Hold the thread of a child in the store, unless its log holds it already.
 
-    Invariant: one run at a time has a conversation, whichever process works on it. The store holds the thread for the
-    log of the child from before it is read until it is saved, also while the child waits for a human. Whoever takes the
-    log over has the thread with it. So nobody can save a conversation that another run has changed meanwhile.
+    Invariant: a thread has one run at a time, across processes. The store holds the thread for the child's log from
+    before it is read until it is saved, also while the child waits for a human. The next owner of the log inherits the
+    hold. So no run can overwrite a conversation that another run has changed meanwhile.
     """
     identity, held = request.identity, log.held_threads
     if not request.keeps_thread or log.writer is None or held.get(identity.thread_id) == identity.run_id:
         return
-    held[identity.thread_id] = identity.run_id  # before it is: a leg that ends meanwhile must not leave it
+    held[identity.thread_id] = identity.run_id  # before the hold: a leg that ends meanwhile must not release it
     holder = await log.writer.hold_thread(identity.thread_id, identity.user_id)
     if holder is not None:
         del held[identity.thread_id]
@@ -164,7 +164,7 @@ async def hold_thread(request: RunRequest, log: LiveLog) -> None:
 
 
 async def held_thread(store: Store, request: RunRequest, log: LiveLog) -> ThreadRecord | None:
-    """Hold the conversation that a child continues, and return it; None if it has none."""
+    """Hold the thread that a child continues, and return it; None if it has none."""
     if not request.keeps_thread:
         return None
     await hold_thread(request, log)
@@ -172,7 +172,7 @@ async def held_thread(store: Store, request: RunRequest, log: LiveLog) -> Thread
 
 
 async def continue_tasks(x: Execution) -> None:
-    """Continue the background tasks that a run had when its process ended."""
+    """Continue the background tasks that a run had when its process died."""
     for agent in dict.fromkeys(x.agents):
         await agent.resume_tasks(x.identity, partial(context_for, x))
 
@@ -197,7 +197,7 @@ def restore_text(sink: Sink | None, state: RunState) -> None:
 
 
 def result_again(x: Execution) -> RunResult:
-    """Return the result of a run that has ended, or waits, made from its state."""
+    """Return the result of an ended or suspended run, from its state."""
     state, form = x.state, x.agent.output_format
     output = state.output if form is None or state.output is None else form.decode(state.output)
     ending = SUSPENDED if state.status is RunStatus.SUSPENDED else state.ending or Ending(state.status, "error")
@@ -224,7 +224,7 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
 
 
 def storable(request: RunRequest) -> StoredRequest:
-    """Return the part of a root run's request that is stored before any process begins it. `problem` as above."""
+    """Return the part of a root run's request that is stored before it starts. `problem` as in `_stored`."""
     limits = None if request.above is not None and request.limits is DEFAULT_LIMITS else request.limits
     return StoredRequest(
         limits=limits,
@@ -238,7 +238,7 @@ def storable(request: RunRequest) -> StoredRequest:
 
 
 def _as_json(request: RunRequest) -> dict[str, Any]:
-    """Return the context and the model as they are stored, and what of the model cannot be."""
+    """Return the stored forms of the context and the model, and why the model has none."""
     context = _checked_context(request.context)
     if request.model is None or isinstance(request.model, str):
         return {"context": context, "model": request.model}
@@ -246,7 +246,7 @@ def _as_json(request: RunRequest) -> dict[str, Any]:
 
 
 def _checked_context(context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the context of a run as it is stored; refuse what another process could not read back as it was."""
+    """Return the stored form of a run's context; raise if it would not be read back as the same value."""
     checked: dict[str, Any] = {}
     for name, value in context.items():
         try:

@@ -38,7 +38,7 @@ _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled
 
 
 class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
-    """Executes runs through a task client. A run has a local id, by which the server knows its task too."""
+    """Executes runs through a task client. The task on the server has the same id as the run here."""
 
     def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
@@ -75,7 +75,7 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
             await work
 
     async def _submit(self, request: RunRequest) -> None:
-        """Give the server the run; until it has taken it nothing has happened."""
+        """Send the run to the server. If this raises, the server has not accepted it."""
         identity = request.identity
         text = "\n\n".join(texts_to_send(request))
         known = {
@@ -94,7 +94,7 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
             raise ExecutionBackendError(identity.agent, str(exc)) from exc
 
     async def _attend(self, follower: TaskFollower, request: RunRequest) -> tuple[RunStatus, RemoteTask]:
-        """Follow the task until it ends or waits, is to be stopped, or takes too long."""
+        """Follow the task until it ends or waits; stop it if the request is cancelled or its time is over."""
         token = request.cancellation
         async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if not token.is_set() and work.done():
@@ -113,7 +113,7 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
         )
 
     async def _stop(self, task_id: str) -> RemoteTask:
-        """Have the server stop a task, and wait for its end for a while."""
+        """Ask the server to stop a task, and wait a limited time for its end."""
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.client.cancel(task_id)
@@ -162,7 +162,7 @@ def _noted(task_id: str, state: RemoteTask) -> dict[str, Any]:
 
 
 class TaskFollower:
-    """Follows one task: passes decisions on, copies its events in order, and knows when it has ended or waits.
+    """Follows one task: passes decisions on, and copies its events in order until it has ended or waits.
 
     Invariant: an event is passed on only if it is the one after `seen`, so none is lost or repeated, whatever the
     connection does.
@@ -181,7 +181,7 @@ class TaskFollower:
         """The reason for which the server did not take a decision."""
 
     async def follow(self) -> RemoteTask:
-        """Return the state of the task when it has ended or waits. The server may be away for a while."""
+        """Wait until the task has ended or waits, and return its state. Short outages of the server are retried."""
         if self._request.decisions and not self._token.is_set():
             try:
                 await self._decide()
@@ -193,7 +193,7 @@ class TaskFollower:
         while True:
             state = await retry(lambda: self._client.state(self._task_id), self._patience, self._token)
             self._report(state)
-            # Background tasks may add events for ever: what led to the state is before its first number.
+            # Background tasks may append events without end, so read only up to the number that the state had first.
             now = (state.status, tuple(state.awaiting)) if state.is_settled else None
             goal, settled = (goal if now == settled else state.seq), now
             is_read = not self.has_events or (self._seen >= goal and not self._is_before_decisions(state))
@@ -231,20 +231,20 @@ class TaskFollower:
             await retry(
                 lambda: self._client.resume(self._task_id, self._request.decisions), self._patience, self._token
             )
-        except DecisionRefused as exc:  # perhaps somebody else has answered there: what the server says next is true
+        except DecisionRefused as exc:  # another client may have answered there: the next state from the server decides
             self.refused = str(exc)
             if self._request.emit is not None:
                 self._request.emit(ErrorRaised(message=self.refused, code="decision_refused"))
 
     def _is_before_decisions(self, state: RemoteTask) -> bool:
-        """Return whether a state still has questions that were just answered, and nothing has happened since."""
+        """Return whether a state is older than the decisions just sent: it still has their questions."""
         if self.refused is not None or self._seen > self._request.seen:
             return False
         return any("/".join(ticket.path) in self._request.decisions for ticket in state.awaiting.values())
 
     async def _read(self, until: int, *, to_end: bool = False) -> None:
-        """Copy events until the run there has ended or waits, `until` is reached, or the connection ends; with `to_end`,
-        only until that."""
+        """Copy events until number `until`, until the run there has ended or waits, or until the connection ends. With
+        `to_end`, do not stop at the end of the run."""
         assert self._request.emit_remote is not None
         stream = self._client.events(self._task_id, self._seen)
         try:
@@ -271,7 +271,7 @@ class TaskFollower:
                 await stream.aclose()
 
     def _pass_notice(self, event: Event) -> None:
-        """Pass a notice of the server on, once: nobody works on the run there, or somebody does again."""
+        """Pass on, once, a notice of the server that the run there has lost its owner or has one again."""
         code = event.code if isinstance(event, ErrorRaised) and not event.seq else None
         if isinstance(event, ErrorRaised) and code is not None and code != self._noticed:
             assert self._request.emit is not None
@@ -286,7 +286,7 @@ class TaskFollower:
         self._status = task.status
 
     async def _with_result(self, state: RemoteTask) -> RemoteTask:
-        """Return a state with its result, which some servers send only to those who wait."""
+        """Return a state with its result, which some servers send only with the wait request."""
         if state.status != "success" or state.result is not None:
             return state
         try:
