@@ -176,7 +176,7 @@ class Agent(Generic[Out]):
         """Return a tool `agent_run_<name>` with which another agent delegates to this one."""
         return AgentTool(self)
 
-    # --- what a runtime asks of an agent; kinds of agents override it
+    # --- methods that a runtime calls; kinds of agents override them
 
     def delegation_tools(self, resolver: Resolver) -> Iterable[Tool]:
         """Return the tools with which the model delegates to the sub-agents."""
@@ -190,14 +190,14 @@ class Agent(Generic[Out]):
         """Raise ConfigurationError if it cannot run on that thread."""
 
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
-        """Continue the background tasks that a run had when its process ended."""
+        """Continue the background tasks that a run had when its process died."""
 
     def is_woken(self) -> bool:
-        """Return whether a run is to be started for background tasks that end when no run of their conversation is there."""
+        """Return whether a task that ends while its conversation has no run starts a new run."""
         return False
 
     async def ended_tasks(self, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
-        """Return the tasks of a conversation that have ended and that it was not told of, as its stored state says."""
+        """Return the ended tasks of a conversation that, by its stored state, were not reported to it."""
         return ()
 
 
@@ -222,7 +222,7 @@ def agent_name(given: Any) -> str | None:
 
 
 def check_model(model: Any, owner: str) -> None:
-    """Raise ConfigurationError for what is not a model, with what to write instead."""
+    """Raise ConfigurationError if it is not a model; the error says what to write instead."""
     if isinstance(model, str):
         if not model or " " in model.partition(":")[0]:
             raise ConfigurationError(f"{owner}: model is 'provider:model', such as 'openai:gpt-4o', not {model!r:.80}")
@@ -231,7 +231,7 @@ def check_model(model: Any, owner: str) -> None:
 
 
 def _check_options(agent: Agent, owner: str) -> None:
-    """Raise ConfigurationError for an argument of the wrong type, with what to write instead."""
+    """Raise ConfigurationError for an argument of the wrong type; the error says what to write instead."""
     text, steps, limits, output, settings = map(
         cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output", "settings")
     )

@@ -80,7 +80,7 @@ class RunRequest(Struct, kw_only=True):
     """The new input."""
     seed: PersistedState = field(default_factory=PersistedState)
     limits: Limits | None = None
-    """None if not set. For a backend elsewhere: what the runs above have left, too."""
+    """None if not set. For a backend elsewhere: also within what the limits above still allow."""
     cancellation: CancellationToken
     context: Mapping[str, Any] = {}
     model: str | Model | None = None
@@ -94,7 +94,7 @@ class RunRequest(Struct, kw_only=True):
     keeps_thread: bool = False
     """True if a child continues its stored thread and stores it again; otherwise it starts fresh."""
     digest: str = ""
-    """Of a root run: a digest of what its caller asked for, by which a repeated request is recognised."""
+    """Of a root run: a digest of the caller's request, to detect the reuse of an id for another request."""
     detached: bool = False
     """True if a child outlives the call that started it: it has its own token, and a human may answer it."""
     wakes: bool = False
@@ -114,22 +114,23 @@ class RunRequest(Struct, kw_only=True):
     is_dispatched: bool = False
     """For a backend elsewhere: the run was accepted before, perhaps by another process. Wait for its result only."""
     may_be_sent: bool = False
-    """For a backend elsewhere: the id of the run was stored before, by a process that may have sent it. Look whether the
-    server has it; if that cannot be found out, send it under the same id."""
+    """For a backend elsewhere: an earlier process stored the id of the run, and may have sent it. Check whether the server
+    has it; if that is not possible, send it under the same id."""
     emit_remote: Callable[[Event], None] | None = None
-    """For a backend elsewhere that can read the log of the run there: appends an event of that log, of the run itself
-    or of one below it. It has its own number, run ids and namespace; they are translated. Call it in their order."""
+    """For a backend elsewhere that can read the log of the run there: appends an event of that log, of the run itself or
+    of one below it. Its number, run ids and namespace are translated. Call it in the order of the events."""
     seen: int = 0
-    """The number of the last event that `emit_remote` was given, also by an earlier process."""
+    """The number of the last event passed to `emit_remote`, also by an earlier process."""
     streamed: str = ""
-    """For a backend elsewhere: the text deltas of this run that are in its log already, joined."""
+    """For a backend elsewhere: the joined text deltas of this run that the log already has."""
     remote: Mapping[str, Any] = {}
-    """For a backend elsewhere: what it noted last about this run or, for a new run, about its conversation."""
+    """For a backend elsewhere: the ids that it last stored with `note_remote`; for a new run, those of its conversation."""
     note_remote: Callable[[Mapping[str, Any]], None] | None = None
-    """For a backend elsewhere: stores the ids of an accepted run there, as the state key `retinue.remote`. They are
-    `remote` for whoever continues it; `context_id` among them is kept for the next run of the conversation."""
+    """For a backend elsewhere: stores the ids that an accepted run has there, as the state key `retinue.remote`. The
+    process that continues the run gets them as `remote`; the next run of the conversation gets `context_id`."""
     decisions: Mapping[str, Decision] = {}
-    """For a backend elsewhere: decisions on the tickets of its last result, by path (`call/call`). They may come again."""
+    """For a backend elsewhere: decisions on the tickets of its last result, by path (`call/call`). The same decision may
+    come again."""
 
     def remote_messages(self) -> tuple[Message, ...]:
         """The messages for a backend elsewhere: visible user messages, and nothing else of the conversation."""
@@ -177,7 +178,7 @@ class Resolver(Protocol):
     def resolve(self, agent: str | Agent) -> ExecutionPlan: ...
 
     def is_elsewhere(self, agent: Agent, parent_run_id: str, run_id: str) -> bool:
-        """Return whether another backend than the local one executes a child, or would."""
+        """Return whether a child is, or would be, executed by another backend than the local one."""
         ...
 
     overrides: list[str | Model]
@@ -189,7 +190,7 @@ class Resolver(Protocol):
         ...
 
     async def stop_waiting(self, tree: Any, reason: str, runs: Iterable[Any] | None = None) -> None:
-        """Have other backends stop these runs of a log, or all, that wait there for a human."""
+        """Ask the backends of suspended runs elsewhere to stop them: these runs of a log, or all."""
         ...
 
     def check_subagents(self, agent: Agent) -> None:

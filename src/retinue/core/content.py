@@ -47,7 +47,7 @@ def clean_text(text: str) -> str:
 
 
 def is_no_type(given: object) -> bool:
-    """Return whether a value stands where a type belongs, such as `3` or `[str]`."""
+    """Return whether a value given as a type is not a type, such as `3` or `[str]`."""
     return isinstance(given, str | int | float | bytes | list | dict | tuple | set)
 
 
@@ -130,7 +130,7 @@ def to_json_text(value: Any) -> str:
 def to_json_anyway(value: Any) -> bytes:
     """Return JSON text in UTF-8 of any record, with a note in place of what has no JSON form.
 
-    Boundaries let nothing in that has none. If something slips through, a run must be stored all the same.
+    The boundaries refuse values without a JSON form. If one slips through, the run must still be stored.
     """
     try:
         return to_json_bytes(value)
@@ -173,7 +173,7 @@ def _items(box: Any) -> Any:
 
 
 class Shape(NamedTuple):
-    """The number of items in a value, of lists and objects that hold them, and the classes of these."""
+    """The number of items in a value, the number of its lists and objects, and their classes."""
 
     items: int
     boxes: int
@@ -181,9 +181,9 @@ class Shape(NamedTuple):
 
 
 def check_shape(value: Any) -> Shape:
-    """Raise ValueError for a value that is too deep or too large, before anything is made of it.
+    """Raise ValueError for a value that is too deep or too large, before it is copied or encoded.
 
-    What is in several places counts for each. The work is left to C where it can be: it holds up the event loop.
+    An object that occurs several times counts each time. C functions do most of the work, because it blocks the event loop.
     """
     if (flat := _flat_shape(value)) is not None:
         return flat

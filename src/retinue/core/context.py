@@ -166,7 +166,7 @@ class ToolContext:
         raise AttributeError(f"the context of a call is read-only: {name!r} cannot be set; return a ToolOutput instead")
 
     def within(self, cancellation: CancellationToken, deadline: float) -> ToolContext:
-        """The same, for an attempt with a token and an end of its own."""
+        """Return the same context for one attempt, with its own token and deadline."""
         made = copy(self)
         made.__dict__.update(cancellation=cancellation, deadline=deadline)
         return made

@@ -1,6 +1,6 @@
 """Port: engines, which decide when and where the legs of runs are worked on.
 
-The log in the store is the truth. An engine carries ids only: it schedules legs, wakes and retries whoever works on them.
+The log in the store is the source of truth. An engine holds only ids: it schedules legs, wakes workers and retries legs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Leg(Struct, frozen=True, kw_only=True):
     log_id: str
     epoch: int | None = None
     first: FirstLeg | None = None
-    """What is known of a run that nobody has begun."""
+    """The stored request, for a run that was not started yet."""
 
 
 LegEnd = Literal["ended", "waits", "left"]
@@ -44,7 +44,7 @@ DoLeg = Callable[[Leg], Coroutine[Any, Any, LegEnd]]
 
 
 class LegStatus(Struct, frozen=True, kw_only=True):
-    """The place where a leg stands, for people who look at it through its engine."""
+    """The status of a leg, for people who look at it through its engine."""
 
     agent: str
     step: int
@@ -69,8 +69,8 @@ class NewRun(Struct, frozen=True, kw_only=True):
 class LegSlots:
     """The slots of a worker: a leg has one while it works.
 
-    Invariant: at most `total` legs work at once. A leg that only waits for other workers lends its slot. Before it goes on
-    it waits for a free one, and comes before legs that are not claimed yet.
+    Invariant: at most `total` legs work at once. A leg that only waits for other workers lends its slot. Before it
+    continues it waits for a free slot, with priority over legs that are not claimed yet.
     """
 
     def __init__(self, total: int) -> None:
@@ -95,20 +95,20 @@ class LegSlots:
         return free
 
     def take(self, *log_ids: str) -> None:
-        """Have claimed legs work; what else was reserved is free."""
+        """Give slots to claimed legs; free the other reserved slots."""
         self._reserved = 0
         self.working.update(log_ids)
         self._pass_on()
 
     def lend(self, log_id: str) -> None:
-        """Let another leg work until this one goes on."""
+        """Lend the slot of a leg to another one until this leg calls `take_again`."""
         if log_id in self.working:
             self.working.discard(log_id)
             self.lent.add(log_id)
             self._free_one()
 
     async def take_again(self, log_id: str) -> None:
-        """Wait until a leg that has lent its slot may go on."""
+        """Wait for a slot for a leg that has lent its own."""
         if log_id in self.lent:
             self.lent.discard(log_id)
             self._returning[log_id] = asyncio.get_running_loop().create_future()
@@ -153,8 +153,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Contract: a leg that was started or answered is given to `work` of a worker that serves its queue and has its agent,
-    until it has ended. A leg whose worker is gone is given to another; a log's epoch decides who may write."""
+    """Contract: a leg that was started or answered is given to a worker that serves its queue and has its agent. If that
+    worker is gone, the leg is given to another, until it has ended. The epoch of the log decides who may write."""
 
     name: str
     """Stored with each log: only workers of this engine claim it."""
@@ -170,7 +170,7 @@ class Engine(Protocol):
         ...
 
     async def answer(self, log_id: str) -> None:
-        """See that a worker reads the inbox of a log: a decision is in it."""
+        """Make a worker read the inbox of a log: it has a decision."""
         ...
 
     async def cancel(self, log_id: str) -> None:
@@ -201,4 +201,4 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_run: str | None = None
     """The run that it started last."""
     skipped: int = 0
-    """The times since then at which it started nothing, because that run had not ended."""
+    """The number of times that were skipped since then, because that run had not ended."""

@@ -1,7 +1,7 @@
 """Events: flat records of everything that happens in a run, in one order.
 
-Every event says whose it is (`run_id`, `agent`, `ns`) and where it stands (`seq`, `at`). The log fills these in,
-so code that makes an event leaves them out.
+Every event names its run (`run_id`, `agent`, `ns`) and its place in the log (`seq`, `at`). The log fills these in, so
+code that makes an event leaves them out.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class ErrorRaised(Event, frozen=True, kw_only=True, gc=False, tag="error"):
     """The model that is asked next, if a model call failed and is made again."""
     retry_delay: float = 0.0
     dropped_message_id: str | None = None
-    """The message that had begun and is void; the answer comes under a new id."""
+    """The partial message that no longer counts; the next answer has a new id."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, gc=False, tag="unknown"):

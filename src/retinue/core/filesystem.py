@@ -26,7 +26,7 @@ class FileEntry(Struct, frozen=True, gc=False):
 
 
 class Filesystem(Protocol):
-    """Contract: no path leaves the root, whatever it says and whatever is linked; a refusal is a FilesystemError
+    """Contract: no path leaves the root, also not through links; a refusal is a FilesystemError
     whose message names the path. Blocking: callers run it in a thread."""
 
     @property
@@ -60,7 +60,7 @@ class Filesystem(Protocol):
         ...
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, with those above it; nothing happens where it is there."""
+        """Make a folder, with those above it. Idempotent."""
         ...
 
     def list(self, path: str = "") -> list[FileEntry]:

@@ -129,7 +129,7 @@ class Registrar:
         self.keeper: ResultKeeper | None = None
 
     def key(self, key: StateKey[Any, Any]) -> None:
-        """Make a state key known to the agent."""
+        """Register a state key."""
         as_key(key)
         if any(key.name == known.name for known in self.keys):
             raise KeyAlreadyRegistered(key.name, self.plugin.name)

@@ -134,7 +134,7 @@ class Plugin:
 
     name: str = ""
     inherited: bool = False
-    """True if its hooks also hold for every run below, so that delegating does not get around them."""
+    """True if its hooks also apply to every run below, so that delegation does not bypass them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -18,7 +18,7 @@ def process_identity() -> str:
 
 
 def has_process_ended(identity: str) -> bool:
-    """Return whether a process is known to have ended. Of another boot or pid namespace nothing is known."""
+    """Return whether a process is known to have ended; False for another boot or pid namespace, where nothing is known."""
     parts = identity.split("/")
     if len(parts) != 4 or parts[0] != _boot() or parts[1] != _pid_namespace() or not parts[2].isdigit():
         return False

@@ -51,7 +51,7 @@ class StoredRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     above: Above | None = None
     """Of a placed child, in its own log: the runs above it."""
     call: PlacedCall | None = None
-    """The call that the run consists of, which a run of another log has asked for."""
+    """Of a placed call, in its own log: the one call that the run makes for a run of another log."""
     wakes: bool = False
     """The run was started because a background task has ended."""
     problem: str | None = None
@@ -94,8 +94,8 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The private part of a row. Which fields are set depends on the event, or on `kind` where there is none."""
 
     kind: RowKind = ""
-    """Of a row without an event: a commit of hooks, a tool that starts, a job that is done, a new owner, an
-    event of a remote log that is not repeated here."""
+    """The kind of a row without an event: a commit of hooks, a tool that starts, a job that is done, a new owner, an
+    event of a remote log that is not copied here."""
     run_id: str = ""
     at: float = 0.0
     identity: RunIdentity | None = None
@@ -103,7 +103,7 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     values: dict[str, Any] = {}
     """The state a run begins with."""
     foreign: dict[str, Any] = {}
-    """Thread state for which the run has no key, kept as it is."""
+    """Thread state under keys that the run does not know, kept unchanged."""
     answers: tuple[Answer, ...] = ()
     """The decisions with which a run continues."""
     writes: dict[str, Any] = {}
@@ -117,21 +117,21 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The hook phase that this commit completes."""
     call_id: str = ""
     placed: str = ""
-    """Of a tool that starts: the id of the run that the call is, which another worker executes."""
+    """Of a tool that starts: the run id of the placed call that another worker makes."""
     hooked: bool = False
     """True if hooks run before the tool of a ready call: a row `entered` marks the start of the tool."""
     offered: tuple[str, ...] | None = None
-    """The tools that the model was offered, where not all."""
+    """The tools that the model was offered, if not all."""
     blocked: str | None = None
     """Why a hook wants the run to end."""
     limit: str | None = None
     """The limit that was reached: calls were refused, or the model must answer now."""
     admitted: bool = False
-    """The hooks before the tool have let the call pass."""
+    """The before_tool hooks have admitted the call."""
     asked_by: str | None = None
     """The hook that suspended the call."""
     rules: tuple[Rules, ...] = ()
-    """Rules for new arguments that a decision on the suspended call gives it."""
+    """Permission rules for arguments that a decision on the suspended call changes."""
     message: Message | None = None
     """A message that joins the conversation."""
     messages: tuple[Message, ...] = ()
@@ -147,21 +147,21 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     asked: Any = None
     """The agent, messages and seed of a child: they tell the children of a call apart."""
     child: ChildStarted | None = None
-    """A child that begins when its parent has ended, or whose place is reserved."""
+    """A child that starts after its parent has ended, or whose number is reserved."""
     reserved: bool = False
-    """The child is not announced yet: a backend elsewhere has still to accept it."""
+    """The child is only reserved: a backend elsewhere has not accepted it yet."""
     abandoned: bool = False
-    """The children of the call belong to an attempt that failed: a later one does not find them."""
+    """The children of the call belong to a failed attempt: later attempts do not find them."""
     detached: bool = False
-    """The run outlives the call that started it from now on."""
+    """From now on the run outlives the call that started it."""
     remote: int = 0
     """The number of this event in the log of a run elsewhere, which `run_id` stands for. The fold notes only that."""
     tickets: tuple[SuspendTicket, ...] = ()
     """The questions of a run elsewhere, with its end: each has its path from that run."""
     grants: dict[str, Grant | None] = {}
-    """What placed children may use from now on, by run id; None for one that was not placed after all."""
+    """The new grants of placed children, by run id; None for a child that was not placed after all."""
     granted: Limits | None = None
-    """What a placed run may use from now on, in its own log."""
+    """The new grant of a placed run, in its own log."""
 
 
 class LogRow(Struct, frozen=True, gc=False):

@@ -105,8 +105,8 @@ class RunIdentity(Struct, frozen=True, gc=False):
 
 
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
-    """The lineage of a child. A run without one is a root of its own: its log is not stored, no limit, permission or usage
-    of the run that starts it holds for it, and only its sink sees its events."""
+    """The lineage of a child. A run without it is a separate root: its log is not stored, only its sink gets its events, and
+    the limits, permissions and usage of the run that starts it do not include it."""
 
     parent_run_id: str | None = None
     parent_thread_id: str | None = None
@@ -172,7 +172,7 @@ MAX_SPAWN_DEPTH = 3
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits that a run and everything under it share. None is no limit."""
+    """Limits that a run and everything under it share. None means no limit."""
 
     depth: int = MAX_SPAWN_DEPTH
     children: int = 256
@@ -222,13 +222,13 @@ class Above(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     run_id: str
     """The id it has in that log."""
     limits: Limits
-    """What the runs above let it and everything under it use. It may ask for more."""
+    """Its grant: the limits for it and everything under it. It may ask for more."""
     hooks_of: tuple[str, ...] = ()
-    """The agents above whose inherited hooks hold for it, the highest first."""
+    """The agents above whose inherited hooks apply to it, the highest first."""
 
 
 class Grant(Struct, frozen=True, gc=False):
-    """The part of the limits above it that a child elsewhere may use. Nobody else uses that part until it has ended."""
+    """The part of the limits above that a child elsewhere may use. No other run uses that part until the child has ended."""
 
     run_id: str
     """The run whose call started the child."""

@@ -93,13 +93,13 @@ class LogBatch(Struct, kw_only=True):
     threads: Sequence[ThreadUpdate] = ()
     replies: Sequence[Reply] = ()
     left: Sequence[str] = ()
-    """Threads that children of the log need no more."""
+    """Held threads to release: no child of the log needs them any more."""
     released: bool = False
-    """The owner releases the log: it waits for a human, or is left to another process."""
+    """The owner releases the log: its run waits for a human, or another process is to continue it."""
     ended: bool = False
     """The root has ended and no task is open. Implies `released`; the log cannot be claimed again."""
     rests: bool = False
-    """With `released`: nothing is to be done before somebody puts a wish into its inbox."""
+    """With `released`: there is no work until a wish is put into the inbox."""
 
 
 class StoredLog(Struct, kw_only=True):
@@ -130,7 +130,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 class OpenLog(Struct, frozen=True):
-    """A log with an owner, or without one although its run neither waits nor has ended."""
+    """A log with an owner, or a log without one whose run should be at work."""
 
     log_id: str
     owner: str | None
@@ -258,10 +258,10 @@ class EventStore(Protocol):
 class DurableStore(Store, EventStore, Protocol):
     """A store outside this process. A runtime opens it when it is entered, and closes it with itself.
 
-    Contract: a log has one owner at a time, known by the epoch it was given; a thread carries one run at a time: a root
-    run, or a child that continues a conversation, for which its log holds the thread.
-    After a `transient` StoreError the call may be repeated: nothing is done twice, even if a broken connection hid the
-    success of the first call. A terminal run is never changed.
+    Contract: a log has one owner at a time, known by its epoch. A thread has one run at a time: a root run, or a child
+    that continues a conversation, for which its log holds the thread. Calls are idempotent: after a `transient`
+    StoreError a call may be repeated, even if it succeeded and a broken connection hid that. A terminal run is never
+    changed.
     """
 
     place: str
@@ -290,11 +290,11 @@ class DurableStore(Store, EventStore, Protocol):
         If the thread is busy, return the run that holds it or is queued before this one. Then "reject" stores nothing.
         Otherwise the run is queued, and "interrupt" puts a cancel into the inbox of every run before it.
 
-        With `saved_at`, what `saved_at` of the thread was: if it was saved since, return "" and store nothing.
+        `saved_at` is an earlier result of the method `saved_at`: if the thread was saved since, return "" and store nothing.
 
         Runs of one thread are queued in the order in which the database stores them, and one process stores them in the
-        order of the calls. As with `write`, the work begins at the call, unless another run of the thread is being
-        begun: what is written to the log next comes after it.
+        order of the calls. As with `write`, the work starts at the call, so later writes to the log come after it, unless
+        another run of the thread is being stored.
         """
         ...
 
@@ -307,9 +307,9 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     async def hold_thread(self, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
-        """Hold a thread for a child in a log, until the log leaves it or ends; return the run that has it, if another has.
+        """Hold a thread for a child until its log releases it or ends; if another run has it, return that run.
 
-        OwnershipLost as for `write`. A log may hold a thread again.
+        Raises OwnershipLost as `write` does. Idempotent for the same log.
         """
         ...
 
@@ -318,18 +318,18 @@ class DurableStore(Store, EventStore, Protocol):
         ...
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        """Write a batch, whole or not at all, in the order of the calls; OwnershipLost if its epoch is over.
+        """Write a batch in one transaction, in the order of the calls; raise OwnershipLost if its epoch is stale.
 
         The write begins at the call, even if the future is not awaited.
         """
         ...
 
     async def read_log(self, log_id: str) -> StoredLog | None:
-        """Read a log with its private parts, to fold it; None if there is none. LogUnreadable names the damage."""
+        """Read a log with its private parts, to fold it; None if there is none. Raise LogUnreadable if it is damaged."""
         ...
 
     async def read_request(self, run_id: str) -> bytes | None:
-        """Return the request of a run, as it was begun."""
+        """Return the request with which a run was stored."""
         ...
 
     async def claim(

@@ -1,4 +1,4 @@
-"""Work side by side that ends together."""
+"""Concurrent work that ends together: run all, run until stopped, wait for the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Together(Generic[T]):
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Every result in the given order. If one raises, or this is cancelled, the others are stopped and waited for."""
+    """Return every result in the given order. If one raises, or this is cancelled, cancel the others and wait for them."""
     given = list(works)
     together: _Together[T] = _Together(len(given))
     tasks = [asyncio.create_task(together.run(place, work)) for place, work in enumerate(given)]
@@ -59,8 +59,8 @@ async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def until_stopped(
     work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object], seconds: float | None = None
 ) -> AsyncGenerator[asyncio.Task[T]]:
-    """Start work and wait for its end, for `stop`, or for so many seconds; then give the caller the work, and cancel it
-    when the caller is done with it."""
+    """Start work and wait for its end, for `stop`, or for so many seconds. Then yield the work to the caller, and cancel it
+    after the block."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop)
     try:
         await asyncio.wait({task, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -71,7 +71,7 @@ async def until_stopped(
 
 
 async def wait_for_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Return when some work is done, and stop the rest."""
+    """Wait until the first work is done, and cancel the rest."""
     jobs = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)

@@ -126,7 +126,7 @@ class TransferTool(Tool):
 class AgentTool(Tool):
     """Delegates to one agent: the model writes a prompt and reads the answer."""
 
-    idempotent = True  # a second run finds the child and continues it
+    idempotent = True  # if it runs again, it finds the child and continues it
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -167,7 +167,7 @@ class TaskTool(Tool):
 
 
 def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
-    """Return a child's outcome as a tool result: its answer, its error with the text it had, or a wait for a human."""
+    """Return a child's outcome as a tool result: its answer, its error with its partial text, or a suspension."""
     metadata = {"child_run_id": outcome.run_id, "child_status": str(outcome.status), "steps": outcome.steps}
     if outcome.status is RunStatus.COMPLETED:
         data = outcome.response or "" if outcome.output is None else outcome.output
