@@ -48,7 +48,7 @@ class PostgresEngine:
         """Nothing to do: the log is due since the decision was stored."""
 
     async def cancel(self, log_id: str) -> None:
-        """Nothing to do: what has ended is not due."""
+        """Nothing to do: a log that has ended is not due."""
 
     async def work(self, worker: WorkerInfo, do_leg: DoLeg, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         assert self._store is not None
@@ -153,13 +153,13 @@ class _Claims:
                 _log.error("looking for lost legs failed, and is tried again: %s", exc)
 
     async def _sweep(self, number: int) -> None:
-        """Find what others left: every worker does it, and each thing is found by one."""
+        """Find what crashed workers left: every worker sweeps, and each lost leg is released by one of them."""
         others = [seen.owner for seen in await self._workers.seen(POSTGRES) if seen.owner != self._worker.owner]
         gone = [owner for owner in others if has_process_ended(owner.rpartition("/")[0])]
         strays: set[str] = set()
         if number % _RARELY == 0:
             unknown = await self._legs.owned_by(self._worker.owner) - set(self._at_work)
-            strays, self._strays = unknown & self._strays, unknown  # twice in a row: no claim is still on its way
+            strays, self._strays = unknown & self._strays, unknown  # twice in a row: not a claim in progress
             await self._legs.find_unscheduled()
         if await self._legs.release_lost(gone, sorted(strays)):
             _log.warning("legs of workers that are gone can be taken over")

@@ -1,7 +1,7 @@
-"""The engine on Temporal: each run is a workflow that schedules its legs. Its log in PostgreSQL stays the truth.
+"""The engine on Temporal: each run is a workflow that schedules its legs. Its log in PostgreSQL is the source of truth.
 
-Invariant: a workflow is only a reason to look at a log. Starting, waking or losing one never changes a run; workers find
-the runs that have none (`temporal_worker.py`).
+Invariant: a workflow only makes a worker look at a log. Starting, waking or losing a workflow never changes a run, and
+workers find the runs that have none (`temporal_sweeper.py`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TemporalEngine:
             await self.start_workflow(record, placement)
 
     async def start_workflow(self, record: RunRecord, placement: Placement, signal: str | None = None) -> None:
-        """See that a run has a workflow and, with `signal`, send that to it."""
+        """Start the workflow of a run unless it has one; with `signal`, send it that signal."""
         identity = record.identity
         order = {"run_id": identity.run_id, "agent": identity.agent, "indexed": self._indexed}
         attributes = [SearchAttributePair(AGENT, identity.agent)] if self._indexed else []
@@ -163,7 +163,7 @@ class TemporalEngine:
             await self._quietly(log_id, lambda: self.wake(log_id))
 
     async def wake(self, log_id: str) -> None:
-        """Have a worker look at a log, now or when there is one; start its workflow again if need be."""
+        """Make a worker look at a log, as soon as there is a worker; start its workflow again if needed."""
         record, found = await self.store.load_run(log_id), await PlacedLogs(self.store, TEMPORAL).find(log_id)
         if record is not None and found is not None:
             await self.start_workflow(record, found, "wake")
@@ -173,7 +173,7 @@ class TemporalEngine:
         await self._quietly(log_id, lambda: self.call(lambda: handle.cancel(rpc_timeout=_CALL)))
 
     async def _quietly(self, log_id: str, request: Callable[[], Awaitable[object]]) -> None:
-        """Ask for something that a worker finds in the store anyway."""
+        """Make a request and ignore its failure: a worker finds the same in the store."""
         try:
             await request()
         except NoWorkflow:
@@ -211,7 +211,7 @@ class TemporalEngine:
 
 @cache
 def _sdk() -> SdkRuntime:
-    """The threads of the SDK in this process. It prints errors only: we log what failed and is tried again."""
+    """Return the SDK's threads for this process. The SDK prints only errors: we log failures that are retried."""
     errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
     return SdkRuntime(telemetry=TelemetryConfig(logging=errors))
 

@@ -58,12 +58,12 @@ class AgentActivities:
 
     @activity.defn
     async def run_agent(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Run an agent to its end, or to where it waits for an answer."""
+        """Run an agent until it ends or waits for an answer."""
         return await _refusing(lambda: self._run(msgspec.convert(step, AgentStep)))
 
     @activity.defn
     async def answer_agent(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Answer a run that waits, and return what comes of it."""
+        """Answer a suspended run, and return its next result."""
         return await _refusing(lambda: self._answer(msgspec.convert(step, AnswerStep)))
 
     async def _run(self, step: AgentStep) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class AgentActivities:
         return result
 
     async def _follow(self, run_id: str, end: Awaitable[RunResult[Any]]) -> dict[str, Any]:
-        """Wait for a run. A cancel of the activity is one of the run."""
+        """Wait for a run. If the activity is cancelled, cancel the run."""
         work = asyncio.create_task(_awaited(end))
         timeout = activity.info().heartbeat_timeout
         every = _BEAT if timeout is None else min(_BEAT, timeout.total_seconds() / 4)
@@ -123,7 +123,7 @@ def agent_activities(runtime: Runtime) -> Sequence[Callable[..., Any]]:
 
 
 def outcome(result: RunResult[Any]) -> dict[str, Any]:
-    """Return what came of a run, as a workflow carries it."""
+    """Return the outcome of a run as a dict for a workflow."""
     text = result.response or ""
     return {
         "run_id": result.run_id,
@@ -147,7 +147,7 @@ async def _awaited(end: Awaitable[RunResult[Any]]) -> RunResult[Any]:
 
 
 async def _refusing(work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Let Temporal try again only what another try may change."""
+    """Mark errors as not retryable for Temporal if a retry cannot succeed."""
     try:
         return await work()
     except (ThreadBusy, RunElsewhere):

@@ -1,7 +1,7 @@
-"""What Temporal may not know, found in the store: runs that are due, lost or without a workflow, and wishes nobody read.
+"""Finds in the store what Temporal may have missed: runs that are due, lost or without a workflow, and unread wishes.
 
-Invariant: every worker may look at any time. What is done twice does no harm: a workflow has the id of its run, a wake is
-only a reason to look at a log, and a leg that is given to two workers is claimed by one.
+Invariant: every worker may sweep at any time, and sweeping is idempotent. A workflow has the id of its run, a wake only
+makes a worker look at a log, and of two workers that get the same leg one can claim it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Sweeper:
 
 
 def standing(record: RunRecord | None) -> dict[str, Any]:
-    """Return what a workflow shows of a run."""
+    """Return the status of a run that its workflow shows."""
     result = None if record is None else record.result
     return {
         "agent": "" if record is None else record.identity.agent,

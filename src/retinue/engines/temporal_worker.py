@@ -1,7 +1,7 @@
 """A worker on Temporal: legs are activities, and what Temporal may not know about is found in the store.
 
-Invariant: a leg is at work in a task of its own. Only a cancel that somebody asked for reaches the run, through its inbox;
-an activity that Temporal gives up for another reason leaves its leg alone, and the next attempt joins it or waits for it.
+Invariant: a leg works in its own asyncio task. Only a cancel that a client requested reaches the run, through its inbox. If
+Temporal gives up an activity for another reason, its leg continues, and the next attempt joins it or waits for it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _Permit(SlotPermit):
 class SharedSlots(CustomSlotSupplier):
     """Lets each queue reserve the slots that none uses. Everything but `reserve_slot` is called from other threads.
 
-    Temporal reserves a slot before it asks a queue for work. So each queue may reserve what is free, and an idle queue
-    keeps nothing from a busy one. Two queues can then get work for the same slot, or a leg that had lent it goes on: the
-    new leg goes back (`LegWorker.leg`).
+    Temporal reserves a slot before it asks a queue for work. So each queue may reserve all free slots, and an idle queue
+    blocks no busy one. If two queues get work for one slot, or a leg takes a lent slot again, the new leg is given back
+    (`LegWorker.leg`).
     """
 
     def __init__(self, slots: LegSlots) -> None:
@@ -147,7 +147,7 @@ class LegWorker:
     async def work(
         self, stop: asyncio.Event, ready: Callable[[], None], keep: Callable[[asyncio.Task[None]], None]
     ) -> None:
-        """Work until `stop` is set; `keep` gets what still reports the legs at work then."""
+        """Work until `stop` is set; `keep` then gets the worker that still reports the unfinished legs."""
         closing = asyncio.Event()
         queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
         stopping = asyncio.create_task(stop.wait())
@@ -235,7 +235,7 @@ class LegWorker:
 
     @activity.defn(name=REPLY)
     async def reply(self, order: dict[str, Any]) -> str | None:
-        """Return why decisions were refused, nothing if they were accepted, or None if that is not known yet."""
+        """Return why decisions were refused, "" if they were accepted, or None if there is no reply yet."""
         log_id = str(order["run_id"])
         has_ended = await self._logs.find(log_id) is None
         body = await self._store.reply_to(log_id, f"decide_{order['id']}")
@@ -245,7 +245,7 @@ class LegWorker:
 
     @activity.defn(name=LEG)
     async def leg(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Work on a leg to its end, and return where the run stands."""
+        """Work on a leg to its end, and return the status of the run."""
         log_id = str(order["run_id"])
         try:
             return await self._leg(log_id, order)
@@ -291,14 +291,14 @@ class LegWorker:
         self._info.slots.release(log_id)
 
     async def _is_queued(self, record: RunRecord) -> bool:
-        """Return whether a run has nothing to do until its thread is free: it must not take a slot until then."""
+        """Return whether a run is queued for its thread: it must not take a slot until the thread is free."""
         run_id = record.identity.run_id
         if not record.queued or await self._store.wishes_for(run_id):
             return False
         return run_id not in dict(await self._logs.freed(record.identity.thread_id))
 
     async def _watch(self, log_id: str, work: asyncio.Task[LegEnd]) -> None:
-        """Return when a leg has ended. Until then tell Temporal that it is at work: a short one need not."""
+        """Wait for the end of a leg. Send Temporal heartbeats meanwhile, unless the leg is short."""
         every, wanted = min(_BEAT, self._info.lease / 4), False
         while True:
             try:
@@ -312,7 +312,7 @@ class LegWorker:
                     raise
                 this.uncancel()
                 wanted = wanted or details.cancel_requested
-                if not wanted:  # the leg goes on: it needs no Temporal
+                if not wanted:  # the leg continues: it does not need Temporal
                     _log.info("run %s: Temporal has given its activity up (%s)", log_id, details)
             except StoreError as exc:
                 _log.warning("run %s cannot be cancelled yet: %s", log_id, exc)
@@ -360,7 +360,7 @@ def _shown(status: LegStatus | None) -> dict[str, Any]:
 
 
 def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:
-    """Return what a workflow shows of a run; with `carry`, also what came of it."""
+    """Return the status of a run for its workflow; with `carry`, also its outcome."""
     result = None if record is None else record.result
     known = standing(record)
     return {**known, **outcome(result)} if carry and result is not None else known

@@ -103,7 +103,7 @@ class RetinueRun:
 
     @workflow.signal
     def wake(self) -> None:
-        """Something is in the inbox of the run, or the run may have ended: have a worker look."""
+        """Make a worker look at the run: its inbox has a wish, or the run may have ended."""
         self._wakes += 1
 
     async def _execute(self, activity: str, order: dict[str, Any]) -> Any:
@@ -134,7 +134,7 @@ class RetinueRun:
         return info.is_continue_as_new_suggested() or info.get_current_history_length() >= longest
 
     def _show(self, leg: dict[str, Any]) -> None:
-        """Show where the run stands in the lists and pages of Temporal."""
+        """Show the status of the run in Temporal's lists and pages."""
         shown = {name: leg[name] for name in ("agent", "step", "questions")}
         if shown == self._shown:
             return

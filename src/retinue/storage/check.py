@@ -1,4 +1,4 @@
-"""Checks of a store: reports what cannot be read, does not fit together, or was left behind."""
+"""Checks of a store: reports records that are unreadable, inconsistent, or left behind by a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _decode_task = msgspec.json.Decoder(TaskRecord).decode
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """A problem. A warning marks what a dead process left behind; the next one repairs it."""
+    """A problem. A warning marks what a crashed process left behind; the next process repairs it."""
 
     code: str
     what: str
@@ -135,7 +135,7 @@ async def _check_logs(store: SqlStore, findings: _Findings, progress: Progress, 
             if (has_ended or waits) and _lacks_end(stored, log_id, status, bool(has_ended)):
                 if (
                     not waits or await store.database.value(_EPOCH, log_id) == epoch
-                ):  # nobody has continued the run since
+                ):  # no process has continued the run since
                     problem = f"the log is truncated: the run is {status}, but its log does not end so"
                     findings.add("truncated", what, problem)
             elif not pruned and (problem := fold(log_id, stored)):

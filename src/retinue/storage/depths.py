@@ -1,4 +1,4 @@
-"""Depths of queues: how many legs wait or work in each, and why those that wait do."""
+"""Depths of queues: how many legs wait or work in each queue, and why legs wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QueueDepth(Struct, frozen=True, kw_only=True):
     delayed: int
     working: int
     oldest: float
-    """Seconds for which the oldest has waited."""
+    """Seconds that the oldest leg has waited."""
     reasons: tuple[str, ...] = ()
     """Why legs of it wait."""
 
@@ -31,7 +31,7 @@ class QueueDepth(Struct, frozen=True, kw_only=True):
 _AT_WORK = "owner IS NOT NULL AND engine IS NOT NULL AND ended = 0"
 _READY = f"owner IS NULL AND turn IS NOT NULL AND {OURS}"
 _DELAYED = f"owner IS NULL AND due_at IS NOT NULL AND turn IS NULL AND {OURS}"
-# Other engines have legs that are no rows: here they are runs at work that nobody owns.
+# Legs of other engines are not rows here: they show as unfinished runs without an owner.
 _ELSEWHERE = (
     "FROM runs JOIN logs ON logs.log_id = run_id WHERE status = 'running' AND owner IS NULL AND ended = 0 "
     f"AND engine <> '{POSTGRES}'"
@@ -39,12 +39,12 @@ _ELSEWHERE = (
 
 
 async def read_depths(store: SqlStore) -> list[QueueDepth]:
-    """Return what waits and works in each queue."""
+    """Return the number of waiting and working legs of each queue."""
     return await store.database.read(_depths)
 
 
 def _depths(link: Link) -> list[QueueDepth]:
-    # Each part has an index of its own, so what has ended or waits for an answer is not read.
+    # Each part has its own index, so logs that have ended or wait for an answer are not read.
     each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in (_AT_WORK, _READY, _DELAYED)]
     turn = f"CASE WHEN COALESCE(due_at, 0) > {link.now} THEN NULL ELSE 0 END"
     each.append(f"SELECT queue, NULL, {turn}, GREATEST(due_at, started_at) {_ELSEWHERE}")
@@ -61,7 +61,7 @@ def _depths(link: Link) -> list[QueueDepth]:
 
 
 async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
-    """Return what waits and works in each queue, with reasons; and the workers."""
+    """Return the depth of each queue, with the reasons why legs wait; and the workers."""
     workers = await Workers(store).seen()
 
     def read(link: Link) -> list[QueueDepth]:
@@ -90,7 +90,7 @@ async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWo
 def _reasons(
     queue: str, legs: Sequence[tuple[str, str]], due_at: float | None, workers: Sequence[SeenWorker]
 ) -> Iterator[str]:
-    """Say why legs wait, each by its engine and agent."""
+    """Return why legs wait, by engine and agent."""
     said = list[str]()
     for engine, agent in legs:
         alive = [worker for worker in workers if worker.is_alive and worker.engine == engine]

@@ -1,10 +1,10 @@
-"""Legs in PostgreSQL: a queue of logs that wait for a worker, the workers, and what is found again when one is lost.
+"""Legs in PostgreSQL: the queue of logs that wait for a worker, the workers, and the sweeps that find lost legs.
 
-A leg waits while its log has a `turn` and no owner. Claiming it sets the owner; the end of the leg clears the turn
-(`writes.py`), or leaves it if another worker must go on.
+A leg waits while its log has a `turn` and no owner. Claiming it sets the owner. The end of the leg clears the turn
+(`writes.py`), or keeps it if another worker must continue.
 
-Invariant: whatever a crash leaves behind is found by one of the sweeps here: an expired lease, an owner known to be gone,
-a delay that is over, a thread that is free, a run that nobody scheduled.
+Invariant: one of the sweeps here finds whatever a crash leaves behind: an expired lease, an owner known to be gone, a
+delay that is over, a thread that is free, a run that was not scheduled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Workers:
                 "busy = excluded.busy, seen_until = excluded.seen_until",
                 *(worker.owner, engine, *values, worker.lease),
             )
-            # Rows of workers that ended without a word are kept for a while, so that others can tell.
+            # Rows of workers that died without signing off are kept for a while, so that others see it.
             link.run(f"DELETE FROM workers WHERE seen_until < {link.now} - 3600")
 
         await self._database.write(write, "workers")
@@ -93,7 +93,7 @@ class Workers:
         return await self._database.value("SELECT queue FROM logs WHERE log_id = ?", log_id)
 
     async def waiting_in(self, log_id: str) -> str | None:
-        """Return the queue of a log that some worker should have and none has; None if it is not so."""
+        """Return the queue of a log that waits for a worker; None if it does not wait for one."""
 
         def read(link: Link) -> list[tuple[str]]:
             due = f"turn IS NOT NULL OR (status = 'running' AND (due_at IS NULL OR due_at <= {link.now}))"
@@ -116,16 +116,16 @@ class Legs:
     async def claim(
         self, queue: str, agents: Sequence[str], owner: str, lease: float, most: int, left: Sequence[str] = ()
     ) -> list[Leg]:
-        """Own up to `most` legs of a queue whose agents are known here: those begun before, then by turn.
+        """Claim up to `most` legs of a queue whose agents are known here: first those that lost their worker, then by turn.
 
-        `left` are threads that runs have left here: the next run of each can be taken as well. If the answer is lost,
-        what was claimed is found as a stray, and released.
+        `left` are threads that runs have released here: the next run of each may be claimed too. If the answer is lost,
+        a sweep finds the claimed logs as strays and releases them.
         """
 
         def claim(link: Link) -> Later:
             if left:
                 _free_queued(link, left)
-            # MATERIALIZED: else the choice might be made again for each row, and more than `most` be claimed.
+            # MATERIALIZED: else the selection may be evaluated for each row, and more than `most` legs be claimed.
             return link.ask(
                 "WITH chosen AS MATERIALIZED (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL "
                 f"AND turn IS NOT NULL AND {OURS} "
@@ -180,13 +180,13 @@ class Legs:
         await self._database.write(_free_queued)
 
     async def find_unscheduled(self) -> None:
-        """Let workers take the runs that should be at work, and that nobody has or will have."""
+        """Let workers take the logs that have work or an unread wish and were not scheduled."""
         wanted = "SELECT run_id FROM runs WHERE status = 'running' UNION SELECT log_id FROM inbox WHERE reply IS NULL"
         where = f"due_at IS NULL AND log_id IN ({wanted})"
         await self._database.write(lambda link: _make_all_due(link, where))
 
     async def postpone(self, log_id: str, seconds: float) -> None:
-        """Give a leg that could not be worked on to a worker later."""
+        """Make a released leg that could not be worked on due again after so many seconds."""
 
         def write(link: Link) -> None:
             link.run(
@@ -205,7 +205,7 @@ def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
 
 
 def _make_all_due(link: Link, where: str, *values: Any) -> None:
-    """Let workers take many logs at once that nobody has, with a turn for each, as if they had come one by one."""
+    """Let workers take many logs without an owner, each with a turn as if they had come one by one."""
     chosen = (
         f"SELECT log_id, {NEXT_TURN} AS first, "
         "ROW_NUMBER() OVER (PARTITION BY queue, flow ORDER BY due_at, log_id) - 1 AS place "

@@ -45,10 +45,10 @@ class Gathering:
         self._writers.pop(writer, None)
 
     def _write(self) -> None:
-        """Write what was gathered; not all in one turn of the event loop, if it is much."""
+        """Write the gathered rows; in several turns of the event loop if there are many."""
         self._timer, self._together = None, len(self._writers)
         for writer in list(self._writers)[:MOST_TOGETHER]:
-            self.discard(writer)  # here, as the writer may have another gathering by now
+            self.discard(writer)  # reset here: the writer may be in another gathering by now
             writer.write()
         if self._writers:
             self._timer = asyncio.get_running_loop().call_later(0, self._write)
@@ -85,13 +85,13 @@ class LogWriter:
         self.on_stored: Callable[[], None] | None = None
 
     def notify(self) -> None:
-        """Store the rows soon; nobody waits for them."""
+        """Store the rows soon, without waiting."""
         if not self._is_gathering and not self._is_writing:
             self._is_gathering = True
             self.gathering.add(self)
 
     def flush(self) -> asyncio.Future[None]:
-        """Return a future that is done when all rows of this moment are stored."""
+        """Return a future that is done when all rows appended so far are stored."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         if self.problem is not None:
@@ -107,13 +107,13 @@ class LogWriter:
         return done
 
     async def confirm(self) -> None:
-        """Raise OwnershipLost if the lease has run out and another process owns the log: a process that was frozen
-        starts nothing."""
+        """Raise OwnershipLost if the lease has run out and another process owns the log, so that a process that was frozen
+        starts no work."""
         if boot_seconds() >= self.fresh_until:
             await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
 
     async def hold_thread(self, thread_id: str, user_id: str | None) -> str | None:
-        """Hold a thread for a child, as the store does; return the run that has it, if another has."""
+        """Hold a thread for a child in the store; if another run has it, return that run."""
         return await self._store.hold_thread(self.log_id, self.epoch, thread_id, user_id)
 
     async def holder_of(self, thread_id: str) -> str | None:
@@ -130,7 +130,7 @@ class LogWriter:
         ended: bool = False,
         rests: bool = False,
     ) -> None:
-        """Flush, with more in the same transaction; with `released` or `ended` it is the last one."""
+        """Flush, with these records in the same transaction; with `released` or `ended` it is the last write."""
         extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
@@ -225,7 +225,7 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = Non
             done.set_result(None)
         else:
             done.set_exception(problem)
-            done.exception()  # perhaps nobody waits any more
+            done.exception()  # mark the exception as retrieved
     waiting.clear()
 
 
@@ -251,7 +251,7 @@ async def stored_events(
     news = now()
     with store.watch(log_id) as watch:
         while True:
-            rests = not past_waits and await _rests(store, log_id)  # asked first: what is read below is the last of it
+            rests = not past_waits and await _rests(store, log_id)  # before the read, to miss no rows
             found = await store.read_events(log_id, after, BATCH)
             if found is None:
                 if known:
@@ -278,6 +278,6 @@ async def stored_events(
 
 
 async def _rests(store: DurableStore, log_id: str) -> bool:
-    """Return whether the root run of a log waits, and nobody works on anything under it."""
+    """Return whether the root run of a log waits, and no process works on its log."""
     record = await store.load_run(log_id)
     return record is not None and record.result is not None and await store.owner_of(log_id) is None

@@ -175,7 +175,7 @@ class BatchWrite:
             answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
             link.run(answer, reply.body, log_id, reply.wish_id)
         if batch.released and not batch.ended:
-            if batch.rests:  # a statement of its own: it sees each wish that was put in before the log was released
+            if batch.rests:  # a separate statement: it sees every wish put in before the release
                 wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
                 make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
             else:
@@ -196,14 +196,14 @@ class BatchWrite:
         if batch.ended or (batch.released and batch.rests):
             rests = ", turn = NULL, due_at = NULL"
             owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
-        elif batch.released:  # the next worker takes it before it begins anything new
+        elif batch.released:  # the next worker takes it before new legs
             owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
         else:
             owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
         link.insert_if(owned, values, f"events ({_PACK})", self._packs)
 
     def _check_written(self, link: Link) -> None:
-        """Raise unless an earlier try wrote this batch and its outcome was lost."""
+        """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
         batch = self._batch
         found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
         epoch, owner, ended = found[0] if found else (None, None, 1)
@@ -350,7 +350,7 @@ def read_log(link: Link, log_id: str, place: str) -> StoredLog | None:
     )[0]
     end: tuple[int, int] = max((last, 0), tuple(packs[-1][:2]) if packs else (0, 0))
     if not thinned and deltas + sum([pack[2] for pack in packs]) != end[0]:
-        # Some are missing: only now is it worth reading where each pack is.
+        # Rows are missing: read the place of each pack only now, to describe the gap.
         before = 0
         for seq, held in link.run("SELECT seq, held FROM events WHERE log_id = ? AND held > 0 ORDER BY seq", log_id):
             if seq - held != before:

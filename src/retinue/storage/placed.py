@@ -1,4 +1,4 @@
-"""Logs that an engine outside the database schedules: those it may not know about."""
+"""Logs that an engine outside the database schedules: queries for the logs that the engine may have missed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PlacedLogs:
         return found[0][1] if found else None
 
     async def freed(self, thread_id: str | None = None) -> Found:
-        """Return the runs whose turn on their thread has come, of one thread or of all."""
+        """Return the queued runs that are next on a free thread, of one thread or of all."""
         mine, values = ("TRUE", ()) if thread_id is None else ("runs.thread_id = ?", (thread_id,))
         return await self._find(f"owner IS NULL AND log_id IN ({first_queued(mine)})", *values)
 
     async def unread(self, seconds: float) -> Found:
-        """Return the logs that nobody owns, with something in their inbox for as long."""
+        """Return the logs without an owner whose inbox has had a wish for so many seconds."""
 
         def where(link: Link) -> str:
             old = f"SELECT log_id FROM inbox WHERE reply IS NULL AND at < {link.now} - ?"
@@ -41,22 +41,22 @@ class PlacedLogs:
         return await self._find(where, seconds)
 
     async def at_work(self) -> Found:
-        """Return the logs that should be worked on now, whether somebody does or not."""
+        """Return the logs that should be worked on now, with or without an owner."""
 
         def running(link: Link) -> str:
             due = f"due_at IS NULL OR due_at <= {link.now} OR epoch > 0"
             return f"log_id IN (SELECT run_id FROM runs WHERE status = 'running') AND ({due})"
 
-        # Two questions, each with an index of its own: what has ended is not looked at.
+        # Two queries, each with its own index, so that ended logs are not read.
         return await self._find("owner IS NOT NULL") + await self._find(running)
 
     async def owners(self) -> list[str]:
-        """Return who owns logs."""
+        """Return the owners of logs."""
         query = "SELECT DISTINCT owner FROM logs WHERE owner IS NOT NULL AND engine = ?"
         return [owner for (owner,) in await self._database.rows(query, self._engine)]
 
     async def lost(self, gone: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the logs whose leases have run out, and those of owners known to be gone, with their owners."""
+        """Return, with their owners, the logs whose lease has expired or whose owner is known to be gone."""
 
         def read(link: Link) -> list[tuple[str, str]]:
             return link.run(

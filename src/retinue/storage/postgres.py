@@ -60,9 +60,9 @@ _CONFLICT_STATES = ("23505", "40", "55P03")
 class PostgresStore(SqlStore):
     """Stores everything in one schema of a database: `retinue`, unless the URL names another with `?schema=`.
 
-    `durability` changes nothing: a commit survives what the server's `synchronous_commit` says. By default that is the
-    end of any process, of the server and of its machine. We never turn it off: a server that crashed could forget who
-    owns a run after it told two processes.
+    `durability` changes nothing: the server's `synchronous_commit` decides what a commit survives. By default it survives
+    a crash of any process, of the server and of its machine. We never turn it off: a server that crashed could forget a
+    claim, and two processes would own one run.
 
     Each connection needs a session of its own on the server: a pooler between them must not share sessions.
     """
@@ -220,7 +220,7 @@ class PostgresDatabase(Database):
             return
         self._notify_from = time.monotonic() + _NOTIFY_EVERY
         try:
-            link.run(  # without waiting for the disk
+            link.run(  # a notification needs no wait for the disk
                 "SELECT set_config('synchronous_commit', 'off', true), COUNT(pg_notify(?, topic)) "
                 "FROM unnest(?::text[]) AS topic",
                 *(self._address.schema, topics),

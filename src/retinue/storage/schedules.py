@@ -1,6 +1,6 @@
-"""Schedules in a database: runs that start at a time, once for each time, whichever worker is first.
+"""Schedules in a database: runs that start at given times, once for each time, on the first worker that sees it.
 
-A schedule has one run at a time. At a time at which its last run has not ended, also because it waits, it starts none.
+A schedule has one run at a time: if its last run has not ended, or waits for a human, the time is skipped.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Schedules:
             if schedule.cron is None:
                 won = link.run(f"DELETE FROM schedules {mine} RETURNING schedule_id", *values)
             else:
-                later = next_time(schedule.cron, now)  # times that nobody was there for are left out
+                later = next_time(schedule.cron, now)  # times at which no worker ran are skipped
                 is_open = "EXISTS (SELECT 1 FROM runs WHERE run_id = last_run AND ended_at IS NULL)"
                 change = "UPDATE schedules SET next_at = ?"
                 link.run(f"{change}, skipped = skipped + 1 {mine} AND {is_open}", later, *values)

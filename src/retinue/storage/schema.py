@@ -66,7 +66,7 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX push_targets_open ON push_targets (held_until) WHERE is_open = 1",
     ),
     (
-        # A leg waits for a worker while its log has a turn and no owner. `flow` is whom turns are fair to.
+        # A leg waits for a worker while its log has a turn and no owner. `flow` is the user or thread that takes turns.
         "ALTER TABLE logs ADD COLUMN engine TEXT",
         "ALTER TABLE logs ADD COLUMN queue TEXT",
         "ALTER TABLE logs ADD COLUMN flow TEXT",
@@ -131,7 +131,7 @@ def read_version(link: Link, place: str) -> int:
 
 
 def upgrade(link: Link, place: str) -> None:
-    """Bring a database to the newest schema, whole or not at all."""
+    """Migrate a database to the newest schema, in one transaction."""
     try:
         link.begin()
         link.prepare_schema()

@@ -1,4 +1,4 @@
-"""Writes of threads and runs, each encoded first and carried out in one transaction; and their removal, in bounded ones."""
+"""Writes of threads and runs, each encoded first and then written in one transaction; removal, in bounded ones."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ NEXT_TURN = (
     "SELECT (SELECT MIN(turn) FROM logs AS other WHERE other.queue = logs.queue "
     "AND other.owner IS NULL AND other.turn IS NOT NULL) UNION ALL SELECT 0) AS turns)"
 )
-"""SQL for the turn of a new leg: after all that wait of its flow, and not before what is served now. So a flow with many
-legs waits for its own, and another flow comes in between."""
+"""SQL for the turn of a new leg: after the waiting legs of its flow, and not before the turn that is served now. So a flow
+with many legs waits for its own legs, and legs of other flows come in between."""
 
 
 def make_due(link: Link, where: str, *values: Any) -> None:
-    """Let a worker of PostgreSQL take logs that nobody works on; `where` chooses them.
+    """Let a worker of PostgreSQL take logs without an owner; `where` selects them.
 
-    A log that has a turn keeps it. It must not be a condition: whoever releases the log meanwhile takes its turn away,
-    and only a row that is chosen is waited for.
+    A log that has a turn keeps it. "Has no turn" must not be a condition: a concurrent release clears the turn, and the
+    statement waits for that release only if it selects the row.
     """
     link.run(
         f"UPDATE logs SET turn = COALESCE(turn, {NEXT_TURN}), "
@@ -191,7 +191,7 @@ class RunBeginning:
             make_due(link, mine, run_id, run_id)
 
     def _write_at_once(self, link: Link) -> Later:
-        """Write all of it in one statement, which fails if there is such a log already."""
+        """Write everything in one statement, which fails if the log exists."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
         refused = "before.run_id IS NOT NULL" if self._when_busy == "reject" else "FALSE"
         columns, values, given = self._log(link)
@@ -232,11 +232,11 @@ class RunBeginning:
         link.notify(WISHES)
 
     def _check_begun(self, link: Link) -> None:
-        """Raise unless an earlier try began this run and its outcome was lost."""
+        """Raise unless an earlier attempt stored this run and its outcome was lost."""
         run_id = self._identity.run_id
         log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", run_id)
         run = link.run("SELECT identity, request FROM runs WHERE run_id = ?", run_id)
-        # What an engine schedules may have been claimed since.
+        # A run that an engine schedules may have been claimed since.
         if (self._placement is None and log != [(self._owner, 1)]) or run != [self._values[-2:]]:
             raise StoreError(self._place, f"there is a run {run_id!r} already")
 
@@ -251,7 +251,7 @@ HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thr
 
 
 def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
-    """Hold a thread for a child in a log, unless another log has it; then return that."""
+    """Hold a thread for a child in a log; if another log has it, return that log."""
     if not link.run(f"SELECT 1 FROM logs WHERE {OWNED}", log_id, epoch):
         raise OwnershipLost(place, log_id)
     holder = _value(link, HOLDER, thread_id)
@@ -283,7 +283,7 @@ def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
 
 
 def first_queued(where: str) -> str:
-    """SQL for the runs whose turn on their thread has come: the first of each free thread, for PostgreSQL."""
+    """Return SQL for the queued runs that are next: the first of each free thread, for PostgreSQL."""
     return (
         "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
         f"WHERE status = 'queued' AND holder IS NULL AND {where} ORDER BY runs.thread_id, place"
@@ -301,11 +301,11 @@ _SOME_ROWS = "log_id = ? AND (seq, sub) IN (SELECT seq, sub FROM events WHERE lo
 
 
 async def delete_thread(database: Database, thread_id: str) -> bool:
-    """Delete a thread with its runs and their logs; ThreadBusy if a log of it has not ended."""
+    """Delete a thread with its runs and their logs; raise ThreadBusy if a log of it has not ended."""
 
     def find(link: Link) -> tuple[bool, list[tuple[str, int]]]:
         known = bool(link.run("SELECT 1 FROM threads WHERE thread_id = ?", thread_id))
-        # With the logs of children that were placed for them.
+        # Also the logs of their placed children.
         query = (
             "SELECT log_id, ended FROM (WITH RECURSIVE found (log_id, ended) AS ("
             "SELECT logs.log_id, ended FROM runs JOIN logs ON logs.log_id = run_id WHERE thread_id = ? "
