@@ -364,7 +364,7 @@ async def test_mistakes_raise_where_they_are_made(site: Site) -> None:
 
 def test_an_engine_needs_a_shared_store() -> None:
     for made in (lambda: Runtime(engine="postgres"), lambda: Runtime.open("sqlite:///x.db", engine="postgres")):
-        with pytest.raises(ConfigurationError, match="needs a PostgreSQL store"):
+        with pytest.raises(ConfigurationError, match="needs a PostgreSQL database"):
             made()
 
 
