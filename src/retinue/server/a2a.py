@@ -1,6 +1,6 @@
 """A2A: every agent of the server as an agent of the protocol. A task is a root run, its context the thread.
 
-`Tasks` answers the requests of all transports. Nothing is kept beside the log but the addresses of push notifications.
+`Tasks` answers the requests of all transports. Beside the log, only the addresses of push notifications are stored.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class Tasks(RequestHandler):
     def __init__(self, service: Service, cards: Cards, push: Push) -> None:
         self.service, self.cards, self.push = service, cards, push
 
-    # --- who asks, and for what
+    # --- the caller and the request
 
     async def enter(self, context: ServerCallContext, scope: Scope, params: Any = None) -> Caller:
-        """Check who asks, the version and the request. HTTP has found the user already; gRPC has not."""
+        """Check the user, the version and the request. HTTP has checked the user already; gRPC has not."""
         headers: Mapping[str, str] = context.state["headers"]
         runtime, user = self.service.runtime, context.state.get("user")
         with as_a2a_errors():
@@ -174,7 +174,7 @@ class Tasks(RequestHandler):
         return apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
 
     async def _settled(self, sent: Sent) -> Json:
-        """Return the task once it has ended or waits, or its message; the task as it is if the server ends."""
+        """Return the task once it has ended or waits, or its message; if the server ends first, the task as it is."""
         projection = project_of(sent.record)
         begin = sent.shown_after or 0
         async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:

@@ -1,4 +1,4 @@
-"""Following the task of a run: its log, projected."""
+"""Follows the A2A task of a run: projects its log to task updates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def follow_task(
 
 
 async def _ask(service: Service, run_id: str, seq: int, projection: TaskProjection) -> list[Json]:
-    """Ask what the run waits for, if this is its present question and not one of the past."""
+    """Return the updates for the run's question, if the run waits for it now; empty if it was answered since."""
     if await service.runtime.log(run_id).last() != seq:
         return []
     record = await service.runtime.store.load_run(run_id)

@@ -1,7 +1,7 @@
 """A2A push notifications: what happens to a task is posted to an address of the client, with retries.
 
-The addresses are stored beside the runs. Each is held by one process at a time, which renews its hold; after its end
-another process goes on after the last notification that was noted as sent. So every notification arrives at least once.
+The addresses are stored beside the runs. One process at a time holds each address and renews its hold. If that process
+ends, another continues after the last notification recorded as sent. So every notification arrives at least once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PushStore(Protocol):
     async def of(self, run_id: str) -> list[PushRow]: ...
     async def remove(self, run_id: str, config_id: str) -> None: ...
     async def claim(self, holder: str, seconds: float) -> list[PushRow]:
-        """Renew the hold of a holder on its open addresses; return those, with the ones that nobody holds."""
+        """Renew the hold of a holder on its open addresses and claim those without a holder; return both."""
         ...
 
     async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None: ...
@@ -147,7 +147,7 @@ class PushMemory:
 
 
 class Push:
-    """The addresses of all tasks, and what is sent there."""
+    """Stores the addresses of tasks, and posts notifications to them."""
 
     def __init__(self, service: Service, *, private: bool) -> None:
         """`private`: addresses of this machine and its network are allowed, too."""
@@ -205,7 +205,7 @@ class Push:
     # --- sending
 
     def start(self) -> None:
-        """Begin to send, also what another process left."""
+        """Start sending, also for addresses that another process has left."""
         if self._worker is None or self._worker.done():
             self._worker = self._service.spawn(self._work())
 
@@ -243,7 +243,7 @@ class Push:
         job.add_done_callback(forget)
 
     async def _deliver(self, session: aiohttp.ClientSession, row: PushRow) -> None:
-        """Send what has happened and what happens, until the task has ended."""
+        """Post past and new changes of a task until it has ended."""
         record = await self._service.runtime.store.load_run(row.run_id)
         if record is None:
             await self._store.remove(row.run_id, row.config_id)
@@ -271,7 +271,7 @@ class Push:
         await self._store.note(row, sent, is_open=False)
 
     async def _post(self, session: aiohttp.ClientSession, config: pb.TaskPushNotificationConfig, given: Json) -> bool:
-        """Post a notification; return False if it was not taken however often it was tried."""
+        """Post a notification with retries; return False if all attempts failed."""
         headers = {"content-type": "application/json"}
         if config.token:
             headers["x-a2a-notification-token"] = config.token
@@ -296,7 +296,7 @@ class Push:
 
 
 def _notifications(updates: list[Json], projection: TaskProjection, state: str) -> tuple[list[Json], str]:
-    """Return what is worth a notification: new states and whole artifacts; and the state that is known after it."""
+    """Return the notifications for a change (new states and whole artifacts), and the state after it."""
     found: list[Json] = []
     for update in updates:
         if "statusUpdate" in update:

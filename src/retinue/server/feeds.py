@@ -1,4 +1,4 @@
-"""Feeds: one reader of each log for all who follow it, and each event encoded once.
+"""Feeds: each log is read once for all its followers, and each event is encoded once.
 
 Invariant: only events that are stored enter a feed, in order, each once. A feed keeps the last events; a follower that is
 further behind reads from the store until it has caught up. So a slow follower delays nobody.
@@ -83,7 +83,7 @@ class SharedBatch(Batch, gc=False):
 
 
 class Feed:
-    """The last events of a log, for those who follow it here."""
+    """The last events of a log, for its followers in this process."""
 
     def __init__(self, runtime: Runtime, log_id: str, after: int, pace: Callable[[], float]) -> None:
         self._log, self.log_id = runtime.log(log_id), log_id
@@ -152,9 +152,9 @@ class Feed:
                 future.set_result(None)
 
     def changed(self, after: int) -> asyncio.Future[None]:
-        """Return a future that is done when there may be something after a number, or now if there is.
+        """Return a future that is done when there may be events after a number; already done if there are.
 
-        Nothing can happen between the look and the wait: a reader that looked before may have missed a change.
+        It checks and waits in one step: a reader that checked before the call may have missed a change.
         """
         future = asyncio.get_running_loop().create_future()
         if self._last > after or self.ended or self.problem is not None:
@@ -164,7 +164,7 @@ class Feed:
         return future
 
     async def available(self, after: int) -> list[Frame]:
-        """Return events after a number that are there already; empty if there are none now."""
+        """Return the events after a number that are already in the feed; empty if there are none."""
         if after < self._before:
             frames = await self._read_earlier(after)
             if frames:
@@ -261,7 +261,7 @@ class Feeds:
             feed.wake()
 
     async def _beat(self) -> None:
-        """Wake all followers from time to time, so that they show that they are there."""
+        """Wake all followers from time to time, so that they send a sign of life."""
         while True:
             await asyncio.sleep(BEAT)
             self.wake_all()

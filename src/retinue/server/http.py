@@ -65,7 +65,7 @@ class ApiError(Exception):
 
 
 def not_found(what: str) -> ApiError:
-    """The same answer for what does not exist and for what belongs to another user."""
+    """Return the one 404 for resources that do not exist and for those of other users."""
     return ApiError(404, "not_found", f"there is no such {what}, or it is not yours")
 
 
@@ -90,7 +90,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class Call:
-    """A request to an endpoint, checked: who asks, and for what."""
+    """A checked request to an endpoint: its user, path, query and body."""
 
     def __init__(self, request: Request, service: Service, user: User, query: Any, body: Any) -> None:
         self.request, self.service, self.user, self.query, self.body = request, service, user, query, body
@@ -151,7 +151,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Call:
-    """Check who asks and what for, in this order: credentials, scope, rate, origin, path, query, body."""
+    """Check a request in this order: credentials, scope, rate, origin, path, query, body."""
     headers = headers_of(request)
     user = await authorize(service, headers, endpoint.scope)
     service.limits.count_request(user.id)
@@ -210,7 +210,7 @@ async def still_allowed(service: Service, headers: Mapping[str, str], user: User
 
 
 def check_origin(service: Service, headers: Mapping[str, str]) -> None:
-    """Refuse what a page of another site has a browser send: with our cookie, or where no secret is asked for."""
+    """Refuse requests from pages of other sites that carry our cookie, or that need no secret."""
     by_cookie, origin = uses_cookie(headers), headers.get("origin")
     if not by_cookie and (origin is None or not getattr(service.auth, "is_ambient", False)):
         return
@@ -230,7 +230,7 @@ def read_query(request: HTTPConnection, kind: type[Struct]) -> Any:
 
 
 async def read_bytes(request: Request, service: Service) -> bytes:
-    """Return the body of a request. Of one that is too large, no more than the allowed part is kept."""
+    """Return the body of a request; raise if it is too large. At most the allowed size is kept in memory."""
     most, parts, size = service.max_body, list[bytes](), 0
     try:
         async with asyncio.timeout(service.body_seconds):

@@ -167,7 +167,7 @@ async def start_run(call: Call) -> Any:
 
 
 def _chosen_id(call: Call) -> str | None:
-    """Return the id of a run that follows from the key of its request: the same key again is the same run."""
+    """Return the run id that is derived from the idempotency key of a request."""
     key = call.request.headers.get("idempotency-key")
     if key is None:
         return None
@@ -209,7 +209,7 @@ async def _page_of_runs(
 
 
 async def shown_run(service: Service, record: RunRecord, ended_at: float | None = None) -> dict[str, Any]:
-    """Return a run as JSON; one that works is `orphaned` if its process has gone and no other continues it yet."""
+    """Return a run as JSON; a running one is `orphaned` if its process is gone and no other continues it yet."""
     log_id = record.log_id or record.identity.run_id
     orphaned = record.result is None and await service.runtime.log(log_id).is_orphaned()
     return run_json(record, ended_at, orphaned=orphaned)
@@ -296,7 +296,7 @@ async def run_events(call: Call) -> Response:
 
 
 async def own_events(service: Service, record: RunRecord, query: EventsQuery) -> EventsQuery:
-    """Return a query that leaves out what is not below its run: a background child is in the log of its root."""
+    """Return a query limited to the run's own subtree: a background child is in the log of its root."""
     if query.ns is not None or record.log_id in ("", record.identity.run_id):
         return query
     run_id = record.identity.run_id

@@ -76,7 +76,7 @@ class Metrics:
 
 
 class Service:
-    """The runtime behind an application, who may use it, and who reads its events."""
+    """The runtime of an application, its authentication and limits, and its event feeds."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Service:
         self._jobs: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do something to its end, also if the request that began it is over."""
+        """Run work to its end, also after the request that started it is over."""
         job = asyncio.create_task(work)
         self._jobs.add(job)
         job.add_done_callback(self._forget)
@@ -156,7 +156,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def thread_for(self, user: User, thread_id: str | None, *, is_ours: bool = False) -> AsyncGenerator[None]:
-        """Hold a thread while a run on it is started. A new thread is the user's from now on: if two users begin one at
+        """Hold a thread while a run on it is started. A new thread belongs to the user from now on: if two users start one at
         the same moment, the store decides. It is removed again if the start fails. `is_ours`: the id is one we made.
         """
         store, created = self.runtime.store, False

@@ -66,7 +66,7 @@ class Filter:
         return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
 
     def wants(self, notice: Frame | None, told: Frame | None) -> bool:
-        """Return whether a reader must be told something about the owner of the log, whatever subtree it reads."""
+        """Return whether a notice about the log's owner is new to a reader and of a wanted kind, for any subtree."""
         return notice is not None and notice is not told and (not self._kinds or notice.event.kind in self._kinds)
 
     def batch(self, frames: list[Frame], prefix: str = "") -> Batch:
@@ -88,7 +88,7 @@ def read_place(given: str | None, header: str | None) -> int:
 async def open_run(
     service: Service, record: RunRecord, query: EventsQuery, header: str | None = None
 ) -> AsyncIterator[Batch]:
-    """Check what a reader wants of a run, and return its events."""
+    """Check the query of a reader, and return the event stream of a run."""
     wanted, after = Filter(query), read_place(query.after, header)
     log_id = record.log_id or record.identity.run_id
     if after and not await service.runtime.log(log_id).has_event(after):
@@ -165,7 +165,7 @@ class _Source:
         self.told: Frame | None = None
 
     def notices(self, wanted: Filter) -> list[Batch]:
-        """Return what the reader must be told about the owner of the log."""
+        """Return the owner notices for the reader."""
         if not wanted.wants(self.feed.notice, self.told):
             return []
         self.told = self.feed.notice
@@ -198,7 +198,7 @@ class _Source:
 async def open_thread(
     service: Service, user: User, thread_id: str, query: EventsQuery, header: str | None = None
 ) -> AsyncIterator[Batch]:
-    """Check what a reader wants of a thread, and return its events."""
+    """Check the query of a reader, and return the event stream of a thread."""
     wanted = Filter(query)
     first_run, after = await _thread_place(service, thread_id, header or query.after)
     return _ThreadReader(service, user, thread_id, first_run, after, wanted).batches()
@@ -221,8 +221,8 @@ async def _thread_place(service: Service, thread_id: str, cursor: str | None) ->
 class _ThreadReader:
     """Reads the runs of a thread, one after the other.
 
-    What background tasks add to the log of a run after its end comes as it is stored, among the events of later runs.
-    Such events have no id: after a reconnect, those of logs that have not ended are sent again.
+    Events that background tasks append after the end of their run are sent as they are stored, between those of later
+    runs. They have no id: after a reconnect, those of logs that have not ended are sent again.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class _ThreadReader:
         return batches
 
     async def _read_main(self) -> list[Batch]:
-        """Return what the present run has to give; empty if there is nothing new. A batch may be empty, too."""
+        """Return the new batches of the present run; none if there is nothing new. A batch may be empty, too."""
         if self._main is None:
             self._main = await self._next_run()
         main = self._main
@@ -315,7 +315,7 @@ class _ThreadReader:
         return None
 
     async def _runs(self, limit: int | None = None) -> list[RunRecord]:
-        """Return the runs of the thread that are the user's; the thread may have been deleted and begun anew."""
+        """Return the user's runs of the thread, which may have been deleted and created again."""
         store = self._service.runtime.store
         return await store.list_runs(self._thread_id, limit=limit, **self._service.filters(self._user))
 
@@ -339,7 +339,7 @@ class _ThreadReader:
                 future.cancel()
 
     async def _is_over(self) -> bool:
-        """Return whether the stream ends: the thread is gone, or nothing works on it and that is enough."""
+        """Return whether the stream ends: the thread is deleted or, with `until=idle`, nothing works on it."""
         main = self._main
         if main is None:
             owner = await self._service.runtime.store.user_of_thread(self._thread_id)

@@ -1,4 +1,4 @@
-"""The catalog: every sub-agent an agent can spawn, from all the places that declare some."""
+"""The catalog: all sub-agents that an agent can spawn, merged from code, factories and files."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class ChildFactory:
         """Folders that declarations name and that were not there."""
 
     def look_for_folders(self, declarations: Iterable[SubagentDeclaration]) -> bool:
-        """Look for the folders that define sub-agents; return whether others are missing than before. Blocking."""
+        """Look for the folders that define sub-agents; return whether the set of missing ones has changed. Blocking."""
         before, missing = self._without_folder, set[str]()
         for declaration in declarations:
             if declaration.workspace is not None:

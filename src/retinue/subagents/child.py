@@ -58,7 +58,7 @@ async def run_child_agent(
     detached: bool = False,
     run_id: str | None = None,
 ) -> RunResult[Out]:
-    """Run another agent to its end and return its result, whatever its status is.
+    """Run another agent until it ends or is suspended, and return its result, with any status.
 
     With a `thread_id` it continues that stored conversation; without, it starts a new one.
     Raises ExecutionBackendError if the run could not be set up or dispatched; then it has no events.

@@ -73,7 +73,7 @@ class HarnessAgent(Agent[Out]):
     on_timeout: OnTimeout = "promote"
     """A sub-agent that works longer than its parent waits becomes a background task, or is stopped."""
     wake_on_task_end: bool = False
-    """True if a run is started that tells the conversation of a background task which ended when no run was there."""
+    """True if a background task that ends while its conversation has no run starts a run that reports it."""
     context_files: Iterable[str] = ()
     """Files of the workspace that the model reads with AGENTS.md, always."""
     max_context_tokens: int = 8000
@@ -208,7 +208,7 @@ class HarnessAgent(Agent[Out]):
         )
 
     def mirror(self, name: str) -> HarnessAgent:
-        """Return a sub-agent that can do what this agent can, except start sub-agents."""
+        """Return a sub-agent with the same abilities as this agent, except to start sub-agents."""
         return HarnessAgent(
             name,
             None,
@@ -324,7 +324,7 @@ class Subagents(Plugin):
                 await self._workers.resume(record, context_for(ToolCall(record.parent_tool_call_id, "agent_spawn", {})))
 
     def use(self, service: TaskService, resolver: Resolver) -> None:
-        """Have a service watch remote tasks of this agent whose processes are gone."""
+        """Let a service watch the remote tasks of this agent whose processes are gone."""
         self._service = service
         service.watchers[self._agent_name] = partial(self._workers.watch_remote_task, resolver=resolver)
 

@@ -105,7 +105,7 @@ class Turns:
         self._held.pop(session_id, None)
 
     def is_held(self, session_id: str, ctx: ToolContext) -> bool:
-        """Return whether it waits within another call's message. A wait of an earlier run does not count."""
+        """Return whether it waits for a human in the middle of another call's message of this run."""
         if session_id not in self._held:
             return False
         run_id, call_id = self._held[session_id]
@@ -113,7 +113,7 @@ class Turns:
 
     @contextmanager
     def expected(self, session_id: str) -> Generator[None]:
-        """Mark a sub-agent as busy while a message is on its way to it."""
+        """Mark a sub-agent as busy, within the block, while a message is on its way to it."""
         self._expected[session_id] += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""Work for a sub-agent: awaited, in the background, or awaited until it takes too long and then in the background."""
+"""Work for a sub-agent: awaited, in the background, or awaited first and moved to the background after a timeout."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ChildJob(Struct):
 
 
 def stable_id(ctx: ToolContext, what: str) -> UUID:
-    """Return an id for a call that nobody can guess. The call gets the same one when it is made again."""
+    """Return an unguessable id for a call; the same id when the call runs again."""
     said = f"{what}/{ctx.run.run_id}/{ctx.call_id}".encode()
     return UUID(bytes=blake2b(said, digest_size=16).digest(), version=4)
 
@@ -128,7 +128,7 @@ class Workers:
             request = RunRequest(
                 agent=plan.agent, identity=run, messages=said, cancellation=token, timeout=seconds, is_dispatched=True
             )
-            # Only the process that has its log can answer a question; this one looks whether it was.
+            # Only the owner of its log can answer a question; this process only checks if it was answered.
             while (outcome := await plan.backend.run(request)).status.is_waiting and not token.is_set():
                 waits(_questions(outcome))
                 with suppress(TimeoutError):
@@ -139,7 +139,7 @@ class Workers:
         background.service(self.repository).attach(record, work)
 
     async def is_busy_elsewhere(self, spawned: Spawned, ctx: ToolContext) -> bool:
-        """Return whether a run that this process does not know has the conversation of a sub-agent."""
+        """Return whether a run of another process has the conversation of a sub-agent."""
         session_id = spawned.session_id
         if self.turns.is_working(session_id) or self.turns.is_held(session_id, ctx):
             return False  # here: messages wait their turn
@@ -157,7 +157,7 @@ class Workers:
             return recovered
         job.in_background = True
         self._enqueue(job)
-        if not job.is_elsewhere:  # it may begin when the run that starts it has ended
+        if not job.is_elsewhere:  # it may start after the run that starts it has ended
             session_id = job.spawned.session_id
             _background(job.ctx).announce_child(job.ctx, job.agent, job.text, job.run_id, session_id)
 
@@ -167,13 +167,13 @@ class Workers:
         return await self._begin(job, TaskStatus.PENDING, work, job.end_turn)
 
     async def _recovered_task(self, job: ChildJob) -> TaskRecord | None:
-        """Return the task that a call had started before its process ended; it is resumed separately."""
+        """Return the task that a call had started before its process died; it is resumed separately."""
         if not _background(job.ctx).is_recovered(job.ctx):
             return None
         return await self.repository.get(self.scope(job.ctx), job.task_id)
 
     async def resume(self, record: TaskRecord, ctx: ToolContext) -> None:
-        """Continue a task whose process ended."""
+        """Continue a task whose process died."""
         background, service = _background(ctx), self.service(ctx)
         given_up = "its task was given up on when its process had ended"
         if record.status.is_terminal:
@@ -200,7 +200,7 @@ class Workers:
             reporter.close()
 
     async def _end_cancelled(self, job: ChildJob) -> RunResult:
-        """End a child whose task was cancelled when no process was at work on it. Nothing of it runs again."""
+        """End a child whose task was cancelled while no process worked on it, without running it again."""
         background, status = _background(job.ctx), _background(job.ctx).child_status(job.ctx, job.run_id)
         if status is not None and status.is_terminal:
             return await self._child(job)  # only its result
@@ -287,7 +287,7 @@ class Workers:
         job.queued = asyncio.create_task(job.turn.acquire())
 
     async def _wait_for_turn(self, job: ChildJob) -> bool:
-        """Wait for the earlier messages; False if this one was cancelled meanwhile."""
+        """Wait for the earlier messages; return False if this one was cancelled meanwhile."""
         queued, token, loop = job.queued, job.token, asyncio.get_running_loop()
         if queued is None:
             return False

@@ -1,4 +1,4 @@
-"""The port of task records, and the implementation in memory. The record is the truth; memory is only a cache."""
+"""The port of task records, and the implementation in memory. The record is the source of truth; memory is a cache."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class TaskLiveness(Struct, frozen=True, kw_only=True):
 
 
 class TaskRepository(Protocol):
-    """Contract: an update is atomic, in this process and between processes; a terminal record is never changed, lost
-    or torn; what was written is read by every process that looks afterwards."""
+    """Contract: an update is atomic, in this process and between processes. A terminal record is never changed, lost or
+    torn. Every process reads what was written before its read."""
 
     settings: TaskSettings
 

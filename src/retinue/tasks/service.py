@@ -105,7 +105,7 @@ class TaskService:
         token: CancellationToken | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> TaskRecord:
-        """Store a task, then execute it; a RUNNING one is work under way, with its token. It outlives its parent run."""
+        """Store a task, then execute it. A RUNNING task is work that has started, with its token. It outlives its parent run."""
         task = LocalTask(record, token or CancellationToken(), reporter or NullReporter(), at_end)
         self._local[record.task_id] = task
         try:
@@ -150,7 +150,7 @@ class TaskService:
         self.watch()
 
     async def wait(self, scope: TaskScope, task_id: str, seconds: float) -> TaskRecord | None:
-        """Return the task once it has ended, or as it is after `seconds`, whichever process executes it."""
+        """Return a task of any process once it has ended, or as it is after `seconds`."""
         deadline = time.monotonic() + max(seconds, 0)
         pause = 0.02
         while True:
@@ -178,7 +178,7 @@ class TaskService:
         return await self.wait(scope, task_id, grace)
 
     async def sweep(self, *, trust_clock: bool = False) -> list[TaskRecord]:
-        """End the tasks whose executors are gone, and return them; watch remote ones that nobody watches."""
+        """End the tasks whose executors are gone, and return them; watch remote tasks that no process watches."""
         ended = await self._sweeper.sweep(self._local.keys(), trust_clock=trust_clock)
         for record in self._sweeper.unwatched:
             await self._watch_again(record)
@@ -210,11 +210,11 @@ class TaskService:
             self._watch = asyncio.create_task(self._keep_watch(), name="retinue-tasks")
 
     def leave(self, logs: Collection[str]) -> None:
-        """Leave the tasks of these logs as they are, for the process that continues them."""
+        """Leave the tasks of these logs as they are: the next owner of the logs continues them."""
         self._left = logs
 
     def _is_left(self, task: LocalTask) -> bool:
-        """Return whether a task is left to whoever continues its log."""
+        """Return whether a task is left to the next owner of its log."""
         return task.record.log_id in self._left or task.reporter.is_lost
 
     async def close(self, grace: float = GRACE) -> None:
@@ -245,7 +245,7 @@ class TaskService:
         task.reporter.close()
 
     async def _execute(self, task: LocalTask, work: Work) -> None:
-        """Execute a task from its beginning to its last record, whatever happens."""
+        """Execute a task and write its end, also if it fails."""
         try:
             try:
                 ending = await self._work(task, work)
@@ -280,7 +280,7 @@ class TaskService:
         return True
 
     async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
-        """Write the end of a task. Where that cannot be done, it is tried again for as long as this process lives."""
+        """Write the end of a task; retry for as long as this process lives."""
         if self._is_left(task):
             return
         if task.notes:
@@ -419,11 +419,11 @@ class Background(Protocol):
         ...
 
     def is_recovered(self, ctx: ToolContext) -> bool:
-        """Return whether the call belongs to a run that continues after its process ended."""
+        """Return whether the call belongs to a run that was recovered after its process died."""
         ...
 
     async def is_held_elsewhere(self, ctx: ToolContext, thread_id: str) -> bool:
-        """Return whether a run of another log has a conversation, perhaps in another process."""
+        """Return whether a run of another log, in any process, has the thread of a conversation."""
         ...
 
     def child_status(self, ctx: ToolContext, run_id: str) -> RunStatus | None:
@@ -434,10 +434,10 @@ class Background(Protocol):
         """Write to the log that a child was started. It may begin after its parent has ended."""
 
     def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
-        """Report the end of a task whose process ended too early, and end its child if nobody continues it."""
+        """Report the end of a task whose process died before it could, and end its child if no process continues it."""
 
     def give_slot_back(self, ctx: ToolContext) -> None:
-        """Give up the slot of this call for good, because it waits for a child."""
+        """Release the slot of this call, because it waits for a child; the call never takes it back."""
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""

@@ -20,7 +20,7 @@ _Sign = tuple[object, float]
 class Sweeper:
     """Ends tasks whose executor is gone. Any process may sweep at any time: a record is ended once, by the first.
 
-    A task lives by its heartbeats or, where the repository knows more (`liveness`), by what that says.
+    A task is alive by its heartbeats or, if the repository knows it (`liveness`), by the owner of its log.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Sweeper:
         """The last sign of life of each task, and when this process first saw it."""
 
     async def sweep(self, living: Collection[str] = (), *, trust_clock: bool = False) -> list[TaskRecord]:
-        """End the tasks whose executors are gone, but for `living`, which this process executes; return them.
+        """End the tasks whose executors are gone, except `living`, which this process executes; return them.
 
-        With `trust_clock`, silence by the clock is enough: for a command that cannot observe for long. It leaves alone
-        tasks of stored runs, which the next process that has the store continues, however late.
+        With `trust_clock`, old timestamps are enough: for a command that cannot observe for long. Then tasks of stored runs
+        are not ended, because the next process on the store continues them.
         """
         ended: list[TaskRecord] = []
         before, self._seen, self.suspects = self._seen, {}, False
@@ -69,7 +69,7 @@ class Sweeper:
         return ended
 
     def _is_unwatched(self, record: TaskRecord, seen: _Sign | None) -> bool:
-        """Return whether nobody watches a remote task. Who takes over the log of its run, if it has one, will."""
+        """Return whether no process watches a remote task, and no next owner of a log will."""
         if not record.is_remote or record.log_id is not None or record.node is None:
             return False
         silent = self._silence(record.task_id, record.version, seen)
@@ -138,7 +138,7 @@ def is_node_gone(node: str) -> bool:
 
 
 def is_unwatched(record: TaskRecord) -> bool:
-    """Return whether a server executes a task whose process has ended, and nobody continues the run that started it."""
+    """Return whether a server executes a task whose process has ended, and no process continues its parent run."""
     if record.status.is_terminal or not record.is_remote or record.log_id is not None:
         return False
     return record.node is not None and is_node_gone(record.node)

@@ -1,7 +1,7 @@
 """A task: the record of a background child, with which any process can see, await and cancel it.
 
-One table, and the only functions that move a record through it. Each returns the next record, or None if nothing is to be
-written. A terminal record never changes.
+This module owns the table of transitions and the only functions that change a record. Each returns the next record, or
+None if there is nothing to write. A terminal record never changes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def finish(
 
 
 def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:
-    """Request that a task stops. One that nobody has begun ends at once."""
+    """Request that a task stops. A task that has not started ends at once."""
     if record.status.is_terminal or record.cancel_requested:
         return None
     if record.status is TaskStatus.PENDING and record.node is None:
