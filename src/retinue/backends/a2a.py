@@ -27,7 +27,7 @@ MOST_QUESTIONS = 100
 
 
 class A2ABackend(RemoteBackend[A2AClient]):
-    """Executes runs through an A2A client. The id of a run is local; the server chooses that of its task."""
+    """Executes runs through an A2A client. A run has a local id; the server chooses the id of its task."""
 
     def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
@@ -57,7 +57,7 @@ class A2ABackend(RemoteBackend[A2AClient]):
         return _result(request, follower, status, error)
 
     async def _attend(self, follower: A2AFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
-        """Follow the task until it ends or waits, is to be stopped, or takes too long."""
+        """Follow the task until it ends or waits; stop it if the request is cancelled or its time is over."""
         token = request.cancellation
         async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if work.done() and (not token.is_set() or follower.view.has_ended):
@@ -76,7 +76,7 @@ class A2ABackend(RemoteBackend[A2AClient]):
         return status, reason if problem is None else f"{reason}; {problem}"
 
     async def _outcome(self, follower: A2AFollower, work: asyncio.Task[None]) -> tuple[RunStatus, str | None]:
-        """Return how a task stands that is followed no more. What was never accepted raises."""
+        """Return the result of a task that is no longer followed; raise if the server never accepted it."""
         view, given = follower.view, work.exception()
         if isinstance(given, Given):
             problem = await follower.stop(STOP_SECONDS)
@@ -84,7 +84,7 @@ class A2ABackend(RemoteBackend[A2AClient]):
         if given is not None:
             if not follower.accepted.is_set() or not isinstance(given, ConnectionError | ExecutionBackendError):
                 raise given
-            if isinstance(given, ExecutionBackendError):  # the server breaks a rule: nobody reads on
+            if isinstance(given, ExecutionBackendError):  # the server breaks the protocol: stop reading
                 await follower.stop(STOP_SECONDS)
                 return RunStatus.FAILED, given.reason
             return RunStatus.FAILED, str(given)
@@ -133,6 +133,6 @@ def _tickets(follower: A2AFollower, status: RunStatus) -> dict[str, SuspendTicke
     message = follower.words(follower.view.question()) or f"it waits for {action}"
     ticket = SuspendTicket(f"{follower.run_id}-{name}", f"a2a:{action}_required", message, asked, path=(name,))
     if isinstance(asked, dict) and isinstance(schema := cast("dict[str, Any]", asked).get("schema"), dict):
-        with suppress(RetinueError):  # our own server says what an answer looks like; others may mean something else
+        with suppress(RetinueError):  # only our own server sends the schema of an answer in this form
             return {name: replace(ticket, response_schema=cast("dict[str, Any]", schema))}
     return {name: ticket}

@@ -94,7 +94,7 @@ class A2AClient:
         return card is not None and any(one.uri == uri for one in card.capabilities.extensions)
 
     def stop_streaming(self) -> None:
-        """Use no streams from now on: the card promised them, and the server has none."""
+        """Use no streams from now on: the card promises them, but the server has none."""
         card = self._link().card
         if card is not None:
             card.capabilities.streaming = False
@@ -143,7 +143,7 @@ class A2AClient:
         return await self._ask(lambda client, context: client.get_task(GetTaskRequest(id=task_id), context=context))
 
     async def cancel(self, task_id: str) -> bytes:
-        """Have a task stopped; return it as JSON. NotOffered where it cannot be stopped, or has ended."""
+        """Ask the server to stop a task; return it as JSON. Raise NotOffered if it has ended or cannot be stopped."""
         from a2a.types.a2a_pb2 import CancelTaskRequest
 
         return await self._ask(
@@ -225,7 +225,7 @@ class A2AClient:
             return False
 
     def _full(self, url: str) -> str:
-        """Return an address with its scheme: gRPC servers are often named without, or with one of their own."""
+        """Return an address with its scheme: addresses of gRPC servers often have none, or a special one."""
         scheme, found, rest = url.partition("://")
         return f"{_SCHEMES.get(scheme, scheme)}://{rest}" if found else f"{urlsplit(self.url).scheme}://{url}"
 
@@ -371,7 +371,7 @@ class _Link:
 
 
 def is_id(text: str) -> bool:
-    """Return whether an id of a server is plain: ids are part of addresses."""
+    """Return whether an id of a server has only safe characters: ids become part of addresses."""
     return _ID.fullmatch(text) is not None
 
 

@@ -40,8 +40,8 @@ class Given(Exception):
 class A2AFollower:
     """One run and its task. `view` is the task as it is known so far.
 
-    A stream has no numbers, so what is read after a break begins with a snapshot, which replaces what was known. Text
-    is streamed only as far as it continues what was streamed before."""
+    Events of a stream have no numbers. So after a break the follower first reads a snapshot, which replaces `view`. It
+    emits text only if the text continues what was emitted before."""
 
     def __init__(self, client: A2AClient, request: RunRequest, patience: float, tasks: dict[str, str]) -> None:
         self._client, self._request, self._patience, self._tasks = client, request, patience, tasks
@@ -72,12 +72,12 @@ class A2AFollower:
 
     @property
     def questions(self) -> int:
-        """The number of questions so far, with the one that is open."""
+        """The number of questions so far, including an open one."""
         waits = self.view.state in STATUS and STATUS[self.view.state].is_waiting
         return self._asked_before + (waits and self.refused is None)
 
     def ids(self) -> dict[str, Any]:
-        """The ids of the task, as they are kept."""
+        """The ids of the task, in their stored form."""
         view = self.view
         known = {"protocol": "a2a", "task_id": view.task_id, "context_id": view.context_id, "status": view.state}
         return {**known, "questions": self.questions}
@@ -90,14 +90,14 @@ class A2AFollower:
         return None if asked is None or len(to_json_bytes(asked)) > MOST_ASKED else asked
 
     def release(self) -> None:
-        """Note that nobody follows the task any more."""
+        """Note that this follower no longer follows the task."""
         if self._tasks.get(self.view.task_id) == self.run_id:
             del self._tasks[self.view.task_id]
 
     async def follow(self) -> None:
-        """Return when the task has ended or waits. The server may be away for a while.
+        """Return when the task has ended or waits. Short outages of the server are retried.
 
-        Before the server has taken the task, ExecutionBackendError says why it was not taken."""
+        Raises ExecutionBackendError if the server does not accept the task."""
         if self._request.is_dispatched:
             await self._find_again()
             if self._request.decisions and not self._token.is_set():
@@ -109,7 +109,7 @@ class A2AFollower:
             await self._confirm()
 
     async def stop(self, seconds: float) -> str | None:
-        """Have the task stopped and wait for its end for a while. Return a problem, if there is one."""
+        """Ask the server to stop the task and wait a limited time for its end. Return a problem, if there is one."""
         if not self.view.task_id:
             return None if self.view.has_ended else "the server has not said which task it is: it may go on there"
         problem = None
@@ -136,7 +136,7 @@ class A2AFollower:
     # --- the first message, and the answers
 
     async def _submit(self) -> None:
-        """Send the task. Until the server has answered, nothing is known to have happened."""
+        """Send the task, unless the server has it already; raise ExecutionBackendError if the server does not accept it."""
         texts, patience = texts_to_send(self._request), submit_patience(self._request, self._patience)
         try:
             await retry(self._client.open, patience, self._token)
@@ -154,7 +154,7 @@ class A2AFollower:
             raise ExecutionBackendError(self._name, f"{self._client.url} answered nothing")
 
     async def _send(self, message_id: str, parts: list[Any], patience: float) -> None:
-        """Send a message and read the events that follow. A break after the first of them is no failure."""
+        """Send a message and read the events that follow. A broken connection after the first event is not an error."""
         deadline = time.monotonic() + patience
         while True:
             taken, task_id = False, self.view.task_id
@@ -215,7 +215,7 @@ class A2AFollower:
         self._has_gap = True
 
     async def _decide(self, decision: Decision) -> None:
-        """Pass an answer on, unless the server has it already or somebody has answered there."""
+        """Pass an answer on, unless the server has it already or another client has answered there."""
         await self._look()
         if not self._is_waiting():
             return
@@ -226,7 +226,7 @@ class A2AFollower:
             return
         payload, is_auth = decision.payload, self.view.state == "auth_required"
         if payload is None or payload == "":
-            if not is_auth:  # a login elsewhere needs no words: the task is looked at again
+            if not is_auth:  # a login elsewhere needs no message: read the task again
                 self.refused = "the question needs an answer: write Decision.resume(text)"
             return
         self._old, self._old_until = self._shown(), time.monotonic() + OLD_SECONDS
@@ -265,8 +265,8 @@ class A2AFollower:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _confirm(self) -> None:
-        """Take the artifacts from a last snapshot, if it has any: some servers stream states alone, and what lies between
-        may repeat an event. A server that does not show the task is believed as it is."""
+        """Use the artifacts of a last snapshot, if it has any: some servers stream only states, and a proxy may repeat an
+        event. If the server cannot show the task, keep what was streamed."""
 
         async def ask() -> WireTask:
             return read_task(await self._client.task(self.view.task_id))
@@ -281,14 +281,14 @@ class A2AFollower:
                 self._stream_text(None)
 
     async def _look(self) -> None:
-        """Take a snapshot."""
+        """Read a snapshot of the task."""
         task_id = self.view.task_id
         if not task_id:
             raise ConnectionError(f"{self._client.url} gave no task, only a message that was lost")
 
         async def ask() -> WireTask:
             task = read_task(await self._client.task(task_id))
-            if task.id != task_id:  # something between here and the server mixes up its answers
+            if task.id != task_id:  # a proxy mixes up the answers
                 raise ConnectionError(f"{self._client.url} answered about another task")
             return task
 
@@ -337,7 +337,7 @@ class A2AFollower:
         self._report()
 
     def _begin(self, task_id: str, context_id: str, is_message: bool = False) -> None:
-        """Note the ids of the task that the server has made."""
+        """Store the ids of the task that the server has created."""
         if not is_message and not is_id(task_id):
             raise ExecutionBackendError(self._name, f"{self._client.url} gave the task an id that cannot be used")
         if self._tasks.get(task_id, self.run_id) != self.run_id:
@@ -364,7 +364,7 @@ class A2AFollower:
             raise ExecutionBackendError(self._name, problem)
 
     def _stream_text(self, fresh: str | None) -> None:
-        """Stream the text that is new at the end; `None` has it compared with what was streamed."""
+        """Emit the text that is new at the end; with `None`, find it by comparison with the emitted text."""
         if fresh is None:
             full, streamed = self.view.text(), "".join(self._streamed)
             self._is_in_step = full.startswith(streamed)
@@ -388,7 +388,7 @@ class A2AFollower:
         self._request.emit(Custom(data={**data, "message": said} if said else data))
 
     def _is_settled(self) -> bool:
-        """Return whether the task has ended or waits for something that it was not just given."""
+        """Return whether the task has ended, or waits for something other than the answer just sent."""
         if not self.view.is_settled or self._old is None:
             return self.view.is_settled
         return not self._is_waiting() or self._shown() != self._old or time.monotonic() > self._old_until

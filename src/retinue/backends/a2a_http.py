@@ -1,4 +1,4 @@
-"""The HTTP client under an A2A client: it reaches few servers, keeps no cookies and reads only so much."""
+"""The HTTP client under an A2A client: it reaches only allowed servers, keeps no cookies and limits what it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ZONELESS = re.compile(rb'"timestamp"\s*:\s*"[0-9]{4}-[0-9-]+T[0-9:.]+"')
 
 
 class TooMuch(Exception):
-    """A server sends more than anybody wants to read."""
+    """A server sends more than the limit."""
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
@@ -32,7 +32,7 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 
 def make_ssl_context() -> ssl.SSLContext:
-    """Return what checks the certificates of servers: the authorities of `$SSL_CERT_FILE`, or of the system."""
+    """Return the SSL context: it trusts the authorities in `$SSL_CERT_FILE`, or those of the system."""
     import certifi
 
     context = ssl.create_default_context()
@@ -71,7 +71,7 @@ def make_http_client(origins: frozenset[tuple[str, str, int]], seconds: float) -
 
     class Guarded(httpx.AsyncBaseTransport):
         def __init__(self) -> None:
-            # A connection for each request: an answer cannot be that to an earlier request.
+            # A new connection for each request: an answer cannot belong to an earlier request.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             verify = make_ssl_context() if any(scheme == "https" for scheme, _, _ in origins) else False
             self._inner = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=limits)
@@ -93,7 +93,7 @@ def make_http_client(origins: frozenset[tuple[str, str, int]], seconds: float) -
             await self._inner.aclose()
 
     timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, read=None, pool=None)
-    # Where the network repeats a request, a server that is to close the connection answers only the first.
+    # If the network repeats a request, a server that must close the connection answers only the first.
     headers = {"accept-encoding": "identity", "connection": "close"}
     return httpx.AsyncClient(transport=Guarded(), timeout=timeout, follow_redirects=False, headers=headers)
 

@@ -1,4 +1,4 @@
-"""A task of an A2A server as it is known here: the records of the wire, and how updates change it. Pure."""
+"""The local view of a task on an A2A server: its wire records, and how updates change it. Pure."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class TaskView:
         return self.state in STATUS and STATUS[self.state].is_terminal
 
     def load(self, task: WireTask) -> None:
-        """Take a snapshot, which replaces everything."""
+        """Load a snapshot, which replaces everything."""
         self._artifacts, self.size = {}, 0
         for artifact in task.artifacts:
             if not artifact.metadata.get("ns"):

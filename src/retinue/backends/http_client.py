@@ -27,7 +27,7 @@ _ERROR_BODY = 64 * 1024
 
 
 class Garbled(ConnectionError):
-    """A request or an answer that nobody can read: spoiled on its way, or not of such a server at all."""
+    """A request or an answer that cannot be read: damaged on its way, or from another kind of server."""
 
 
 class EventsNotOffered(Exception):
@@ -72,7 +72,7 @@ class HttpClient:
         url = self.url + path
         with self._our_errors(f"the events of {self.url} cannot be read"):
             async with self._session().get(url, headers=given, timeout=timeout, allow_redirects=False) as response:
-                if response.status in _TRANSIENT or response.status == 400:  # the request may have been spoiled
+                if response.status in _TRANSIENT or response.status == 400:  # the request may have been damaged
                     raise ConnectionError(f"{self.url} answered {response.status}")
                 if response.status in NOT_OFFERED:
                     raise EventsNotOffered
@@ -82,7 +82,7 @@ class HttpClient:
                     raise ConnectionError(f"{self.url} answered {response.content_type}")
                 chunks = aiter(response.content.iter_any())
                 while True:
-                    async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits for ever after a spoiled chunk
+                    async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits forever after a damaged chunk
                         data = await anext(chunks, b"")
                     if not data:
                         return
@@ -110,7 +110,7 @@ class HttpClient:
     async def ask(
         self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
     ) -> tuple[int, bytes]:
-        """Status and body of an answer. What may pass (no connection, 5xx) raises ConnectionError."""
+        """Return status and body of an answer. Transient failures (no connection, 5xx) raise ConnectionError."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)

@@ -92,7 +92,7 @@ class LangGraphBackend(RemoteBackend[HttpClient]):
         return _result(request, follower, status, error)
 
     async def _attend(self, follower: GraphFollower, request: RunRequest) -> tuple[RunStatus, str | None]:
-        """Follow the run until it ends or waits, is to be stopped, or takes too long."""
+        """Follow the run until it ends or waits; stop it if the request is cancelled or its time is over."""
         token = request.cancellation
         async with until_stopped(follower.follow(), token.wait(), seconds_for(request)) as work:
             if work.done() and not token.is_set():
@@ -110,10 +110,10 @@ class LangGraphBackend(RemoteBackend[HttpClient]):
 
 
 class GraphFollower:
-    """One run and what it is on the server: a thread, and the run on it that is the last.
+    """One run and its counterpart on the server: a thread, and the last run on it.
 
-    The id of the thread follows from that of the first run of a conversation, and each run there has the id of the one
-    here in its metadata. So a run whose answer was lost is found again, and none is started twice.
+    The thread id is derived from the first run of a conversation, and each run there has the id of the run here in its
+    metadata. So a run whose answer was lost is found again, and none is started twice.
     """
 
     def __init__(self, client: HttpClient, assistant: str, request: RunRequest, patience: float) -> None:
@@ -141,7 +141,7 @@ class GraphFollower:
         return "".join(self._streamed)
 
     def ids(self) -> dict[str, Any]:
-        """What is kept of the run."""
+        """The ids of the run there, in their stored form."""
         known = {"protocol": "langgraph", "task_id": self._remote_id, "context_id": self.thread_id}
         kept = {"status": self.status, "questions": self._questions, "asked": self._asked}
         return {**known, **kept, "text_from": self._text_from}
@@ -153,7 +153,7 @@ class GraphFollower:
     # --- the first message, and the answers
 
     async def submit(self) -> None:
-        """Start the run there; until the server has taken it nothing has happened."""
+        """Start the run there. If this raises, the server has not accepted it."""
         name = self._request.identity.agent
         texts = texts_to_send(self._request)
         if self._token.is_set():
@@ -167,7 +167,7 @@ class GraphFollower:
             raise ExecutionBackendError(name, str(exc)) from exc
 
     async def _start(self, body: bytes, patience: float, *, look_first: bool) -> None:
-        """Start a run on the thread, unless it is there: an earlier request may have arrived, and its answer not."""
+        """Start a run on the thread, unless it exists: the answer to an earlier request may have been lost."""
         may_be_there = look_first
 
         async def start() -> GraphRun:
@@ -198,7 +198,7 @@ class GraphFollower:
         return next((one for one in found if (one.metadata.get(RUN_ID), one.metadata.get(QUESTION)) == wanted), None)
 
     async def _decide(self) -> str | None:
-        """Pass answers on; return the reason where a human ends the run instead."""
+        """Pass answers on; if a human ends the run instead, return the reason."""
         decisions = self._request.decisions
         for decision in decisions.values():
             if decision.action == "cancel":
@@ -223,8 +223,8 @@ class GraphFollower:
     # --- what happens to the run
 
     async def follow(self) -> tuple[RunStatus, str | None]:
-        """Return how the run stands when it has ended or waits. The server may be away for a while."""
-        if not self._remote_id:  # its process ended before the id there was stored
+        """Wait until the run has ended or waits, and return its status. Short outages of the server are retried."""
+        if not self._remote_id:  # its process died before the id there was stored
             found = await retry(self._find, self._patience, self._token)
             if found is None:
                 raise ConnectionError(f"{self._client.url} does not know the run any more")
@@ -251,7 +251,7 @@ class GraphFollower:
         return self._outcome()
 
     async def stop(self) -> str | None:
-        """Have the run stopped; return a problem, if there is one."""
+        """Ask the server to stop the run; return a problem, if there is one."""
         path = f"/threads/{self.thread_id}/runs/{self._remote_id}/cancel?wait=1&action=interrupt"
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -281,7 +281,7 @@ class GraphFollower:
         return status, reasons.get(status)
 
     async def _read_events(self) -> bool:
-        """Stream what the graph says, from where the last stream broke; return whether there is no more."""
+        """Emit the text of the graph, from where the last stream broke; return whether the stream is complete."""
         path = f"/threads/{self.thread_id}/runs/{self._remote_id}/stream?stream_mode=messages-tuple"
         decoder = EventDecoder(MOST_BYTES)
         chunks = self._client.stream(path, {"last-event-id": self._event})
@@ -290,7 +290,7 @@ class GraphFollower:
                 async for data in chunks:
                     for block in decoder.split(data):
                         name, event_id, given = read_event(self._client.without_secrets(block))
-                        if event_id and event_id in self._events:  # what lies between may repeat a piece
+                        if event_id and event_id in self._events:  # a proxy may repeat a piece
                             continue
                         if given and name == "messages":
                             self._say(said_in(given))
@@ -302,11 +302,11 @@ class GraphFollower:
         except EventsNotOffered:
             return True
         except (ConnectionError, ValueError):
-            return False  # the status of the run tells how it stands
+            return False  # the status of the run decides
         return True
 
     def _say(self, text: str) -> None:
-        """Stream text; leave out what an earlier process has streamed, and all if it was another text."""
+        """Emit text, without the part that an earlier process has emitted; nothing if that was another text."""
         if self._expected:
             self._is_in_step = self._is_in_step and (self._expected.startswith(text) or text.startswith(self._expected))
             text, self._expected = text[len(self._expected) :], self._expected[len(text) :]

@@ -45,14 +45,14 @@ class HttpTaskClient(HttpClient):
         return await self._task(task_id, path, seconds + 60)
 
     async def cancel(self, task_id: str, *, tasks: bool = False) -> None:
-        """Have a task stopped; its background tasks go on, unless `tasks` says otherwise."""
+        """Ask the server to stop a task; its background tasks continue, unless `tasks` is true."""
         body = encode(TaskCancel(tasks)) if tasks else b""
         status, data = await self.ask("POST", task_path(task_id, "cancel"), body)
         if status >= 400 and status != 404:
             raise self.refused(status, data, "did not take the cancel")
 
     async def resume(self, task_id: str, decisions: Mapping[str, Decision]) -> None:
-        """Pass decisions on. The same ones again change nothing. DecisionRefused where the server does not take them."""
+        """Pass decisions on; raise DecisionRefused if the server refuses them. Idempotent for the same decisions."""
         status, data = await self.ask("POST", task_path(task_id, "resume"), encode(TaskDecisions(dict(decisions))))
         if status in NOT_OFFERED:
             raise DecisionRefused(f"{self.url} takes no decisions: {status} {self.words(data)}")
@@ -85,6 +85,6 @@ class HttpTaskClient(HttpClient):
         except ValueError as exc:
             problem = f"{self.url} did not answer as a task server ({self.words(str(exc))}): check the url"
             raise Garbled(problem) from None
-        if task.task_id not in ("", task_id):  # something between here and the server mixes up its answers
+        if task.task_id not in ("", task_id):  # a proxy mixes up the answers
             raise ConnectionError(f"{self.url} answered about another task")
         return task
