@@ -259,7 +259,7 @@ class TaskFollower:
                     self._request.emit_remote(event)
                     self._seen = event.seq
                     if not event.ns and isinstance(event, RunStarted | RunFinished):
-                        self._leg_ended = isinstance(event, RunFinished)  # background tasks may go on after it
+                        self._leg_ended = isinstance(event, RunFinished)  # background tasks may continue after it
                 if (self._leg_ended and not to_end) or (until and self._seen >= until):
                     return
         except EventsNotOffered:

@@ -47,8 +47,8 @@ _HOOKED = Private(hooked=True)
 
 
 async def run_hooked_call(x: Execution, call: CallState) -> None:
-    """Run one call from where it stands to its end, or until it waits."""
-    was_running = call.status is CALL_RUNNING  # its process ended
+    """Run one call from its present state until it ends or is suspended."""
+    was_running = call.status is CALL_RUNNING  # its process died
     if not was_running and call.status is not ToolCallStatus.RESUMING:
         _start(x, call)
     decision = call.decision

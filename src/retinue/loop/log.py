@@ -80,7 +80,7 @@ class LiveLog:
         self._run_sinks: dict[str, Sink] = EMPTY
         """Sinks that hear one run alone."""
         self._feeds: defaultdict[str, Feed] | None = None
-        """The events of each run, once somebody watches one alone."""
+        """The events of each run, filled when the first follower of a single run comes."""
         if writer is not None:
             writer.on_stored = self._wake_stored
         self.watched = bool(self._sinks) or writer is not None

@@ -27,7 +27,7 @@ from .service import MOST_WAIT, Service
 from .streams import EventsQuery, EventStream, open_run
 
 CANCEL_WAIT = 1.0
-"""Seconds that a cancel waits for the end of the run; it goes on after that."""
+"""Seconds that the answer to a cancel waits for the end of the run; the cancel continues after that."""
 _TASK_ID = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/]{1,256}")
 """A task id that can be a part of a path."""
 

@@ -340,7 +340,7 @@ def _put_if(link: Link, spot: _Spot, expected: _Version | None, data: bytes, mar
 
 
 def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> _Version | None:
-    """Replace the file that was found, or create it; return None if somebody else has created it since."""
+    """Replace the file that was found, or create it; return None if another process has created it since."""
     if found is None:
         _make_folders(link, spot, len(spot.names) - 1)
         made = link.run(

@@ -353,7 +353,7 @@ def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Seque
 
 
 def _remove_run(link: Link, run_id: str) -> int:
-    """Remove a run whose events are gone, with its background children; return 0 if somebody else did."""
+    """Remove a run whose events are removed, with its background children; return 0 if another process did."""
     link.run("DELETE FROM inbox WHERE log_id = ?", run_id)
     link.run("DELETE FROM push_targets WHERE run_id = ?", run_id)
     link.run("DELETE FROM logs WHERE log_id = ?", run_id)

@@ -226,7 +226,7 @@ class TaskProjection:
         return [self._update(state_of(status), at, "end", [{"text": error}] if error else None)]
 
     def __call__(self, event: Event) -> list[Json]:
-        if self.has_ended:  # background tasks go on after it
+        if self.has_ended:  # background tasks continue after it
             return []
         if not isinstance(event, DELTAS):
             self._tree(event)
@@ -400,7 +400,7 @@ class TaskProjection:
         return self._artifact_update({**self._artifacts[name], "parts": [{"text": event.delta}]}, append=True)
 
     def _new_text(self, event: Event, text: str, message_id: str, *, is_last: bool = False) -> Json:
-        """Begin the text of a run anew."""
+        """Clear the text of a run: its answer starts again."""
         name = _text_name(event.ns)
         self._texts[name] = message_id, [text]
         return self._artifact(event, name, [{"text": text}], is_last=is_last)

@@ -44,7 +44,7 @@ def _become(argv: list[str], prctl: Callable[..., int]) -> None:
 
 
 def _wait_for(pid: int, asked: list[int]) -> int | None:
-    """Wait until the first process has ended, or somebody asks to stop; return its wait status if it has ended."""
+    """Wait until the first process has ended, or a stop is requested; return its wait status if it has ended."""
     while not asked:
         # The signal must not come between the check and the wait, so this waits for signals, not for children.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGCHLD))
@@ -65,7 +65,7 @@ def _wait_for(pid: int, asked: list[int]) -> int | None:
 
 
 def _end_all(pid: int, status: int | None) -> int:
-    """End what is left, first with SIGTERM, then with SIGKILL."""
+    """End the remaining processes, first with SIGTERM, then with SIGKILL."""
     end = time.monotonic() + PATIENCE
     _signal_all(signal.SIGTERM)
     while True:
