@@ -26,7 +26,7 @@ STATUS = {
     "input_required": RunStatus.WAITING_INPUT,
     "auth_required": RunStatus.WAITING_AUTH,
 }
-"""The states in which nothing happens until a client sends a message."""
+"""The settled states: the task has ended, or waits for a message from the client."""
 
 
 class WirePart(Struct, rename="camel"):

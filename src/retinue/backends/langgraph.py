@@ -112,8 +112,8 @@ class LangGraphBackend(RemoteBackend[HttpClient]):
 class GraphFollower:
     """One run and its counterpart on the server: a thread, and the last run on it.
 
-    The thread id is derived from the first run of a conversation, and each run there has the id of the run here in its
-    metadata. So a run whose answer was lost is found again, and none is started twice.
+    The thread id is derived from the first run of a conversation. Each run there has the id of the run here in its metadata.
+    So a run whose answer was lost is found again, and none is started twice.
     """
 
     def __init__(self, client: HttpClient, assistant: str, request: RunRequest, patience: float) -> None:

@@ -1,7 +1,7 @@
 """Finds in the store what Temporal may have missed: runs that are due, lost or without a workflow, and unread wishes.
 
-Invariant: every worker may sweep at any time, and sweeping is idempotent. A workflow has the id of its run, a wake only
-makes a worker look at a log, and of two workers that get the same leg one can claim it.
+Invariant: every worker may sweep at any time, and sweeping is idempotent. A workflow has the id of its run. A wake only
+makes a worker look at a log. If two workers get the same leg, one can claim it.
 """
 
 from __future__ import annotations

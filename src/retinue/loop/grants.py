@@ -1,6 +1,6 @@
 """Grants: how the limits of a tree hold for children that have logs of their own, on other workers and servers.
 
-The owner of a log grants such a child a part of what the limits above it still allow, and counts the grant as used until
+The owner of a log grants such a child a part of what the limits above it still allow. It counts the grant as used until
 the child has ended. A child on another worker can ask for more; one on a server cannot. So one process decides on each
 limit, and all runs of a tree together stay within it.
 """

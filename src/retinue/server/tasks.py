@@ -1,6 +1,6 @@
 """The task protocol: sub-agents for parents on other machines.
 
-A task is a root run. Its run id follows from the user and the task id, so a repeated request finds the same run, also on
+A task is a root run. Its run id is derived from the user and the task id. So a repeated request finds the same run, also on
 another node of the same store and after a restart.
 """
 

@@ -400,7 +400,7 @@ class TaskProjection:
         return self._artifact_update({**self._artifacts[name], "parts": [{"text": event.delta}]}, append=True)
 
     def _new_text(self, event: Event, text: str, message_id: str, *, is_last: bool = False) -> Json:
-        """Clear the text of a run: its answer starts again."""
+        """Start a new text artifact for the answer of a run, and return its update."""
         name = _text_name(event.ns)
         self._texts[name] = message_id, [text]
         return self._artifact(event, name, [{"text": text}], is_last=is_last)
