@@ -23,7 +23,7 @@ from .remote import STOP_SECONDS, TERMINATION, RemoteBackend, seconds_for, why_s
 ACCEPT_SECONDS = 1.0
 """Seconds in which a server should name the task that is to be stopped."""
 MOST_QUESTIONS = 100
-"""Questions after which a task is given up: nobody has an answer that it takes."""
+"""Questions after which a task is given up: it accepts no answer."""
 
 
 class A2ABackend(RemoteBackend[A2AClient]):

@@ -56,7 +56,7 @@ class A2AFollower:
         self._asked_before = int(noted.get("questions", 0)) if request.is_dispatched else 0
         self.accepted = asyncio.Event()
         self.refused: str | None = None
-        """The reason for which the server did not take an answer."""
+        """Why the server refused an answer."""
         self._streamed, self._is_in_step = [request.streamed], True
         self._reported: tuple[str, str | None]
         self._reported, self._reports = (str(noted.get("status", "")), None), 0

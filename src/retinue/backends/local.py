@@ -28,7 +28,7 @@ from ..loop.state import ChildRef, RunState
 from .setup import Blueprint, begin, continue_tasks, held_thread, hold_thread, restore_text, result_again, thread_after
 
 LAST_MOMENT = 1.0
-"""Seconds that a run has at least which continues after its time is up."""
+"""The least number of seconds for a run that continues after its time is up."""
 
 
 class LocalBackend:
@@ -47,9 +47,9 @@ class LocalBackend:
         self.elsewhere: dict[str, tuple[CancellationToken, Callable[[], None] | None]] = {}
         """The tokens of children that another backend executes, and functions that let them outlive their calls."""
         self.rests: set[asyncio.Task[None]] = set()
-        """The tasks that follow what runs have left at work elsewhere."""
+        """The asyncio tasks that follow background tasks elsewhere of ended runs."""
         self._held: dict[str, int] = {}
-        """Runs that may have children after their end, and how many tasks want that."""
+        """Runs that may have children after their end, with the number of background tasks that hold each."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
 
     def profile(self) -> BackendProfile:

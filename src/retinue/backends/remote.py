@@ -26,7 +26,7 @@ STOP_SECONDS = 2.0
 GARBLED_TRIES = 5
 """Answers in a row that cannot be read, after which a server is taken for one of another kind."""
 DEADLINE = 7200.0
-"""Seconds a remote run may take where nobody says otherwise."""
+"""The default limit in seconds for a remote run."""
 TERMINATION = {
     RunStatus.COMPLETED: "natural",
     RunStatus.CANCELLED: "cancelled",

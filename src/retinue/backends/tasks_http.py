@@ -178,7 +178,7 @@ class TaskFollower:
         self._missing_before = 0
         self._noticed: str | None = None
         self.refused: str | None = None
-        """The reason for which the server did not take a decision."""
+        """Why the server refused a decision."""
 
     async def follow(self) -> RemoteTask:
         """Wait until the task has ended or waits, and return its state. Short outages of the server are retried."""

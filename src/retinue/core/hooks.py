@@ -82,7 +82,7 @@ CommandReturn = StateCommand | None | Awaitable[StateCommand | None]
 HookReturn = StateCommand | Intercept | None
 HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
 ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
-"""Stores the whole text of a long result, in a thread, and returns the words that tell the model where it is."""
+"""Stores the whole text of a long result, in a thread, and returns a sentence that tells the model where it is."""
 
 Handler = Callable[[Any, HookContext], CommandReturn]
 BeforeToolHook = Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]]

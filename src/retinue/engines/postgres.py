@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 SWEEP_EVERY = 1.0
 """Seconds between two looks for legs whose workers are gone, delays that are over and schedules that are due."""
 _RARELY = 30
-"""Sweeps between two that look for what should not be there."""
+"""Every so many sweeps, one also looks for strays and unscheduled runs."""
 _LATER = 30.0
 """Seconds until a leg that could not be worked on is tried again."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0

@@ -45,7 +45,7 @@ UNREAD = 2.0
 """Seconds after which a wish in an inbox counts as overlooked."""
 _TICK = 0.05
 _AGAIN = 30.0
-"""Seconds after which something that was done about a run may be done again."""
+"""Seconds before a worker acts on the same run again."""
 
 
 class Sweeper:
@@ -56,7 +56,7 @@ class Sweeper:
         self._logs = PlacedLogs(engine.store, engine.name)
         self._workers, self._schedules = Workers(engine.store), Schedules(engine.store)
         self._done: dict[str, float] = {}
-        """When something was done about a run from here."""
+        """When this worker last acted on each run."""
         self._missing: set[str] = set()
         self._stale: set[str] = set()
         """The logs without a workflow, and the workflows without a log, at the last comparison."""

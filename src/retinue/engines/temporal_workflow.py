@@ -40,7 +40,7 @@ class RetinueRun:
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = {"run_id": workflow.info().workflow_id, **order}
         self._wakes = self._seen = self._legs = 0
-        """Times that something was put into the inbox; that number when the last leg began; legs that have ended."""
+        """Three counts: wishes put into the inbox; the same when the last leg started; legs that have ended."""
         self._shown: dict[str, Any] = {}
 
     @workflow.run

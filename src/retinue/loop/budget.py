@@ -21,7 +21,7 @@ Amount = Literal["children", "steps", "tokens", "cost"]
 _NO_BUDGET = (None, None, None, None)
 _ROUNDING = 1e-9
 _NOTICE = 200
-"""Characters that tell the model of its last turn."""
+"""Characters of the notice that this is the model's last turn."""
 
 
 class Reached(Struct, frozen=True):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
 
 _LEGAL_CALL_ID = re.compile(r"(?!ticket_)[A-Za-z0-9_.+=@$#-]{1,256}")
-"""Ids that cannot be taken for a path, a namespace, a child's place or a ticket."""
+"""Ids that cannot be confused with a path, a namespace, a child's number or a ticket."""
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -127,7 +127,7 @@ class Slots:
 
 
 Equip = Callable[["Execution", str], Equipment]
-"""Returns the equipment of the agent of that name, for a run that it takes over."""
+"""Returns the equipment of the named agent, for a handoff of the run to it."""
 
 
 class Execution:
@@ -158,7 +158,7 @@ class Execution:
         self.use(equipment)
         self.is_limited = is_limited(log.tree, state)
         self.was_interrupted = state.leg > 0 and state.status is RUNNING
-        """True if its process ended while it ran, until the loop has dealt with that."""
+        """True from a recovery until the loop has handled the interrupted turn."""
         self.holding: set[str] = set()
         """The calls that have a slot."""
         self.asked_again: dict[str, set[int]] = {}

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Earlier = Callable[[int, int | None, bool], AsyncIterator[Event]]
-"""Reads stored events after one number, up to another or, with None, until the log has ended; with False also until
-nobody works on it because its run waits."""
+"""Reads stored events after one number, up to another; with None, until the log has ended. With False as the third
+argument it also stops when the run waits and no process works on the log."""
 
 
 Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
-"""Asks for what the function returns; returns whether more was granted."""
+"""Asks for the grant that the function returns; returns whether more was granted."""
 
 
 class LiveLog:
@@ -50,7 +50,7 @@ class LiveLog:
     ) -> None:
         self.tree = LogState() if tree is None else tree
         self.is_resumed = tree is not None
-        """True if another process, or an earlier leg, has begun it."""
+        """True if an earlier process or leg has started the log."""
         self.first = self.tree.seq
         """The number of the last event before `events`."""
         self.events: list[Event] = []
@@ -63,22 +63,22 @@ class LiveLog:
         self.dispatching: list[RunState] = []
         """Runs that are starting a child elsewhere, once for each child that is not accepted yet."""
         self.widen: Widen | None = None
-        """Of a placed run: asks the runs above, which are in another log, to let it use more."""
+        """Of a placed run: asks the owner of the parent's log for a larger grant."""
         self.results: dict[str, RunResult] = {}
         """The results of runs that worked here and ended or wait."""
         self.ended = self.lost = False
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
-        """The background tasks at work here, by id: how each is cancelled."""
+        """The background tasks at work here, by id, each with the function that cancels it."""
         self.on_release: Callable[[], None] | None = None
         """Called when a background task has ended."""
         self.held_threads: dict[str, str | None] = {}
-        """The threads that the store holds for children, with the run that has each; None if none has it any more."""
+        """The threads that the store holds for children, each with the run that uses it; None if the run has ended."""
         self._sinks = list(sinks)
         self._waiting: list[asyncio.Future[None]] = []
         self._waiting_for_store: list[asyncio.Future[None]] = []
-        """Followers that want stored events only: an event that is appended does not concern them yet."""
+        """Followers that want stored events only: they are not woken when an event is appended."""
         self._run_sinks: dict[str, Sink] = EMPTY
-        """Sinks that hear one run alone."""
+        """Sinks that get the events of one run only."""
         self._feeds: defaultdict[str, Feed] | None = None
         """The events of each run, filled when the first follower of a single run comes."""
         if writer is not None:

@@ -48,7 +48,7 @@ MAX_ACTION_ROUNDS = 16
 LOOP_ACTIONS: tuple[type, ...] = get_args(LoopAction)
 
 SIGNALS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that end a task or the process. Any other one is an error, also if it is no Exception."""
+"""Exceptions that end an asyncio task or the process. All others are errors, also those that do not derive from Exception."""
 
 _json = msgspec.json.Decoder().decode
 
@@ -120,7 +120,7 @@ class HookRound:
 
     def __init__(self, x: Execution, phase: Phase, context: HookContext, args: dict[str, Any] | None = None) -> None:
         self.x, self.context, self._args = x, context, args
-        """Its execution, what its hooks see, and the arguments of the call, of which they see a copy."""
+        """The execution, the context for hooks, and the call's arguments, of which hooks see a copy."""
         self.phase: Phase = phase
         # Most hooks return nothing: commands are made when there is something to collect.
         self.command: StateCommand | None = None

@@ -49,7 +49,7 @@ MAX_ARGUMENTS = 2 * 1024 * 1024
 MAX_CALLS = 10_000
 """Calls that one answer may ask for."""
 _CHUNK = 32
-"""Characters that a chunk counts for at least: each is an event, however little it says. So an answer has at most 262,144
+"""The least number of characters that a chunk counts for, because each chunk is an event. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
 _TURN = 200
 """Chunks after which other work has its turn."""

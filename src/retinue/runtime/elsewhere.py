@@ -62,7 +62,7 @@ class Elsewhere:
     def __init__(self, runs: LocalRuns, owner: Owner) -> None:
         self._runs, self.owner, self._store = runs, owner, owner.store
         self._left_alone: set[str] = set()
-        """Runs that cannot be continued here, as was logged."""
+        """Runs that cannot be continued here; each was logged once."""
 
     # --- claiming
 

@@ -22,7 +22,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.status: RunStatus | None = None
-        """The status with which the root run ended its last leg; None while it works, or is not known to."""
+        """The status with which the root run ended its last leg; None while it works, or if that is unknown."""
         self.tasks: set[str] = set()
         """The background tasks at work."""
 

@@ -62,26 +62,26 @@ class LiveRun:
         self._loop = asyncio.get_running_loop()
         self.end: asyncio.Future[RunResult] = self._loop.create_future()
         self.left = asyncio.Event()
-        """Set when it has left its thread to others."""
+        """Set when it has released its thread."""
         self.is_new_thread = False
         """True if its thread is new and empty."""
         self.thread_saved_at: float | None = None
-        """When its thread must have been saved last, if that matters: if it was saved since, the run is refused."""
+        """If set, the run is refused if its thread was saved after this time."""
         self.before: list[LiveRun] = []
-        """The runs that have its thread before it, where no store decides that."""
+        """Without a store: the runs that have its thread before it."""
         self._task: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[object]] = set()
         self.replies: list[Reply] = []
         """Replies to wishes, for the next transaction."""
         self._is_settling = self._is_begun = self._keeps_thread = False
         self.is_done = self.is_adopted = False
-        """Nothing is left to do here; another process started it."""
+        """`is_done`: this process has no more work on the run. `is_adopted`: another process started it."""
         self.on_done: Callable[[], None] | None = None
-        """Called once nothing is left to do here."""
+        """Called when `is_done` is set."""
         self.begun: asyncio.Future[None] = self._loop.create_future()
         """Done when a database has the start of the run."""
         self._releasing: asyncio.Future[None] | None = None
-        """While the log is being given up."""
+        """Done when the release in progress is stored; None if there is none."""
         self._is_release_due = False
         self.may_wake = False
         """True if its conversation may have to be woken before the log ends."""

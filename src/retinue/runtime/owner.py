@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LEASE = 30.0
-"""Seconds for which an owner counts as alive without a sign of life."""
+"""Seconds for which an owner counts as alive after its last renewal."""
 _LOOK_EVERY = 0.5
 """Seconds between two looks at inboxes, if the store does not announce changes."""
 _MARGIN = 0.1
-"""The part of a lease before whose end an owner that cannot renew it drops its logs."""
+"""The last part of a lease: an owner that has not renewed by then drops its logs."""
 
 _LOST = "the process that worked on the run is gone: the run waits for another process"
 
 _here: dict[str, asyncio.AbstractEventLoop] = {}
-"""The owners of this process that have not been closed, with the loops they live in."""
+"""The open owners of this process, with their event loops."""
 
 
 class Owner:
@@ -49,7 +49,7 @@ class Owner:
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
         """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
         self._strays: dict[str, float] = {}
-        """Logs that are ours in the store but not here, and since when: what worked on them has broken down."""
+        """Logs that the store says we own and that no run here works on, and since when: their run broke down."""
         self._renewed = _now()
         self._poked = asyncio.Event()
         self._job: asyncio.Task[None] | None = None

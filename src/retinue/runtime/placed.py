@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 BATCH = 1000
 LOOK_EVERY = 2.5
-"""Seconds after which a log is read again without a notification, and its owner is looked at."""
+"""Seconds after which a log is read again without a notification, and its owner is checked."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 

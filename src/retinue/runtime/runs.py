@@ -70,7 +70,7 @@ class LocalRuns:
         """Without a store: the runs in `_live` that are complete, the oldest first."""
         self._is_shared = False
         self.is_closing = False
-        """True if nothing new is to begin here."""
+        """True if no new run may start here."""
 
     def use_engine(self, dispatcher: Dispatcher) -> None:
         """Have workers execute root runs, and children whose agents have a queue."""

@@ -26,8 +26,8 @@ RING = 2048
 """Events that a feed keeps."""
 BATCH = 256
 PACE, LONGEST_PACE = 0.00025, 0.06
-"""Seconds between two sends to a reader, for each reader that this process has, and at most: a crowd gets its events in
-fewer, larger pieces."""
+"""Seconds between two sends to a reader, for each reader of this process, and at most: with many readers, each gets fewer
+and larger pieces."""
 BEAT = 5.0
 """Seconds between two signs of life on a stream."""
 _PAUSE = 1.0
@@ -98,7 +98,7 @@ class Feed:
         self.ended = False
         self.problem: RetinueError | None = None
         self.notice: Frame | None = None
-        """An event that is not stored and holds until the next one: nobody owns the log, or another process does."""
+        """A notice that is not stored and is valid until the next event: the log has lost its owner, or has a new one."""
         self.followers = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._room = asyncio.Event()

@@ -21,7 +21,7 @@ from .limits import UserLimits
 T = TypeVar("T")
 MAX_BODY = 4_000_000
 OWN_PREFIX = "thread_run_"
-"""The ids of threads that follow from the key of a request. Nobody may take one in advance."""
+"""The ids of threads that are derived from an idempotency key. Clients may not choose such an id."""
 MOST_WAIT = 300.0
 """Seconds for which a request may wait for the end of a run."""
 BODY_SECONDS = 60.0

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 LOOK_AGAIN = 5.0
 """Seconds between two reads of a log that another process writes, unless a change is notified."""
 GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
-"""Seconds for which rows are gathered if nobody waits for them to be stored: at least, for each log that gathers, and at
+"""Seconds for which rows are gathered if no barrier waits for them: at least, for each log that gathers, and at
 most. Many logs are thus written in fewer, larger transactions."""
 MOST_TOGETHER = 500
 """Logs that are written in one turn of the event loop."""
@@ -67,7 +67,7 @@ class LogWriter:
         self.log_id, self._store, self.epoch = log_id, store, epoch
         self.on_lost: Callable[[Exception], None] | None = None
         self.fresh_until = inf
-        """The time since the boot until which the lease cannot have run out; its owner moves it on."""
+        """The boot-clock time until which the lease is certain to hold; each renewal moves it."""
         self.rows: list[LogRow] = []
         self._extra: LogBatch | None = None
         """Runs, threads and replies for the next write."""
@@ -230,7 +230,7 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = Non
 
 
 Notice = Callable[[bool], Awaitable[Event | None]]
-"""Returns what a reader who waits must know about the owner of a log, given whether it knows that the owner is lost."""
+"""Returns a notice about the owner of a log for a reader that waits; the argument says if it had the notice of a loss."""
 
 
 async def stored_events(

@@ -91,7 +91,7 @@ def _run_values(record: RunRecord) -> tuple[Any, ...]:
 
 
 TAKEN_OVER = -(2**40)
-"""The level of a leg that was begun before: it comes before those that have not."""
+"""The level of a leg that lost its worker: it comes before legs that have not started."""
 NEXT_TURN = (
     "(SELECT MAX(turn) FROM (SELECT (SELECT MAX(turn) + 1 FROM logs AS mine WHERE mine.queue = logs.queue "
     "AND mine.flow = logs.flow AND mine.owner IS NULL AND mine.turn IS NOT NULL) AS turn UNION ALL "
@@ -296,7 +296,7 @@ def _value(link: Link, query: str, *values: Any) -> Any:
 
 
 MOST_ROWS = 500
-"""Rows changed in one transaction, so that nobody waits long for it."""
+"""Rows changed in one transaction, so that others do not wait long for it."""
 _SOME_ROWS = "log_id = ? AND (seq, sub) IN (SELECT seq, sub FROM events WHERE log_id = ? {} ORDER BY seq, sub LIMIT ?)"
 
 
