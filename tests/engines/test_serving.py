@@ -11,8 +11,10 @@ from retinue.storage.depths import read_depths
 
 from ..server.serving import TOKEN, serving
 from ..story import check_order
-from .crew import crew
+from ..waiting import until
+from .crew import Gate, crew
 from .team import Site
+from .workflows import has_activity
 
 
 async def test_runs_of_a_server_are_done_by_workers(site: Site) -> None:
@@ -31,17 +33,28 @@ async def test_runs_of_a_server_are_done_by_workers(site: Site) -> None:
 
 
 async def test_a_client_of_a_server_has_the_options_of_an_engine(site: Site) -> None:
-    async with serving(site.client(crew())) as server, Client(server.url, token=TOKEN) as client, site.client() as here:
+    gate = Gate()
+    async with (
+        serving(site.client(crew())) as server,
+        Client(server.url, token=TOKEN) as client,
+        site.client() as here,
+        site.worker([gate.agent(), *crew()], queues=["night"], slots=1),
+    ):
+        held = here.stream("held", "go", queue="night")
+        await gate.entered.wait()  # it has the only slot until the others wait for it
         runs = [client.stream("echo", f"{number}", priority=number, queue="night") for number in (0, 1, 2)]
         for run in runs:
             await run.stored()
+            if site.engine != "postgres":
+                await until(lambda run_id=run.run_id: has_activity(here, run_id))
         later = client.stream("echo", "later", delay=3600.0, queue="day")
         await later.stored()
         day, night = await read_depths(here.store)  # type: ignore[arg-type]
         assert [(one.queue, one.ready, one.delayed) for one in (day, night)] == [("day", 0, 1), ("night", 3, 0)]
-        async with site.worker(queues=["night"], slots=1):
-            ends = {(await run.result()).response: await _end_of(here, run.run_id) for run in runs}
+        gate.go.set()
+        ends = {(await run.result()).response: await _end_of(here, run.run_id) for run in runs}
         assert sorted(ends, key=lambda said: ends[said]) == ["echo: 2", "echo: 1", "echo: 0"]
+        assert (await held.result()).status is RunStatus.COMPLETED
         assert (await later.cancel()).status is RunStatus.CANCELLED
         for wrong in ({"queue": "a b"}, {"delay": -1.0}, {"delay": 1e12}, {"priority": 10**9}):
             with pytest.raises((ConfigurationError, ServerError), match="queue|delay|priority"):
