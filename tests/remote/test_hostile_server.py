@@ -166,3 +166,48 @@ async def test_a_stream_with_a_spoiled_chunk_breaks_and_does_not_hang(monkeypatc
         with pytest.raises(ConnectionError, match="cannot be read"):
             _ = [events async for events in client.events("t1", 0)]
         await client.close()
+
+
+async def test_an_event_of_a_damaged_chunk_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that came twice can look like an event that nobody sent; only the end of its chunk shows that it is none."""
+
+    def frame(seq: int, delta: str) -> bytes:
+        event = {
+            "kind": "text_delta",
+            "seq": seq,
+            "at": 1.0,
+            "run_id": "r",
+            "agent": "a",
+            "delta": delta,
+            "message_id": "m",
+        }
+        return b"id: %d\ndata: %b\n\n" % (seq, json.dumps(event).encode())
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        whole, spliced = frame(1, "one"), frame(2, "one two")
+        writer.write(b"%x\r\n%b\r\n" % (len(whole), whole))
+        await has_read.wait()
+        writer.write(b"%x\r\n%b" % (len(spliced), spliced))
+        for _ in range(100):  # turns of the event loop in which the client would read it
+            await asyncio.sleep(0)
+        writer.write(b"two")
+        writer.close()
+
+    server = await asyncio.start_server(send, "127.0.0.1", 0)
+    client = HttpTaskClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    seen: list[object] = []
+    has_read = asyncio.Event()
+
+    async def read() -> None:
+        async for events in client.events("t", 0):
+            seen.extend([getattr(event, "delta", None) for event in events])
+            monkeypatch.setattr("retinue.backends.http_client.SILENCE_SECONDS", 0.5)
+            has_read.set()
+
+    async with server:
+        with pytest.raises(ConnectionError, match="cannot be read"):
+            await read()
+        await client.close()
+    assert seen == ["one"]

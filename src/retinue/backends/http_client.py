@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ExecutionBackendError
@@ -46,6 +46,27 @@ def trace_headers() -> dict[str, str]:
     return headers
 
 
+async def whole_chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    """Yield the body of a response chunk by chunk, each once its end has come.
+
+    A damaged chunk has no end where it should be. Its bytes may look like an event that nobody sent, so none is used.
+    Raises ConnectionError for a chunk that is too large.
+    """
+    is_chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
+    pieces, held = aiter(response.content.iter_chunks()), bytearray()
+    while True:
+        async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits forever after a damaged chunk
+            data, is_end = await anext(pieces, (b"", None))
+        if is_end is None:
+            return
+        held += data
+        if len(held) > MOST_BYTES:
+            raise ConnectionError(f"a piece of the answer has more than {MOST_BYTES:,} bytes")
+        if held and (is_end or not is_chunked):
+            yield bytes(held)
+            held.clear()
+
+
 class HttpClient:
     """Speaks to one server. A final refusal raises ExecutionBackendError, a failure that may pass raises ConnectionError.
     The headers come from the declaration and go with every request to that address: no redirect is followed, and their
@@ -80,13 +101,9 @@ class HttpClient:
                     raise self.refused(response.status, b"", "did not send the events of the task")
                 if response.content_type != "text/event-stream":
                     raise ConnectionError(f"{self.url} answered {response.content_type}")
-                chunks = aiter(response.content.iter_any())
-                while True:
-                    async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits forever after a damaged chunk
-                        data = await anext(chunks, b"")
-                    if not data:
-                        return
-                    yield data
+                async with aclosing(whole_chunks(response)) as chunks:
+                    async for data in chunks:
+                        yield data
 
     @contextmanager
     def _our_errors(self, problem: str) -> Generator[None]:

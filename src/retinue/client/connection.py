@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from ..backends.http_client import trace_headers
+from ..backends.http_client import trace_headers, whole_chunks
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
@@ -183,7 +183,7 @@ class Connection:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.refusal(response.status, await response.read())
             yield [], 0.0
-            async for data in response.content.iter_any():
+            async for data in whole_chunks(response):
                 hint = _RETRY.search(data) if b"retry:" in data else None
                 found = decoder.feed(data)
                 if found or hint:
