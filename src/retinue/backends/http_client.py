@@ -53,11 +53,11 @@ async def whole_chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes
     Raises ConnectionError for a chunk that is too large.
     """
     is_chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
-    pieces, held = aiter(response.content.iter_chunks()), bytearray()
+    held = bytearray()
     while True:
         async with asyncio.timeout(SILENCE_SECONDS):  # the HTTP client waits forever after a damaged chunk
-            data, is_end = await anext(pieces, (b"", None))
-        if is_end is None:
+            data, is_end = await response.content.readchunk()
+        if not data and not is_end:
             return
         held += data
         if len(held) > MOST_BYTES:
