@@ -15,6 +15,7 @@ from ..storage.stored import sql
 from .conftest import Cli
 
 RUN = ["run", "q", "--model", "offline:rules"]
+CHAT = ["chat", "--model", "offline:rules"]
 ON_RUNS = [
     ["runs", "show", "run_x"],
     ["runs", "events", "run_x"],
@@ -29,15 +30,15 @@ SERVE = ["serve", ".", "--port", "0"]
 ON_TOKENS = [["tokens", "add", "ann"], ["tokens", "list"], ["tokens", "revoke", "token_x"]]
 ON_TASKS = [["tasks", "show", "task_x"], ["tasks", "wait", "task_x"], ["tasks", "cancel", "task_x"]]
 ON_DATABASE = [["db", "check"], ["db", "migrate"], ["db", "prune", "--older-than", "1d"]]
-WITH_DATABASE = [RUN, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
+WITH_DATABASE = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
 AGENTS = [["agents", "list"], ["agents", "validate"]]
 ON_ENGINE = [["worker", "."], ["queues"]]
 ALL = [*WITH_DATABASE, *AGENTS, *ON_ENGINE, ["demo"]]
 NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "db")]
-CREATING = [RUN, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
+CREATING = [RUN, CHAT, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
 """Commands that make the database they are given."""
-SINGLE = ("run", "serve", "worker", "queues", "demo")
-IN_FOLDER = [RUN, ["tasks", "list"], *ON_TASKS, *AGENTS]
+SINGLE = ("run", "chat", "serve", "worker", "queues", "demo")
+IN_FOLDER = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, *AGENTS]
 
 
 def named(commands: list[list[str]]) -> pytest.MarkDecorator:
@@ -85,7 +86,7 @@ def test_a_missing_argument(cli: Cli, command: list[str]) -> None:
         (["rnu"], "unknown command 'rnu'; did you mean run? see retinue --help"),
         (
             ["fly"],
-            "unknown command 'fly'; choose from run, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
+            "unknown command 'fly'; choose from run, chat, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
         ),
         (["tasks", "lst"], "unknown action 'lst'; did you mean list? see retinue tasks --help"),
         (["runs", "list", "--status", "runing"], "--status: unknown value 'runing'; did you mean running?"),

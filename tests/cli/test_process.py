@@ -157,8 +157,11 @@ def on_terminal(
     after: bytes = b"",
     env: dict[str, str] | None = None,
     typed: Iterable[bytes] = (),
+    dialogue: Iterable[tuple[bytes, bytes]] = (),
 ) -> Outcome:
-    """The command line on a terminal of 100 by 30; keys are typed once `after` is shown, each of `typed` at a question."""
+    """The command line on a terminal of 100 by 30; keys are typed once `after` is shown, each of `typed` at a question.
+
+    Each step of a `dialogue` is what is shown, after the step before, and the keys that are typed then."""
     import fcntl
     import pty
     import struct
@@ -170,7 +173,7 @@ def on_terminal(
     process = started(*args, **files, program=TAKE_TERMINAL + PROGRAM, start_new_session=True, env=env or {})
     os.close(slave)
     seen = b""
-    answers = list(typed)
+    answers, steps, from_here = list(typed), list(dialogue), 0
     while True:
         try:
             piece = os.read(master, 65536)
@@ -181,6 +184,9 @@ def on_terminal(
         seen += piece
         if answers and seen.count(b"Allow it?") > len(tuple(typed)) - len(answers):
             os.write(master, answers.pop(0))
+        while steps and (at := seen.find(steps[0][0], from_here)) >= 0:
+            from_here = at + len(steps[0][0])
+            os.write(master, steps.pop(0)[1])
         if keys and after in seen:
             os.write(master, keys)
             keys = b""

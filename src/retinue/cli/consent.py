@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,7 @@ class Consent(Permissions):
             self.view.pause()
         lines = [f"{clean(agent)} wants to call {clean(tool)}:", *_argument_lines(args)]
         print("\n".join(lines), file=sys.stderr)
+        _drop_typed_ahead()
         print(f"Allow it? [y]es, [n]o, [a]ll calls of {clean(tool)}: ", end="", file=sys.stderr, flush=True)
         try:
             # os.read holds no lock of sys.stdin, so a question that nobody answers does not hinder the exit.
@@ -77,8 +79,17 @@ class Consent(Permissions):
             return False
         options = " ".join([f"--allow {tool}" for tool in self._unasked])
         refused = count(sum(self._unasked.values()), "call")
+        self._unasked.clear()
         complain(f"{refused} refused, as there is no terminal to ask at: allow them with {options}, or all with --yes")
         return True
+
+
+def _drop_typed_ahead() -> None:
+    """Drop what was typed, or pasted, before a question: it is no answer to it."""
+    with suppress(ImportError, OSError):
+        import termios  # not on Windows
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 def make_permissions(args: argparse.Namespace) -> Permissions:

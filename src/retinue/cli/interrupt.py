@@ -69,6 +69,11 @@ class Interrupt:
         self._loop = asyncio.get_running_loop()
         await self._event.wait()
 
+    def forget(self) -> None:
+        """Wait for another first signal."""
+        self.happened, self.lost_tasks = False, 0
+        self._event.clear()
+
     async def sleep(self, seconds: float) -> None:
         """Sleep until the time is over or an interrupt comes."""
         with suppress(TimeoutError):

@@ -34,6 +34,11 @@ terminal such calls are refused.
 
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds."""
+_CHAT = """\
+Each line is a message in one conversation; the agents answer it as with retinue run, and remember the lines before.
+--thread continues a conversation that --db has kept.
+
+Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines are read until the input ends."""
 _SERVE = """\
 TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
 that returns one of them.
@@ -80,6 +85,7 @@ _GROUPS = {
 }
 _COMMANDS = (  # with the function, what it does, and an example
     ("run", "run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
+    ("chat", "chat:chat", "talk about the files of a folder, line by line", "--workspace docs --db sqlite:///app.db"),
     ("agents list", "agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
     (
         "agents validate",
@@ -123,6 +129,7 @@ _COMMANDS = (  # with the function, what it does, and an example
 )
 _ABOUT = {
     "run": _RUN,
+    "chat": _CHAT,
     "demo": _DEMO,
     "serve": _SERVE,
     "worker": _WORKER,
@@ -335,7 +342,8 @@ def _add_single(parser: CommandParser, name: str) -> None:
     if name == "queues":
         _add_database(parser, "postgresql://localhost/app")
         return
-    parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
+    if name == "run":
+        parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
     _add_workspace(parser)
     parser.add_argument("--agent", metavar="NAME", help="run this sub-agent of the folder itself, without its parent")
     parser.add_argument("--subagents", metavar="DIR", help="use the sub-agents in DIR/subagents as well")

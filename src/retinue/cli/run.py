@@ -1,13 +1,17 @@
-"""`retinue run`: one question on a folder, shown live."""
+"""`retinue run`: one question on a folder, shown live; and the runtime of a folder, which `retinue chat` uses too."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from ..core.errors import ConfigurationError
 from ..core.model import Model
+from ..core.runs import RunResult
 from ..models.resilience import close_model
-from ..runtime import Runtime
+from ..runtime import Run, Runtime
 from ..storage.stores import open_store, without_secrets
 from ..subagents.declarations import Problem
 from ..subagents.harness import HarnessAgent
@@ -33,6 +37,37 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Ask a question and show the run until it ends."""
     if not args.question.strip():
         raise ConfigurationError('the question is empty: ask something, as in retinue run "Where is the key kept?"')
+    async with open_folder(args) as folder:
+        with make_view(as_json=args.json) as view:
+            result = await watch(folder.ask(args.question, args.thread), view, interrupt, consent=folder.consent)
+    return folder.exit_code(result, interrupt)
+
+
+class Folder(NamedTuple):
+    """A runtime with the agent of a folder, as the options of a command describe it."""
+
+    runtime: Runtime
+    chosen: DeclaredAgent
+    model: str | Model | None
+    """Instead of the agent's own."""
+    consent: Consent
+    database: str
+    """The option --db of what to type next."""
+    is_stored: bool
+
+    def ask(self, question: str, thread_id: str | None) -> Run:
+        """Start a run. A shell may pass bytes that are no text; they arrive as lone surrogates, and are replaced."""
+        text, limits = question.encode("utf-8", "replace").decode(), self.chosen.limits
+        return self.runtime.stream(self.chosen.agent, text, thread_id=thread_id, limits=limits, model=self.model)
+
+    def exit_code(self, result: RunResult, interrupt: Interrupt) -> int:
+        """Return the exit code of a run, and say what is wrong."""
+        return exit_code(result, interrupt, self.database, is_stored=self.is_stored, consent=self.consent)
+
+
+@asynccontextmanager
+async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
+    """Make the agent of a folder, say what may not be meant, and enter its runtime."""
     model, url = choose_model(args.model), optional_url(args)
     store = None if url is None else open_store(url)
     workspace = args.workspace or "."
@@ -47,8 +82,6 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
             f"choose one with --model provider:model or ${MODEL_VARIABLE}"
         )
     _report_errors(harness, args, problems)
-    # A shell may pass bytes that are no text; they arrive as lone surrogates.
-    question = args.question.encode("utf-8", "replace").decode()
     chosen = DeclaredAgent(harness, None)
     if args.agent is not None:
         chosen = await make_declared(harness, args.agent, args.max_steps, consent)
@@ -57,17 +90,14 @@ async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
     own_model = named if args.model is not None or chosen.agent.model is None else None
     # Interrupted runs in the database belong to other folders: they are not recovered here.
     runtime = Runtime([chosen.agent]) if store is None else Runtime([chosen.agent], store=store, recover=False)
-    with make_view(as_json=args.json) as view:
-        with as_misuse():
-            await runtime.__aenter__()
-        try:
-            run = runtime.stream(chosen.agent, question, thread_id=args.thread, limits=chosen.limits, model=own_model)
-            result = await watch(run, view, interrupt, consent=consent)
-        finally:
-            await runtime.close()
-    await close_model(chosen.agent.model)
-    where = "" if args.db is None else f" --db {without_secrets(args.db)}"
-    return exit_code(result, interrupt, where, is_stored=store is not None, consent=consent)
+    database = "" if args.db is None else f" --db {without_secrets(args.db)}"
+    with as_misuse():
+        await runtime.__aenter__()
+    try:
+        yield Folder(runtime, chosen, own_model, consent, database, store is not None)
+    finally:
+        await runtime.close()
+        await close_model(chosen.agent.model)
 
 
 def _report_errors(harness: HarnessAgent, args: argparse.Namespace, others: list[Problem]) -> None:

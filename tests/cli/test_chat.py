@@ -1,0 +1,107 @@
+"""`retinue chat`: one conversation, one run for each line, through a pipe or on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.cli.parsers import INTERRUPTED
+
+from .conftest import Cli, Outcome, started
+from .test_consent import made
+from .test_process import after_line, on_terminal
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
+
+
+def piped(text: str, *args: str) -> Outcome:
+    """The command line with lines from a pipe."""
+    process = started("chat", *args, stdin=subprocess.PIPE)
+    out, err = process.communicate(text.encode(), timeout=90)
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+
+def events(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_lines_of_a_pipe_are_one_conversation(folder: Path) -> None:
+    code, out, err = piped("What does the lamp burn?\n\nWho has it", "--workspace", str(folder), "--json")
+    assert code == 0, err
+    runs = [event for event in events(out) if event["kind"] == "run_started"]
+    assert [event["messages"][-1]["parts"][0]["text"] for event in runs] == ["What does the lamp burn?", "Who has it"]
+    assert len({event["thread_id"] for event in runs}) == 1
+    (before,) = [event for event in events(out) if event["kind"] == "messages_snapshot"]
+    assert "The lamp burns paraffin." in str(before["messages"])
+
+
+def test_a_stored_conversation_is_continued(cli: Cli, folder: Path) -> None:
+    where = ("--workspace", str(folder), "--db", f"sqlite:///{folder}/app.db")
+    first = piped("What does the lamp burn?\n/exit\nnever asked\n", *where)
+    assert first.code == 0, first.err
+    (thread_id,) = re.findall(r"continue with: retinue chat --thread (\S+) --db ", first.err)
+    assert piped("Who has it?\n", *where, "--thread", thread_id).code == 0
+    runs = json.loads(cli("runs", "list", *where[2:], "--thread", thread_id, "--json").out)
+    assert [run["status"] for run in runs] == ["completed", "completed"]
+    assert json.loads(cli("runs", "list", *where[2:], "--json").out) == runs
+
+
+def test_a_run_that_fails_shows_in_the_exit_code_and_the_next_line_is_read(folder: Path) -> None:
+    code, out, err = piped("one\ntwo\n", "--workspace", str(folder), "--model", "test:broken")
+    assert code == 1
+    assert err.count("retinue: the run did not complete: failed: RuntimeError: the line went") == 2
+    assert out.count("assistant: ") == 2
+
+
+def test_without_a_terminal_nothing_is_written(folder: Path) -> None:
+    code, _, err = piped("write\nagain, write\n", "--workspace", str(folder), "--model", "test:writing")
+    assert (code, made(folder)) == (1, [])
+    assert err.count("2 calls refused, as there is no terminal to ask at") == 2
+    allowed = piped("write\n", "--workspace", str(folder), "--model", "test:writing", "--yes")
+    assert (allowed.code, made(folder)) == (0, ["made/a.txt", "b.txt"])
+
+
+@posix_only
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
+def test_a_signal_without_a_terminal_ends_it(folder: Path, asked: signal.Signals, code: int) -> None:
+    for model, text in (("test:slow", b"I begin."), ("test:echo", b"completed: ")):
+        process = started("chat", "--workspace", str(folder), "--model", model, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(b"begin\n")
+        process.stdin.flush()
+        after_line(process, text)  # at work on a line, then waiting for one
+        process.send_signal(asked)
+        process.wait(timeout=90)
+        assert process.returncode == code
+        process.communicate()
+
+
+@posix_only
+def test_on_a_terminal_ctrl_c_stops_the_run_and_ctrl_d_leaves(folder: Path) -> None:
+    steps = [(b"> ", b"begin\n"), (b"I begin.", b"\x03"), (b"\n> ", b"\x03"), (b"\n> ", b"\x04")]
+    code, out, _ = on_terminal("chat", "--workspace", str(folder), "--model", "test:slow", dialogue=steps)
+    assert code == 0
+    text = plain(out)
+    assert "Ctrl-C stops an answer, Ctrl-D or /exit leaves" in text
+    assert "cancelling the run; press Ctrl-C again to leave at once" in text
+    assert text.count("> ") == 3
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+
+
+@posix_only
+def test_on_a_terminal_consent_is_asked_and_pasted_lines_do_not_give_it(folder: Path) -> None:
+    steps = [(b"> ", b"write\ny\ny\n"), (b"Allow it?", b"n\n"), (b"Allow it?", b"n\n"), (b"> ", b"/exit\n")]
+    code, out, _ = on_terminal("chat", "--workspace", str(folder), "--model", "test:writing", dialogue=steps)
+    assert (code, made(folder)) == (0, [])
+    assert "the user said no" in plain(out)
