@@ -34,6 +34,7 @@ from .http import (
     ApiError,
     Call,
     Endpoint,
+    Endpoints,
     as_api_error,
     error_response,
     headers_of,
@@ -160,7 +161,7 @@ class KnownHosts:
 
 def all_endpoints() -> list[Endpoint]:
     """Return the table of everything that is served and needs a token."""
-    return [*runs.ENDPOINTS, *threads.ENDPOINTS, *tasks.ENDPOINTS, *files.ENDPOINTS, *ENDPOINTS]
+    return [*runs.endpoint, *threads.endpoint, *tasks.endpoint, *files.endpoint, *endpoint]
 
 
 def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
@@ -227,20 +228,30 @@ def _open_routes(service: Service) -> Iterable[Route]:
     return [Route(path, handlers.get(path, healthy)) for path in OPEN]
 
 
+endpoint = Endpoints()
+
+
+@endpoint("GET", "/metrics", scope="admin", media="text/plain")
 async def metrics(call: Call) -> Response:
+    """Figures, as Prometheus reads them."""
     return Response("\n".join(call.service.metrics.lines()) + "\n", media_type="text/plain; version=0.0.4")
 
 
+@endpoint("GET", "/openapi.json", scope="none", returns=dict[str, Any])
 async def openapi(call: Call) -> Any:
+    """Describe all of this."""
     return {**call.service.description, "servers": [{"url": call.request.scope.get("root_path") or "/"}]}
 
 
+@endpoint("GET", "/api/v1/session", scope="none", returns=UserShape)
 async def whoami(call: Call) -> Any:
+    """Show who asks."""
     return {"user_id": call.user.id, "scopes": sorted(call.user.scopes)}
 
 
+@endpoint("POST", "/api/v1/session", scope="none", status=201, returns=UserShape)
 async def begin_session(call: Call) -> Response:
-    """Give the page a cookie, so that what a browser asks for by itself needs no header."""
+    """Begin a session of a page: its token comes back as a cookie."""
     token = token_in(headers_of(call.request))
     response = json_response(await whoami(call), 201)
     if token is not None:
@@ -249,27 +260,12 @@ async def begin_session(call: Call) -> Response:
     return response
 
 
+@endpoint("DELETE", "/api/v1/session", scope="none", status=204)
 async def end_session(call: Call) -> Response:
+    """End the session of a page."""
     response = Response(status_code=204)
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return response
 
-
-ENDPOINTS = (
-    Endpoint(
-        method="GET", path="/metrics", handle=metrics, scope="admin", media="text/plain",
-        summary="Figures, as Prometheus reads them.",
-    ),
-    Endpoint(method="GET", path="/openapi.json", handle=openapi, scope="none", returns=dict[str, Any], summary="Describe all of this."),
-    Endpoint(method="GET", path="/api/v1/session", handle=whoami, scope="none", returns=UserShape, summary="Show who asks."),
-    Endpoint(
-        method="POST", path="/api/v1/session", handle=begin_session, scope="none", status=201, returns=UserShape,
-        summary="Begin a session of a page: its token comes back as a cookie.",
-    ),
-    Endpoint(
-        method="DELETE", path="/api/v1/session", handle=end_session, scope="none", status=204,
-        summary="End the session of a page.",
-    ),
-)  # fmt: skip
 
 __all__ = ["create_app"]

@@ -151,13 +151,17 @@ class Feed:
             if not future.done():
                 future.set_result(None)
 
+    def has_events(self, after: int) -> bool:
+        """Return whether the feed has events after a number."""
+        return self._last > after
+
     def changed(self, after: int) -> asyncio.Future[None]:
         """Return a future that is done when there may be events after a number; already done if there are.
 
         It checks and waits in one step: a reader that checked before the call may have missed a change.
         """
         future = asyncio.get_running_loop().create_future()
-        if self._last > after or self.ended or self.problem is not None:
+        if self.has_events(after) or self.ended or self.problem is not None:
             future.set_result(None)
         else:
             self._waiting.append(future)
@@ -169,7 +173,7 @@ class Feed:
             frames = await self._read_earlier(after)
             if frames:
                 return frames
-        if after >= self._last:
+        if not self.has_events(after):
             return []
         frames = self._frames[bisect_right(self._seqs, after) :]
         if frames and frames[-1].seq > self._taken:

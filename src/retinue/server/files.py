@@ -6,6 +6,7 @@ A filesystem that is divided by user shows each user its own part. One that is n
 from __future__ import annotations
 
 import asyncio
+from itertools import dropwhile
 from typing import Any
 
 from msgspec import Struct
@@ -15,11 +16,11 @@ from ..core.filesystem import Filesystem, GuardedFilesystem, files_of, is_divide
 from ..core.runs import RunIdentity
 from ..subagents.harness import HarnessAgent
 from ..tasks.files import holds_tasks
-from ..wire.resources import encode_cursor, page_json
+from ..wire.resources import page_json
 from ..wire.shapes import FileShape, Items, WrittenFile
 from .auth import LOCAL
-from .http import ApiError, Call, Endpoint, Page, json_response, not_found, read_bytes
-from .runs import cursor_of
+from .http import ApiError, Call, Endpoints, Page, not_found, read_bytes
+from .runs import cursor_of, page_after
 
 MOST_BYTES = 20_000_000
 _HEADERS = {
@@ -28,6 +29,10 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; sandbox",
     "cache-control": "no-store",
 }
+
+
+_FILE = "/api/v1/files/{path:path}"
+endpoint = Endpoints()
 
 
 class FilesQuery(Page, frozen=True):
@@ -57,19 +62,21 @@ def _files(call: Call) -> Filesystem:
     return files_of(files, RunIdentity("", "", agents[0].name, user_id=user))
 
 
+@endpoint("GET", "/api/v1/files", query=FilesQuery, returns=Items[FileShape])
 async def list_files(call: Call) -> Any:
+    """List a folder of the workspace of an agent."""
     query: FilesQuery = call.query
     files = _files(call)
     entries = await asyncio.to_thread(files.list, query.path)
-    start = 0
     if (place := cursor_of(query.cursor)) is not None:
-        start = next((at for at, entry in enumerate(entries) if entry.path > place[1]), len(entries))
-    shown = entries[start : start + query.limit]
-    cursor = encode_cursor((0.0, shown[-1].path)) if shown and start + len(shown) < len(entries) else None
+        entries = list(dropwhile(lambda entry: entry.path <= place[1], entries))
+    shown, cursor = page_after(entries, query.limit, lambda entry: (0.0, entry.path))
     return page_json([{"path": one.path, "is_dir": one.is_dir, "size": one.size} for one in shown], cursor)
 
 
+@endpoint("GET", _FILE, query=FileQuery, media="application/octet-stream")
 async def read_file(call: Call) -> Response:
+    """Read a file."""
     files, path = _files(call), call.param("path")
 
     def read() -> bytes:
@@ -82,14 +89,18 @@ async def read_file(call: Call) -> Response:
     return Response(data, media_type="application/octet-stream", headers=_HEADERS)
 
 
-async def write_file(call: Call) -> Response:
+@endpoint("PUT", _FILE, scope="run", query=FileQuery, takes="application/octet-stream", returns=WrittenFile)
+async def write_file(call: Call) -> Any:
+    """Write a file; the body is its content."""
     files, path = _files(call), call.param("path")
     data = await read_bytes(call.request, call.service)
     await asyncio.to_thread(files.write, path, data)
-    return json_response({"path": path, "size": len(data)})
+    return {"path": path, "size": len(data)}
 
 
+@endpoint("DELETE", _FILE, scope="run", query=FileQuery, status=204)
 async def delete_file(call: Call) -> Response:
+    """Delete a file."""
     files, path = _files(call), call.param("path")
 
     def delete() -> bool:
@@ -101,25 +112,3 @@ async def delete_file(call: Call) -> Response:
     if not await asyncio.to_thread(delete):
         raise not_found("file")
     return Response(status_code=204)
-
-
-_FILE = "/api/v1/files/{path:path}"
-ENDPOINTS = (
-    Endpoint(
-        method="GET", path="/api/v1/files", handle=list_files, query=FilesQuery, returns=Items[FileShape],
-        summary="List a folder of the workspace of an agent.",
-    ),
-    Endpoint(
-        method="GET", path=_FILE, handle=read_file, query=FileQuery, media="application/octet-stream",
-        summary="Read a file.",
-    ),
-    Endpoint(
-        method="PUT", path=_FILE, handle=write_file, scope="run", query=FileQuery, takes="application/octet-stream",
-        returns=WrittenFile,
-        summary="Write a file; the body is its content.",
-    ),
-    Endpoint(
-        method="DELETE", path=_FILE, handle=delete_file, scope="run", query=FileQuery, status=204,
-        summary="Delete a file.",
-    ),
-)  # fmt: skip

@@ -33,6 +33,7 @@ from ..core.errors import (
 from .auth import User, uses_cookie
 
 if TYPE_CHECKING:
+    from ..core.stores import RunRecord
     from .service import Service
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,17 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     media: str = "application/json"
 
 
+class Endpoints(list[Endpoint]):
+    """The endpoints of a module, in order. Used as a decorator, it adds a handler, whose docstring is the summary."""
+
+    def __call__(self, method: str, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        def add(handle: Handler) -> Handler:
+            self.append(Endpoint(method=method, path=path, handle=handle, summary=handle.__doc__ or "", **options))
+            return handle
+
+        return add
+
+
 class Call:
     """A checked request to an endpoint: its user, path, query and body."""
 
@@ -98,6 +110,10 @@ class Call:
 
     def param(self, name: str) -> str:
         return self.request.path_params[name]
+
+    async def run(self) -> RunRecord:
+        """Return the run that the path names; raise unless it is the user's."""
+        return await self.service.run_of(self.user, self.param("run_id"))
 
     def note_run(self, run_id: str) -> None:
         """Name the run that the request has started, for the access log."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..core.errors import RetinueError
 from ..core.stores import RunRecord, ThreadRecord
+from ..core.together import until_stopped
 from ..runtime import Runtime
 from .auth import LOCAL, Auth, User
 from .feeds import Feeds
@@ -132,14 +133,8 @@ class Service:
 
     async def unless_closing(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
         """Return the result of work; None once the time is over or the server is about to end."""
-        task, closing = asyncio.create_task(work), asyncio.create_task(self.closing.wait())
-        try:
-            await asyncio.wait({task, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        async with until_stopped(work, self.closing.wait(), seconds) as task:
             return task.result() if task.done() else None
-        finally:
-            for one in (task, closing):
-                one.cancel()
-            await asyncio.gather(task, closing, return_exceptions=True)
 
     async def run_of(self, user: User, run_id: str, what: str = "run") -> RunRecord:
         """Return a run of a user: a root run or a background child."""

@@ -26,7 +26,6 @@ from .http import (
     read_query,
     still_allowed,
 )
-from .runs import own_events
 from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
@@ -57,19 +56,10 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def routes(service: Service) -> list[WebSocketRoute]:
-    async def run(socket: WebSocket) -> None:
+    async def one(socket: WebSocket) -> None:
         async def open_batches(user: User) -> AsyncIterator[Batch]:
-            record = await service.run_of(user, socket.path_params["run_id"])
-            query = await own_events(service, record, _query(socket))
-            return await open_run(service, record, query, socket.headers.get("last-event-id"))
-
-        await _serve(service, socket, open_batches)
-
-    async def thread(socket: WebSocket) -> None:
-        async def open_batches(user: User) -> AsyncIterator[Batch]:
-            thread_id = socket.path_params["thread_id"]
-            await service.check_thread(user, thread_id)
-            return await open_thread(service, user, thread_id, _query(socket), socket.headers.get("last-event-id"))
+            query, last = read_query(socket, EventsQuery), socket.headers.get("last-event-id")
+            return await _open(service, user, query, last, **socket.path_params)
 
         await _serve(service, socket, open_batches)
 
@@ -85,14 +75,27 @@ def routes(service: Service) -> list[WebSocketRoute]:
             await Subscriptions(service, socket, user).serve()
 
     return [
-        WebSocketRoute("/api/v1/runs/{run_id}/events", run),
-        WebSocketRoute("/api/v1/threads/{thread_id}/events", thread),
+        WebSocketRoute("/api/v1/runs/{run_id}/events", one),
+        WebSocketRoute("/api/v1/threads/{thread_id}/events", one),
         WebSocketRoute("/api/v1/events", many),
     ]
 
 
-def _query(socket: WebSocket) -> EventsQuery:
-    return read_query(socket, EventsQuery)
+async def _open(
+    service: Service,
+    user: User,
+    query: EventsQuery,
+    last: str | None = None,
+    *,
+    run_id: str | None = None,
+    thread_id: str | None = None,
+) -> AsyncIterator[Batch]:
+    """Return the event stream of a run or a thread of the user."""
+    if run_id is not None:
+        return await open_run(service, await service.run_of(user, run_id), query, last)
+    assert thread_id is not None
+    await service.check_thread(user, thread_id)
+    return await open_thread(service, user, thread_id, query, last)
 
 
 async def _check(service: Service, socket: WebSocket) -> User:
@@ -247,7 +250,10 @@ class Subscriptions:
     async def _follow(self, name: str, request: Request) -> None:
         try:
             self._service.limits.count_request(self._user.id)
-            opened: Any = await self._open(request)
+            if (request.run_id is None) == (request.thread_id is None):
+                raise ApiError(422, "invalid", "a subscription names either a run_id or a thread_id")
+            names = {"run_id": request.run_id, "thread_id": request.thread_id}
+            opened: Any = await _open(self._service, self._user, request.query(), **names)
             async with contextlib.aclosing(opened):
                 async for batch in opened:
                     for frame in batch.frames:
@@ -259,16 +265,6 @@ class Subscriptions:
             await self._tell(name, error=msgspec.json.decode(bytes(error_response(exc).body)))
         finally:
             self._tasks.pop(name, None)
-
-    async def _open(self, request: Request) -> AsyncIterator[Batch]:
-        if (request.run_id is None) == (request.thread_id is None):
-            raise ApiError(422, "invalid", "a subscription names either a run_id or a thread_id")
-        if request.run_id is not None:
-            record = await self._service.run_of(self._user, request.run_id)
-            return await open_run(self._service, record, await own_events(self._service, record, request.query()))
-        assert request.thread_id is not None
-        await self._service.check_thread(self._user, request.thread_id)
-        return await open_thread(self._service, self._user, request.thread_id, request.query())
 
     async def _tell(self, name: str | None, **more: Any) -> None:
         await self._send(msgspec.json.encode({"subscription": name, **more}))

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..core.events import (
     EVENT_TYPES,
     AnyEvent,
+    ChildStarted,
     Namespace,
     ReasoningDelta,
     RunFinished,
@@ -24,8 +25,8 @@ from ..core.events import (
 )
 from ..core.stores import RunRecord
 from .auth import User
-from .feeds import BEAT, Batch, Feed, Frame, make_frame
-from .http import ApiError, is_text
+from .feeds import BEAT, Batch, Frame, make_frame
+from .http import ApiError, Call, is_text
 from .service import Service, owns
 
 _LOOK_FOR_RUNS = 1.0
@@ -57,10 +58,12 @@ class Filter:
         if unknown := sorted(self._kinds - set(EVENT_TYPES)):
             raise ApiError(422, "unknown_kind", f"there is no event kind {unknown[0]!r}")
         self.until_idle, self.merge = query.until == "idle", query.merge / 1000
-        self.is_open = not self._ns and not self._kinds
+        self._wants_all = not self._ns and not self._kinds
+        self.is_open = self._wants_all and not self.merge
+        """True if the reader gets every event as it is."""
 
     def __call__(self, frames: list[Frame]) -> list[Frame]:
-        if self.is_open:
+        if self._wants_all:
             return frames
         depth, ns, kinds = len(self._ns), self._ns, self._kinds
         return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
@@ -88,9 +91,14 @@ def read_place(given: str | None, header: str | None) -> int:
 async def open_run(
     service: Service, record: RunRecord, query: EventsQuery, header: str | None = None
 ) -> AsyncIterator[Batch]:
-    """Check the query of a reader, and return the event stream of a run."""
+    """Check the query of a reader, and return the event stream of a run. That of a background child is a subtree."""
+    run_id = record.identity.run_id
+    log_id = record.log_id or run_id
+    if query.ns is None and log_id != run_id:
+        for event in await service.runtime.log(log_id).so_far():
+            if isinstance(event, ChildStarted) and event.child_run_id == run_id:
+                query = replace(query, ns="|".join(event.child_ns))
     wanted, after = Filter(query), read_place(query.after, header)
-    log_id = record.log_id or record.identity.run_id
     if after and not await service.runtime.log(log_id).has_event(after):
         raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {after}")
     return _run_batches(service, log_id, after, wanted)
@@ -98,47 +106,40 @@ async def open_run(
 
 async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter) -> AsyncIterator[Batch]:
     """Yield the events of a log as they are stored, and an empty batch as a sign of life."""
-    with service.feeds.open(log_id, after) as feed:
-        async for frames in _frames(service, feed, after, wanted):
-            is_plain = frames and wanted.is_open and not wanted.merge
-            yield feed.batch(frames) if is_plain else wanted.batch(frames)
-
-
-async def _frames(service: Service, feed: Feed, after: int, wanted: Filter) -> AsyncIterator[list[Frame]]:
-    told: Frame | None = None
     now = asyncio.get_running_loop().time
     said = now()
-    while True:
-        frames = await feed.available(after)
-        if frames and wanted.merge:
-            await asyncio.sleep(wanted.merge)
-            frames = await feed.available(after)
-        if frames:
-            after = frames[-1].seq
-            found = wanted(frames)
-            if found or now() - said >= BEAT:  # events that the reader does not want are no sign of life
-                said = now()
-                yield found
-            continue
-        if feed.problem is not None:
-            raise feed.problem
-        if feed.ended or (wanted.until_idle and await _is_idle(service, feed.log_id, after)):
-            if not await feed.available(after):
-                return
-            continue
-        if wanted.wants(feed.notice, told):
-            told = feed.notice
-            assert told is not None
-            yield [told]
-            continue
-        changed = feed.changed(after)
-        if not service.closing.is_set():
-            await changed
-        if service.closing.is_set():
-            raise ServerCloses
-        if not await feed.available(after) and not feed.ended:
-            said = now()
-            yield []
+    with contextlib.closing(_Source(service, log_id, after, root_ended=True)) as source:
+        feed = source.feed
+        while True:
+            frames = await source.read()
+            if frames and wanted.merge:
+                await asyncio.sleep(wanted.merge)
+                frames += await source.read()
+            if frames:
+                found = wanted(frames)
+                if found or now() - said >= BEAT:  # events that the reader does not want are no sign of life
+                    said = now()
+                    yield feed.batch(found) if found and wanted.is_open else wanted.batch(found)
+            elif feed.ended or (wanted.until_idle and await _is_idle(service, log_id, source.after)):
+                if not feed.has_events(source.after):
+                    return
+            elif notices := source.notices(wanted):
+                yield notices[0]
+            else:
+                changed = feed.changed(source.after)
+                if not service.closing.is_set():
+                    await changed
+                if service.closing.is_set():
+                    raise ServerCloses
+                if not feed.has_events(source.after) and not feed.ended:
+                    said = now()
+                    yield Batch([])
+
+
+async def stream_run(call: Call, record: RunRecord) -> EventStream:
+    """Answer a request with the events of a run."""
+    batches = await open_run(call.service, record, call.query, call.request.headers.get("last-event-id"))
+    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
 
 
 class ServerCloses(Exception):
@@ -152,11 +153,8 @@ async def _is_idle(service: Service, log_id: str, after: int) -> bool:
     return is_idle and not await service.runtime.log(log_id).has_event(after + 1)
 
 
-# --- threads
-
-
 class _Source:
-    """A run of a thread that is being read."""
+    """A log that is being read: that of a run, or of one of the runs of a thread."""
 
     def __init__(self, service: Service, run_id: str, after: int = 0, *, root_ended: bool = False) -> None:
         self._place = contextlib.ExitStack()
@@ -175,7 +173,7 @@ class _Source:
     def close(self) -> None:
         self._place.close()
 
-    async def take(self) -> list[Frame]:
+    async def read(self) -> list[Frame]:
         """Return the next events; while the root run has not ended, none after its end."""
         frames = await self.feed.available(self.after)
         if not frames and self.feed.problem is not None:
@@ -193,6 +191,9 @@ class _Source:
                 self.root_ended = True
                 return frames[: place + 1]
         return frames
+
+
+# --- threads
 
 
 async def open_thread(
@@ -266,7 +267,7 @@ class _ThreadReader:
         batches: list[Batch] = []
         for source in list(self._tails):
             was_ended = source.root_ended
-            frames = await source.take()
+            frames = await source.read()
             if not frames and source.feed.ended:
                 self._tails.remove(source)
                 source.close()
@@ -281,7 +282,7 @@ class _ThreadReader:
         main = self._main
         if main is None:
             return []
-        frames = await main.take()
+        frames = await main.read()
         if main.root_ended:
             self._tails.append(main)
             self._main = None

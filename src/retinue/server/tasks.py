@@ -19,12 +19,13 @@ from starlette.responses import Response
 from ..core.errors import StoreError
 from ..core.runs import Limits, RunStatus
 from ..core.stores import RunRecord
+from ..runtime import Run
 from ..wire.resources import ID, Decisions
 from ..wire.task_protocol import RemoteTask, TaskCancel, TaskSubmission
 from .auth import User
-from .http import ApiError, Call, Endpoint, is_text, json_response, traced
-from .service import MOST_WAIT, Service
-from .streams import EventsQuery, EventStream, open_run
+from .http import ApiError, Call, Endpoints, is_text, json_response, traced
+from .service import MOST_WAIT
+from .streams import EventsQuery, stream_run
 
 CANCEL_WAIT = 1.0
 """Seconds that the answer to a cancel waits for the end of the run; the cancel continues after that."""
@@ -37,6 +38,10 @@ _STATUS = {
     RunStatus.TIMEOUT: "error",
     RunStatus.CANCELLED: "cancelled",
 }
+
+
+_TASK = "/tasks/{task_id}"
+endpoint = Endpoints()
 
 
 class TaskWait(Struct, frozen=True):
@@ -56,13 +61,45 @@ def digest_of(request: Any) -> str:
     return hashlib.blake2b(msgspec.json.encode(request, order="sorted"), digest_size=16).hexdigest()
 
 
-async def check_same(call: Call, run_id: str, digest: str) -> None:
-    """Refuse a request that has the key of an earlier one but asks for something else."""
+async def find_started(call: Call, run_id: str | None, digest: str) -> RunRecord | None:
+    """Return the run of an earlier request with the same key; refuse a request that asks for something else."""
+    known = None if run_id is None else await call.runtime.store.load_run(run_id)
+    if known is not None:
+        await _check_same(call, known.identity.run_id, digest)
+    return known
+
+
+async def _check_same(call: Call, run_id: str, digest: str) -> None:
     if await call.runtime.log(run_id).digest() not in (None, digest):
         raise ApiError(409, "key_reused", "this key was used for another request: choose a new one")
 
 
+async def start_once(
+    call: Call, agent: str, given: Any, run_id: str | None, digest: str, thread_id: str | None, **options: Any
+) -> Run:
+    """Start a run on a thread of the user, and return once it is stored. With a `run_id`, which is derived from a key of
+    the client, only one of the nodes that get the same request starts it."""
+    chosen = thread_id or (run_id and f"thread_{run_id}")
+    kept = None if run_id is None else digest
+    async with call.service.thread_for(call.user, chosen, is_ours=thread_id is None):
+        run = call.runtime.stream(
+            agent, given, thread_id=chosen, user_id=call.user.id, run_id=run_id, digest=kept, **options
+        )
+        call.note_run(run.run_id)
+        try:
+            await run.stored()
+        except StoreError:
+            if await call.runtime.store.load_run(run.run_id) is None:  # else another node was faster
+                raise
+    if run_id is not None:
+        await _check_same(call, run_id, digest)
+    call.service.feeds.notice_run()
+    return run
+
+
+@endpoint("POST", "/tasks", scope="run", body=TaskSubmission, status=201, returns=RemoteTask, more={200: RemoteTask})
 async def submit(call: Call) -> Response:
+    """Have an agent work on an input. The same task again changes nothing."""
     body: TaskSubmission = call.body
     if not body.task_id.strip() or not _TASK_ID.fullmatch(body.task_id) or not is_text(body.task_id):
         detail = "body: task_id has 1 to 256 characters, without '/' and control characters"
@@ -71,35 +108,13 @@ async def submit(call: Call) -> Response:
         session_id = msgspec.convert(body.context.get("session_id"), ID | None)
     except msgspec.ValidationError as exc:
         raise ApiError(422, "invalid_body", f"body: context.session_id: {exc}") from None
-    run_id, store, digest = (
-        run_id_of(call.user, body.task_id),
-        call.runtime.store,
-        digest_of(replace(body, limits=None)),
-    )
-    if await store.load_run(run_id) is not None:
-        await check_same(call, run_id, digest)
-        return json_response(await _state(call, body.task_id))
-    thread_id = session_id or f"thread_{run_id}"
-    try:
-        async with call.service.thread_for(call.user, thread_id, is_ours=session_id is None):
-            run = call.runtime.stream(
-                body.agent_id,
-                body.input,
-                thread_id=thread_id,
-                user_id=call.user.id,
-                context={**traced(call.request.headers), **body.context},
-                limits=_limits(call, body),
-                when_busy="enqueue",
-                run_id=run_id,
-                digest=digest,
-            )
-            await run.stored()
-            call.service.feeds.notice_run()
-    except StoreError:
-        if await store.load_run(run_id) is None:  # else another node was faster
-            raise
-    await check_same(call, run_id, digest)
-    return json_response(await _state(call, body.task_id), 201)
+    run_id, digest = run_id_of(call.user, body.task_id), digest_of(replace(body, limits=None))
+    is_known = await find_started(call, run_id, digest) is not None
+    if not is_known:
+        context = {**traced(call.request.headers), **body.context}
+        options: dict[str, Any] = {"context": context, "limits": _limits(call, body), "when_busy": "enqueue"}
+        await start_once(call, body.agent_id, body.input, run_id, digest, session_id, **options)
+    return json_response(await _state(call, body.task_id), 200 if is_known else 201)
 
 
 def _limits(call: Call, body: TaskSubmission) -> Limits | None:
@@ -108,11 +123,12 @@ def _limits(call: Call, body: TaskSubmission) -> Limits | None:
     return body.limits if agent is None else agent.limits.narrowed(body.limits)
 
 
-async def _record(call: Call, task_id: str) -> RunRecord:
-    return await call.service.run_of(call.user, run_id_of(call.user, task_id), "task")
+async def _record(call: Call, task_id: str | None = None) -> RunRecord:
+    return await call.service.run_of(call.user, run_id_of(call.user, task_id or call.param("task_id")), "task")
 
 
-async def _state(call: Call, task_id: str) -> RemoteTask:
+async def _state(call: Call, task_id: str | None = None) -> RemoteTask:
+    task_id = task_id or call.param("task_id")
     record = await _record(call, task_id)
     log = call.runtime.log(record.identity.run_id)
     is_open = record.has_ended and not await log.has_ended()
@@ -140,67 +156,46 @@ def state_of(task_id: str, record: RunRecord, seq: int) -> RemoteTask:
     )
 
 
+@endpoint("GET", _TASK, returns=RemoteTask)
 async def get_task(call: Call) -> Any:
-    return await _state(call, call.param("task_id"))
+    """Return the state of a task."""
+    return await _state(call)
 
 
+@endpoint("GET", f"{_TASK}/wait", query=TaskWait, returns=RemoteTask)
 async def wait_for_task(call: Call) -> Any:
+    """Wait until a task has ended or waits for a human, or until the time is over."""
     query: TaskWait = call.query
-    record = await _record(call, call.param("task_id"))
+    record = await _record(call)
     if record.result is None and query.timeout_seconds > 0:
         seconds = min(query.timeout_seconds, MOST_WAIT)
         await call.service.unless_closing(call.runtime.result(record.identity.run_id), seconds)
-    return await _state(call, call.param("task_id"))
+    return await _state(call)
 
 
+@endpoint("POST", f"{_TASK}/cancel", scope="run", body=TaskCancel, returns=RemoteTask)
 async def cancel_task(call: Call) -> Any:
+    """Stop a task."""
     body: TaskCancel = call.body
-    record = await _record(call, call.param("task_id"))
+    record = await _record(call)
     if not record.has_ended or body.tasks:
-        service: Service = call.service
-        cancelling = service.spawn(call.runtime.cancel(record.identity.run_id, tasks=body.tasks))
+        cancelling = call.service.spawn(call.runtime.cancel(record.identity.run_id, tasks=body.tasks))
         done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT)
         if done:
             cancelling.result()
-    return await _state(call, call.param("task_id"))
+    return await _state(call)
 
 
+@endpoint("GET", f"{_TASK}/events", query=EventsQuery, media="text/event-stream")
 async def task_events(call: Call) -> Response:
-    query: EventsQuery = call.query
-    record = await _record(call, call.param("task_id"))
-    batches = await open_run(call.service, record, query, call.request.headers.get("last-event-id"))
-    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
+    """Follow the events of a task, from any number."""
+    return await stream_run(call, await _record(call))
 
 
-async def resume_task(call: Call) -> Response:
+@endpoint("POST", f"{_TASK}/resume", scope="answer", body=Decisions, status=202, returns=RemoteTask)
+async def resume_task(call: Call) -> Any:
+    """Answer a task that waits."""
     body: Decisions = call.body
-    record = await _record(call, call.param("task_id"))
-    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
+    run = call.runtime.stream_resume((await _record(call)).identity.run_id, body.as_decisions())
     await run.stored()
-    return json_response(await _state(call, call.param("task_id")), 202)
-
-
-_TASK = "/tasks/{task_id}"
-ENDPOINTS = (
-    Endpoint(
-        method="POST", path="/tasks", handle=submit, scope="run", body=TaskSubmission, status=201, returns=RemoteTask,
-        more={200: RemoteTask}, summary="Have an agent work on an input. The same task again changes nothing.",
-    ),
-    Endpoint(method="GET", path=_TASK, handle=get_task, returns=RemoteTask, summary="Return the state of a task."),
-    Endpoint(
-        method="GET", path=f"{_TASK}/wait", handle=wait_for_task, query=TaskWait, returns=RemoteTask,
-        summary="Wait until a task has ended or waits for a human, or until the time is over.",
-    ),
-    Endpoint(
-        method="POST", path=f"{_TASK}/cancel", handle=cancel_task, scope="run", body=TaskCancel, returns=RemoteTask,
-        summary="Stop a task.",
-    ),
-    Endpoint(
-        method="GET", path=f"{_TASK}/events", handle=task_events, query=EventsQuery, media="text/event-stream",
-        summary="Follow the events of a task, from any number.",
-    ),
-    Endpoint(
-        method="POST", path=f"{_TASK}/resume", handle=resume_task, scope="answer", body=Decisions, status=202,
-        returns=RemoteTask, summary="Answer a task that waits.",
-    ),
-)  # fmt: skip
+    return await _state(call)

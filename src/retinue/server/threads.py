@@ -9,15 +9,20 @@ from starlette.responses import Response
 from ..core.messages import Visibility
 from ..core.runs import unique
 from ..core.stores import RunRecord, ThreadRecord
-from ..wire.resources import CreateThread, encode_cursor, iso, message_json, page_json
+from ..wire.resources import CreateThread, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
-from .http import ApiError, Call, Endpoint, Page, json_response
-from .runs import WholeList, cursor_of, page_of, shown_run, tree_of
+from .http import ApiError, Call, Endpoints, Page
+from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
 from .service import OWN_PREFIX, Service
 from .streams import EventsQuery, EventStream, open_thread
 
+_THREAD = "/api/v1/threads/{thread_id}"
+endpoint = Endpoints()
 
+
+@endpoint("POST", "/api/v1/threads", scope="run", body=CreateThread, status=201, returns=NewThread)
 async def create_thread(call: Call) -> Any:
+    """Make a thread."""
     body: CreateThread = call.body
     try:
         messages = tuple(message.as_message() for message in body.messages)
@@ -32,7 +37,7 @@ async def create_thread(call: Call) -> Any:
     if not await call.runtime.store.create_thread(record):
         await call.service.check_thread(call.user, thread_id)
         raise ApiError(409, "thread_exists", f"thread {thread_id!r} exists already")
-    return json_response({"thread_id": thread_id, "user_id": call.user.id}, 201)
+    return {"thread_id": thread_id, "user_id": call.user.id}
 
 
 async def own_thread(call: Call) -> str:
@@ -42,14 +47,14 @@ async def own_thread(call: Call) -> str:
     return thread_id
 
 
+@endpoint("GET", "/api/v1/threads", query=Page, returns=Items[ThreadShape])
 async def list_threads(call: Call) -> Any:
+    """List the threads of root runs, the one used last first."""
     query: Page = call.query
     found = await call.runtime.store.list_threads(
         limit=query.limit + 1, before=cursor_of(query.cursor), **call.service.filters(call.user)
     )
-    shown = found[: query.limit]
-    more = len(found) > query.limit
-    cursor = encode_cursor((shown[-1].used_at, shown[-1].thread_id)) if more else None
+    shown, cursor = page_after(found, query.limit, lambda one: (one.used_at, one.thread_id))
     items = [await _thread_json(call.service, one.thread_id, one.user_id, one.used_at) for one in shown]
     return page_json(items, cursor)
 
@@ -82,23 +87,37 @@ async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
     }
 
 
+@endpoint("GET", _THREAD, returns=ThreadShape)
 async def get_thread(call: Call) -> Any:
+    """Show a thread and its newest run."""
     thread_id = await own_thread(call)
     listed = await call.runtime.store.list_threads(thread_id=thread_id)
     used_at = listed[0].used_at if listed else None  # that of a child is not listed
     return await _thread_json(call.service, thread_id, call.user.id, used_at)
 
 
+@endpoint("DELETE", _THREAD, scope="run", status=204)
+async def delete_thread(call: Call) -> Any:
+    """Delete a thread with its runs and their events."""
+    thread_id = await own_thread(call)
+    runs = await call.runtime.store.list_runs(thread_id)
+    await call.runtime.store.delete_thread(thread_id)
+    call.service.feeds.drop([run.identity.run_id for run in runs])
+    return Response(status_code=204)
+
+
+@endpoint("GET", f"{_THREAD}/messages", query=Page, returns=Items[MessageShape])
 async def thread_messages(call: Call) -> Any:
-    """The messages of a conversation in pages, oldest first."""
+    """List the messages."""
     thread_id = await own_thread(call)
     messages = [one for one in await call.runtime.messages(thread_id) if one.visibility is Visibility.ALL]
     page = page_of(messages, call.query)
     return {**page, "items": [message_json(one) for one in page["items"]]}
 
 
+@endpoint("GET", f"{_THREAD}/state", returns=ThreadState)
 async def thread_state(call: Call) -> Any:
-    """The persistent state of a thread, with that of its newest run."""
+    """Return the persistent state."""
     thread_id = await own_thread(call)
     thread = await call.runtime.store.load_thread(thread_id)
     newest = await call.runtime.store.list_runs(thread_id, limit=1)
@@ -108,8 +127,9 @@ async def thread_state(call: Call) -> Any:
     return {"thread_id": thread_id, "values": values}
 
 
+@endpoint("GET", f"{_THREAD}/questions", query=WholeList, returns=Items[QuestionShape])
 async def thread_questions(call: Call) -> Any:
-    """The open questions of all runs of a thread."""
+    """List the open questions of a thread, at any depth."""
     thread_id = await own_thread(call)
     found: list[dict[str, Any]] = []
     for record in reversed(await call.runtime.store.list_runs(thread_id)):
@@ -118,46 +138,9 @@ async def thread_questions(call: Call) -> Any:
     return page_of(found, call.query)
 
 
-async def delete_thread(call: Call) -> Any:
-    thread_id = await own_thread(call)
-    runs = await call.runtime.store.list_runs(thread_id)
-    await call.runtime.store.delete_thread(thread_id)
-    call.service.feeds.drop([run.identity.run_id for run in runs])
-    return Response(status_code=204)
-
-
+@endpoint("GET", f"{_THREAD}/events", query=EventsQuery, media="text/event-stream")
 async def thread_events(call: Call) -> Response:
-    query: EventsQuery = call.query
-    thread_id = await own_thread(call)
-    batches = await open_thread(call.service, call.user, thread_id, query, call.request.headers.get("last-event-id"))
+    """Follow the events of all runs of a thread. A WebSocket on the same path sends the same."""
+    thread_id, last = await own_thread(call), call.request.headers.get("last-event-id")
+    batches = await open_thread(call.service, call.user, thread_id, call.query, last)
     return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
-
-
-_THREAD = "/api/v1/threads/{thread_id}"
-ENDPOINTS = (
-    Endpoint(
-        method="POST", path="/api/v1/threads", handle=create_thread, scope="run", body=CreateThread, status=201,
-        returns=NewThread, summary="Make a thread.",
-    ),
-    Endpoint(
-        method="GET", path="/api/v1/threads", handle=list_threads, query=Page, returns=Items[ThreadShape],
-        summary="List the threads of root runs, the one used last first.",
-    ),
-    Endpoint(method="GET", path=_THREAD, handle=get_thread, returns=ThreadShape, summary="Show a thread and its newest run."),
-    Endpoint(
-        method="DELETE", path=_THREAD, handle=delete_thread, scope="run", status=204,
-        summary="Delete a thread with its runs and their events.",
-    ),
-    Endpoint(
-        method="GET", path=f"{_THREAD}/messages", handle=thread_messages, query=Page, returns=Items[MessageShape], summary="List the messages."
-    ),
-    Endpoint(method="GET", path=f"{_THREAD}/state", handle=thread_state, returns=ThreadState, summary="Return the persistent state."),
-    Endpoint(
-        method="GET", path=f"{_THREAD}/questions", handle=thread_questions, query=WholeList, returns=Items[QuestionShape],
-        summary="List the open questions of a thread, at any depth.",
-    ),
-    Endpoint(
-        method="GET", path=f"{_THREAD}/events", handle=thread_events, query=EventsQuery, media="text/event-stream",
-        summary="Follow the events of all runs of a thread. A WebSocket on the same path sends the same.",
-    ),
-)  # fmt: skip
