@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from retinue import (
     StateKey,
     TextChunk,
     ThreadBusy,
+    ToolCallStatus,
     ToolContext,
     ToolOutput,
     UnknownAgent,
@@ -285,11 +287,49 @@ async def test_a_blocking_tool_does_not_hold_the_cancel_up() -> None:
 
     run = Runtime([Agent("a", ScriptedModel([call("block")]), tools=[block])]).stream("a", "go")
     await asyncio.to_thread(begun.wait)
-    result = await run.cancel()
+    result = await run.cancel(grace=0.02)
     release.set()
     await asyncio.sleep(0.02)
     assert result.status is RunStatus.CANCELLED
     assert [event.kind async for event in run][-1] == "run_finished"
+
+
+async def test_a_blocking_tool_that_cannot_notice_a_cancel_is_left_behind_at_once() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    @tool
+    def block() -> None:
+        """Block."""
+        begun.set()
+        release.wait()
+
+    run = Runtime([Agent("a", ScriptedModel([call("block")]), tools=[block])]).stream("a", "go")
+    await asyncio.to_thread(begun.wait)
+    async with asyncio.timeout(4):
+        assert (await run.cancel()).status is RunStatus.CANCELLED
+    release.set()
+
+
+async def test_a_cancel_waits_for_a_blocking_tool_that_stops_by_itself() -> None:
+    begun, cleaned_up = threading.Event(), threading.Event()
+
+    @tool
+    def work(ctx: ToolContext) -> None:
+        """Work until told to stop, then clean up."""
+        begun.set()
+        while not ctx.cancellation.is_set():
+            time.sleep(0.005)
+        time.sleep(0.02)
+        cleaned_up.set()
+        ctx.cancellation.raise_if_set()
+
+    run = Runtime([Agent("a", ScriptedModel([call("work", id="c1")]), tools=[work])]).stream("a", "go")
+    await asyncio.to_thread(begun.wait)
+    result = await run.cancel()
+    assert cleaned_up.is_set()
+    assert result.status is RunStatus.CANCELLED
+    ends = [event.status async for event in run if event.kind == "tool_call_finished"]
+    assert ends == [ToolCallStatus.CANCELLED]
 
 
 async def test_closing_stops_everything_and_takes_no_more() -> None:

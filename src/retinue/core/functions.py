@@ -18,7 +18,7 @@ from typing import Any, Generic, overload
 from typing_extensions import ParamSpec, TypeVar
 
 from .content import to_json_value
-from .context import ToolContext
+from .context import GRACE, CancellationToken, ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe
 from .tools import Tool, ToolDescriptor, check_queue
@@ -87,16 +87,16 @@ class FunctionTool(Tool, Generic[P, R]):
         if self._context is not None:
             args = {**args, self._context: ctx}
         function: Callable[..., Any] = self.function
-        return function(**args) if self._is_async else self._run_in_thread(args)
+        return function(**args) if self._is_async else self._run_in_thread(args, ctx)
 
     def check_values(self, args: dict[str, Any]) -> None:
         """Raise InvalidArguments for arguments that fit the schema and cannot become Python objects all the same."""
         if self._decode is not None:
             self._decode(args)
 
-    async def _run_in_thread(self, args: dict[str, Any]) -> Any:
+    async def _run_in_thread(self, args: dict[str, Any], ctx: ToolContext) -> Any:
         """Call a blocking function in a thread."""
-        returned = await in_thread(self.function, args)
+        returned = await in_thread(self.function, args, None if self._context is None else ctx.cancellation)
         return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -145,10 +145,13 @@ def _unbound(function: Any) -> Callable[..., Any]:
     return inspect.unwrap(inner) if hasattr(inner, "__wrapped__") else inner
 
 
-async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+async def in_thread(
+    function: Callable[..., Any], kwargs: dict[str, Any], token: CancellationToken | None = None
+) -> Any:
     """Run a blocking function in a daemon thread of its own.
 
-    A function that ignores its cancellation can then neither starve a pool nor keep the process alive.
+    A function that ignores its cancellation can then neither starve a pool nor keep the process alive. If it has the
+    token, it gets the grace period to stop by itself.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -176,7 +179,17 @@ async def in_thread(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any
             return  # the event loop is closed
 
     threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', 'call')}", daemon=True).start()
-    return await done
+    try:
+        await asyncio.wait({done})
+    except asyncio.CancelledError:
+        try:
+            if token is not None and token.is_set():
+                await asyncio.wait({done}, timeout=GRACE)
+        finally:
+            if not done.cancel():
+                done.exception()  # nobody else reads it
+        raise
+    return done.result()
 
 
 @overload
