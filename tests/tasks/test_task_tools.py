@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from retinue import ToolContext, tool
 from retinue.subagents.task_tools import MOST_MILLISECONDS
-from retinue.tasks import TaskScope, TaskStatus
+from retinue.tasks import MemoryTaskRepository, TaskRecord, TaskScope, TaskStatus
+from retinue.tasks.repository import Change
 from retinue.tasks.service import TaskService
 from retinue.testing import call, say
 from retinue.testing.tasks import task_record
@@ -100,7 +101,6 @@ async def test_a_child_that_raises_has_failed(office: Office) -> None:
 
 async def test_a_running_task_without_waiting_for_it(office: Office) -> None:
     task_id = await office.start("wait here")
-    await office.until(task_id, lambda record: record.status is TaskStatus.RUNNING)
     assert plain(await office.do("task_output", {"task_id": task_id, "block": False})) == (
         "task_id: <task>\nagent_id: worker\nstatus: Running\ncreated_at: <time>\n\nTask still running..."
     )
@@ -110,7 +110,8 @@ async def test_a_running_task_without_waiting_for_it(office: Office) -> None:
 async def test_a_wait_that_is_too_short(office: Office, timeout: int) -> None:
     task_id = await office.start("wait here")
     assert plain(await office.do("task_output", {"task_id": task_id, "timeout": timeout})) == (
-        "task_id: <task>\nstatus: running\nnote: Task is running. Use task_output(block=false) to poll."
+        "task_id: <task>\nstatus: running\n"
+        "note: Task is running (possibly on another node). Use task_output(block=false) to poll."
     )
 
 
@@ -282,6 +283,33 @@ async def test_a_task_that_has_not_begun_counts_as_running(office: Office) -> No
     for wanted in ("running", "pending"):
         answer = await office.do("task_list", {"status_filter": wanted})
         assert answer.startswith("1 tracked task(s):\n- task_id: t1  agent: worker  status: pending  created: ")
+
+
+class SlowBegin(MemoryTaskRepository):
+    """Records that do not change until `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        await self.gate.wait()
+        return await super().update(scope, task_id, change)
+
+
+async def test_a_task_of_this_process_is_running_before_its_record_says_so(tmp_path: Path) -> None:
+    slow = SlowBegin()
+    async with Office(tmp_path, task_repository=slow) as office:
+        task_id = await office.start("say x")
+        assert (await office.record(task_id)).status is TaskStatus.PENDING
+        assert value_of("status", await office.do("task_output", {"task_id": task_id, "block": False})) == "Running"
+        assert "status: running" in await office.do("task_list")
+        assert await office.do("task_list", {"status_filter": "pending"}) == (
+            "No background tasks tracked with status 'pending'."
+        )
+        assert f"- task_id: {task_id}  agent: worker  status: running" in office.model.requests[-1].messages[0].text
+        slow.gate.set()
+        assert (await office.ended(task_id)).status is TaskStatus.COMPLETED
 
 
 async def test_the_list_and_its_filters(office: Office) -> None:

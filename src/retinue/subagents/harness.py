@@ -308,6 +308,7 @@ class Subagents(Plugin):
             records = await self._repository.list(scope)
             if self._service is not None:
                 await self._service.watch_unwatched(records)
+                records = [self._service.as_shown(record) for record in records]
             tasks, command = task_summary(records), await self._announcer.announce(ctx, records) if records else None
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"

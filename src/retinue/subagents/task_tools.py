@@ -62,10 +62,9 @@ class TaskTools:
         if record is None:
             return _unknown(task_id)
         if not record.status.is_terminal and block:
-            elsewhere = "" if service.executes(task_id) else " (possibly on another node)"
-            note = f"Task is running{elsewhere}. Use task_output(block=false) to poll."
+            note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
             return _note(task_id, "running", _awaiting(record) or note)
-        text = await self._detail(record)
+        text = await self._detail(service.as_shown(record))
         return ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}} if record.status.is_terminal else None)
 
     async def task_cancel(self, task_id: str, ctx: ToolContext) -> ToolOutput | ToolResult:
@@ -102,7 +101,8 @@ class TaskTools:
         wanted = (status_filter or "all").strip().lower()
         if wanted not in FILTERS:
             return error_answer(f"Unknown status_filter: {status_filter}. Use one of: {', '.join(FILTERS)}.")
-        known = await self._repository.list(self._workers.scope(ctx))
+        service = self._workers.service(ctx)
+        known = [service.as_shown(record) for record in await self._repository.list(self._workers.scope(ctx))]
         for record in known:
             await self._workers.watch_remote_task(record, ctx.resolver)
         shown = {"all": {*TaskStatus}, "running": _OPEN}.get(wanted) or {TaskStatus(wanted.upper())}

@@ -140,9 +140,10 @@ class TaskService:
         if record.task_id not in self._local:
             self._execute_here(LocalTask(record, CancellationToken(), NullReporter(), is_looked_on=True), work)
 
-    def executes(self, task_id: str) -> bool:
-        """Return whether this process executes or watches a task."""
-        return task_id in self._local
+    def as_shown(self, record: TaskRecord) -> TaskRecord:
+        """Return a record as models see it: a task of this process is running, also before its record says so."""
+        begins = record.status is TaskStatus.PENDING and record.task_id in self._local
+        return msgspec.structs.replace(record, status=TaskStatus.RUNNING) if begins else record
 
     def _execute_here(self, task: LocalTask, work: Work) -> None:
         self._local[task.record.task_id] = task
