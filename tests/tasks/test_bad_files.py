@@ -305,6 +305,17 @@ async def test_a_session_that_cannot_name_a_file_is_refused_before_it_runs(offic
     assert office.model.requests == []
 
 
+async def test_a_session_that_looks_like_a_drive_has_tasks(office: Office) -> None:
+    text = "x" * 10_000
+    task_id = await office.start(f"say {text}", thread="u:1")
+    record = await office.until(task_id, lambda record: record.status.is_terminal, thread="u:1")
+    assert await office.repository.read_result(record) == text
+    assert f"task_id: {task_id}" in await office.do("task_list", thread="u:1")
+    running = await office.start("wait here", thread="u:1")
+    assert list(await office.repository.open_scopes()) == [TaskScope("boss", "u:1")]
+    await office.do("task_cancel", {"task_id": running}, thread="u:1")
+
+
 async def test_an_odd_task_id_is_only_a_key(tmp_path: Path) -> None:
     repository = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "boss")
     odd = ["../../up", 'a"b\\c', "žluť\u2028", "a\nb", "", "__proto__"]

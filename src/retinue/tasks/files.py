@@ -101,7 +101,7 @@ class WorkspaceTaskRepository:
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):
             return None
-        path = f"{self._folder}/{record.parent_session_id}/{record.task_id}.txt"
+        path = f"{self._folder}/{_file_name(record.parent_session_id)}/{record.task_id}.txt"
         await in_thread(self._filesystem.write, {"path": path, "data": text.encode(errors="replace")})
         return path
 
@@ -132,7 +132,7 @@ class WorkspaceTaskRepository:
         return open_scopes(found)
 
     def _path(self, session_id: str) -> str:
-        return f"{self._folder}/{session_id}.json"
+        return f"{self._folder}/{_file_name(session_id)}.json"
 
     async def _current(self, session_id: str) -> dict[str, TaskRecord]:
         """Return the records of a session; read again only if the file has changed."""
@@ -231,6 +231,12 @@ class WorkspaceTaskRepository:
         made.stamp = self._filesystem.update(self._path(session_id), apply)
         self._read[session_id] = made
         return outcomes
+
+
+def _file_name(session_id: str) -> str:
+    """Return the name of the file of a session: its id. Names that begin like `c:` are refused as drive letters."""
+    is_like_a_drive = session_id[:1].isalpha() and session_id[1:2] == ":"
+    return session_id.replace(":", "%3A", 1) if is_like_a_drive else session_id
 
 
 def _changing(scope: TaskScope, task_id: str, change: Change) -> _FileChange:
