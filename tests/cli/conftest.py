@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,11 +60,24 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return call
 
 
+_processes: list[subprocess.Popen[Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """End what a test has started, also if it fails half-way: its open pipes would fail a later test."""
+    yield
+    while _processes:
+        with _processes.pop() as process:
+            process.kill()
+
+
 def started(*args: str, program: str = PROGRAM, **options: Any) -> subprocess.Popen[Any]:
-    """The command line in a process of its own."""
+    """The command line in a process of its own; it ends with the test."""
     environment = {**os.environ, **options.pop("env", {})}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.Popen([PYTHON, "-c", program, *args], cwd=ROOT, env=environment, **options)
+    _processes.append(subprocess.Popen([PYTHON, "-c", program, *args], cwd=ROOT, env=environment, **options))
+    return _processes[-1]
 
 
 def finished(*args: str, **options: Any) -> Outcome:
