@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,10 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
+from a2a.types import a2a_pb2 as pb
 
 from retinue import A2AAgent, Agent, CancellationToken, Decision, DecisionRefused, Permissions, RunStatus, Runtime, tool
-from retinue.backends.a2a_follower import A2AFollower
+from retinue.backends.a2a import A2AFollower
 from retinue.core.backend import RunRequest
 from retinue.core.runs import RunIdentity
 from retinue.subagents import RemoteSubagentStub
@@ -277,11 +277,11 @@ async def test_a_task_is_found_where_the_server_has_chosen_its_context() -> None
         url = "http://127.0.0.1:9"
         asked: ClassVar[list[str]] = []
 
-        async def tasks(self, context_id: str) -> bytes:
+        async def tasks(self, context_id: str) -> pb.ListTasksResponse:
             self.asked.append(context_id)
-            other = {"id": "t8", "contextId": "c8", "history": [{"messageId": "another"}]}
-            ours = {"id": "t9", "contextId": "c9", "history": [{"messageId": "run_1"}]}
-            return json.dumps({"tasks": [] if context_id else [other, ours]}).encode()
+            other = pb.Task(id="t8", context_id="c8", history=[pb.Message(message_id="another")])
+            ours = pb.Task(id="t9", context_id="c9", history=[pb.Message(message_id="run_1")])
+            return pb.ListTasksResponse(tasks=[] if context_id else [other, ours])
 
     client: Any = Client()
     request = RunRequest(

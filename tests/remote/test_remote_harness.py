@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from retinue import Agent, ConfigurationError, Decision, HarnessAgent, RunStatus, Runtime, SubagentDeclaration
-from retinue.backends.tasks_http import TaskHttpBackend
+from retinue.backends.tasks_http import TaskFollower
 from retinue.plugins import Permissions
 from retinue.tasks import TaskScope
 from retinue.testing import ScriptedModel, call, say
-from retinue.wire.task_protocol import RemoteTask
 from tests.remote.server import TaskServer
 from tests.remote.test_remote_events import check_copy, far, helper, remote_log, researcher
 
@@ -117,7 +116,7 @@ async def test_a_process_without_the_log_leaves_a_waiting_task_alone(
             record = await until(lambda: waiting_task(first))
             path = tmp_path / "agents/boss/tasks/t1.json"
             frozen = path.read_bytes()
-            monkeypatch.setattr(TaskHttpBackend, "_stop", never)  # it dies without a word to the server
+            monkeypatch.setattr(TaskFollower, "stop", never)  # it dies without a word to the server
             await runtime.close(grace=0)
         path.write_bytes(frozen)
         (remote,) = server.runs.values()
@@ -132,8 +131,8 @@ async def test_a_process_without_the_log_leaves_a_waiting_task_alone(
             assert (await server._runtime.result(remote.run_id)).status is RunStatus.SUSPENDED
 
 
-async def never(self: Any, task_id: str) -> RemoteTask:
-    return RemoteTask("running")
+async def never(self: Any, work: Any) -> str:
+    return "nobody was asked"
 
 
 async def waiting_task(agent: HarnessAgent) -> Any:

@@ -138,7 +138,9 @@ async def test_the_end_of_a_run_counts_whatever_comes_with_it() -> None:
         emit_remote=lambda event: copied.append(event.seq),
     )
     client: Any = Together()
-    state = await tasks_http.TaskFollower(client, request, patience=60.0).follow()
+    follower = tasks_http.TaskFollower(client, request, patience=60.0)
+    await follower.follow()
+    state = follower.state
     assert (state.status, state.result, copied) == ("success", "It is started.", [1, 2, 3])
 
 

@@ -9,33 +9,39 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import grpc.aio
+import httpx
+from a2a.client.card_resolver import parse_agent_card
+from a2a.client.client import Client, ClientCallContext, ClientConfig
+from a2a.client.client_factory import ClientFactory
+from a2a.types import a2a_pb2 as pb
+from a2a.utils import errors
+from google.protobuf import json_format, struct_pb2
+from google.protobuf.message import Message
 
 from ..core.content import to_json_value
 from ..core.errors import ExecutionBackendError
 from ..core.runs import Limits
-from ..core.secrets import redact, secrets_of
+from ..core.secrets import redact
 from ..wire.a2a_budget import BUDGET, limits_json
 from .a2a_http import TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
-from .http_client import ANSWER_SECONDS, MOST_BYTES, Garbled, trace_headers
+from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, Garbled, ServerClient, trace_headers
 
-if TYPE_CHECKING:
-    import httpx
-    from a2a.client.client import Client, ClientCallContext
-    from a2a.types.a2a_pb2 import AgentCard, AgentInterface
-
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 MOST_STREAM_BYTES = 10 * MOST_BYTES
 CARD_BYTES = 1_000_000
 CARD_PATH = "/.well-known/agent-card.json"
 _ID = re.compile(r"[A-Za-z0-9_~@+=-][A-Za-z0-9._:~@+=-]{0,255}")
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"})
 _SCHEMES = {"grpc": "http", "grpcs": "https"}
-_SHOWN = 300
+_NOT_OFFERED = (
+    errors.UnsupportedOperationError, errors.MethodNotFoundError, errors.TaskNotCancelableError, NotImplementedError
+)  # fmt: skip
 
 
 class NotSent(ConnectionError):
@@ -50,12 +56,11 @@ class UnknownTask(Exception):
     """The server does not know the task."""
 
 
-class A2AClient:
+class A2AClient(ServerClient):
     """Speaks to one A2A agent, whose card is under `url`; one that ends in `.json` is the address of the card.
 
-    A final refusal raises ExecutionBackendError, a failure that may pass raises ConnectionError. Requests go to the
-    origin of the url and to `origins`, with the headers, and nowhere else: no redirect is followed, and interfaces of the
-    card that are elsewhere are not used. With `card_key`, a card must be signed by that key. Credentials in the headers are redacted in all that the server returns."""
+    Requests go to the origin of the url and to `origins`, and nowhere else: interfaces of the card that are elsewhere are
+    not used. With `card_key`, a card must be signed by that key."""
 
     def __init__(
         self,
@@ -65,10 +70,9 @@ class A2AClient:
         origins: Iterable[str] = (),
         card_key: str | bytes | None = None,
     ) -> None:
-        self.url, self._headers, self._name = url.rstrip("/"), dict(headers or {}), name or url
+        super().__init__(url, headers, name)
         self.card_url = self.url if self.url.endswith(".json") else self.url + CARD_PATH
         self._origins = frozenset([origin_of(one) for one in (url, *origins)])
-        self._secrets = secrets_of(self._headers)
         self._verifier = None if card_key is None else CardVerifier(card_key)
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
@@ -106,55 +110,44 @@ class A2AClient:
         parts: Iterable[Any],
         task_id: str = "",
         limits: Limits | None = None,
-    ) -> AsyncGenerator[bytes]:
-        """Send text and data, with limits if the server takes them; yield the answers, each a `StreamResponse` as JSON. Without streams there is one."""
-        from a2a.types.a2a_pb2 import Message, Part, Role, SendMessageConfiguration, SendMessageRequest
-        from google.protobuf import json_format, struct_pb2
-
+    ) -> AsyncGenerator[pb.StreamResponse]:
+        """Send text and data, with limits if the server takes them; yield the answers. Without streams there is one."""
         made = [
-            Part(text=part)
+            pb.Part(text=part)
             if isinstance(part, str)
-            else Part(data=json_format.ParseDict(to_json_value(part), struct_pb2.Value()))
+            else pb.Part(data=json_format.ParseDict(to_json_value(part), struct_pb2.Value()))
             for part in parts
         ]
-        message = Message(
-            message_id=message_id, context_id=context_id, task_id=task_id, role=Role.ROLE_USER, parts=made
+        message = pb.Message(
+            message_id=message_id, context_id=context_id, task_id=task_id, role=pb.ROLE_USER, parts=made
         )
         if limits is not None and self._has_extension(BUDGET):
             json_format.ParseDict(limits_json(limits), message.metadata)
-        asked = SendMessageRequest(message=message, configuration=SendMessageConfiguration(return_immediately=True))
+        config = pb.SendMessageConfiguration(return_immediately=True)
+        asked = pb.SendMessageRequest(message=message, configuration=config)
         async with aclosing(self._stream(lambda client, context: client.send_message(asked, context=context))) as found:
             async for one in found:
                 yield one
 
-    async def subscribe(self, task_id: str) -> AsyncGenerator[bytes]:
-        """Yield what happens to a task from now on, each a `StreamResponse` as JSON."""
-        from a2a.types.a2a_pb2 import SubscribeToTaskRequest
-
-        asked = SubscribeToTaskRequest(id=task_id)
+    async def subscribe(self, task_id: str) -> AsyncGenerator[pb.StreamResponse]:
+        """Yield what happens to a task from now on."""
+        asked = pb.SubscribeToTaskRequest(id=task_id)
         async with aclosing(self._stream(lambda client, context: client.subscribe(asked, context=context))) as found:
             async for one in found:
                 yield one
 
-    async def task(self, task_id: str) -> bytes:
-        """Return a `Task` as JSON."""
-        from a2a.types.a2a_pb2 import GetTaskRequest
+    async def task(self, task_id: str) -> pb.Task:
+        asked = pb.GetTaskRequest(id=task_id)
+        return await self._ask(lambda client, context: client.get_task(asked, context=context))
 
-        return await self._ask(lambda client, context: client.get_task(GetTaskRequest(id=task_id), context=context))
+    async def cancel(self, task_id: str) -> pb.Task:
+        """Ask the server to stop a task. Raise NotOffered if it has ended or cannot be stopped."""
+        asked = pb.CancelTaskRequest(id=task_id)
+        return await self._ask(lambda client, context: client.cancel_task(asked, context=context))
 
-    async def cancel(self, task_id: str) -> bytes:
-        """Ask the server to stop a task; return it as JSON. Raise NotOffered if it has ended or cannot be stopped."""
-        from a2a.types.a2a_pb2 import CancelTaskRequest
-
-        return await self._ask(
-            lambda client, context: client.cancel_task(CancelTaskRequest(id=task_id), context=context)
-        )
-
-    async def tasks(self, context_id: str) -> bytes:
-        """Return the newest tasks of a conversation, a `ListTasksResponse` as JSON."""
-        from a2a.types.a2a_pb2 import ListTasksRequest
-
-        asked = ListTasksRequest(context_id=context_id, page_size=50, history_length=50)
+    async def tasks(self, context_id: str) -> pb.ListTasksResponse:
+        """Return the newest tasks of a conversation."""
+        asked = pb.ListTasksRequest(context_id=context_id, page_size=50, history_length=50)
         return await self._ask(lambda client, context: client.list_tasks(asked, context=context))
 
     async def close(self) -> None:
@@ -166,44 +159,35 @@ class A2AClient:
 
     # --- the card
 
-    async def _read_card(self, link: _Link) -> AgentCard:
-        import httpx
-        from a2a.client.card_resolver import parse_agent_card
-        from google.protobuf.json_format import ParseError
-
+    async def _read_card(self, link: _Link) -> pb.AgentCard:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 response = await link.http.get(self.card_url, headers={"accept": "application/json", **self._headers})
             response.raise_for_status()
             if len(response.content) > CARD_BYTES:
-                raise ExecutionBackendError(self._name, f"the card of {self.url} has more than {CARD_BYTES:,} bytes")
+                raise ExecutionBackendError(self.name, f"the card of {self.url} has more than {CARD_BYTES:,} bytes")
             card = parse_agent_card(json.loads(redact(response.text, self._secrets)))
             if self._verifier is not None:
                 self._verifier.check(card)
             return card
         except UntrustedCard as exc:
-            raise ExecutionBackendError(self._name, f"the card of {self.url} is not trusted: {exc}") from None
+            raise ExecutionBackendError(self.name, f"the card of {self.url} is not trusted: {exc}") from None
         except (httpx.HTTPError, TimeoutError) as exc:
             raise self._problem(exc, "did not send its card") from None
-        except (ValueError, RecursionError, ParseError) as exc:
-            reason = self._words(str(exc))
+        except (ValueError, RecursionError, json_format.ParseError) as exc:
+            reason = self.words(str(exc))
             raise Garbled(f"{self.card_url} is not the card of an A2A agent ({reason}): check the url") from None
 
-    def _connect(self, link: _Link, card: AgentCard) -> Client:
-        from a2a.client.client import ClientConfig
-        from a2a.client.client_factory import ClientFactory
-
+    def _connect(self, link: _Link, card: pb.AgentCard) -> Client:
         required = [extension.uri for extension in card.capabilities.extensions if extension.required]
         if required:
-            raise ExecutionBackendError(
-                self._name, f"{self.url} requires extensions: {self._words(', '.join(required))}"
-            )
+            raise ExecutionBackendError(self.name, f"{self.url} requires extensions: {self.words(', '.join(required))}")
         found = list(card.supported_interfaces)
         usable = [one for one in found if self._is_allowed(one)]
         if not usable:
-            others = self._words(", ".join(sorted({_shown_origin(one.url) for one in found}))) or "nowhere"
+            others = self.words(", ".join(sorted({_shown_origin(one.url) for one in found}))) or "nowhere"
             problem = f"the card of {self.url} names no interface at its own address, only {others}"
-            raise ExecutionBackendError(self._name, f"{problem}: allow one with A2AAgent(…, origins=[…])")
+            raise ExecutionBackendError(self.name, f"{problem}: allow one with A2AAgent(…, origins=[…])")
         del card.supported_interfaces[:]
         card.supported_interfaces.extend(usable)
         config = ClientConfig(
@@ -214,11 +198,11 @@ class A2AClient:
         try:
             return ClientFactory(config).create(card)
         except ValueError:
-            offered = self._words(", ".join([one.protocol_binding for one in usable]))
+            offered = self.words(", ".join([one.protocol_binding for one in usable]))
             problem = f"{self.url} offers no transport that is known here, only {offered}"
-            raise ExecutionBackendError(self._name, problem) from None
+            raise ExecutionBackendError(self.name, problem) from None
 
-    def _is_allowed(self, interface: AgentInterface) -> bool:
+    def _is_allowed(self, interface: pb.AgentInterface) -> bool:
         try:
             return origin_of(self._full(interface.url)) in self._origins
         except ValueError:
@@ -230,8 +214,6 @@ class A2AClient:
         return f"{_SCHEMES.get(scheme, scheme)}://{rest}" if found else f"{urlsplit(self.url).scheme}://{url}"
 
     def _channel(self, url: str) -> Any:
-        import grpc.aio
-
         options = [
             ("grpc.max_receive_message_length", MOST_BYTES),
             ("grpc.enable_http_proxy", 0),
@@ -247,19 +229,17 @@ class A2AClient:
 
     # --- requests
 
-    async def _stream(
-        self, start: Callable[[Client, ClientCallContext], AsyncGenerator[Any] | Any]
-    ) -> AsyncGenerator[bytes]:
+    async def _stream(self, start: Callable[[Client, ClientCallContext], Any]) -> AsyncGenerator[pb.StreamResponse]:
         client = await self._client()
         total = 0
         stream = start(client, self._context(None))
         try:
             async for one in stream:
-                data = self._to_json(one)
-                total += len(data)
+                size, clean = self._without_secrets(one)
+                total += size
                 if total > MOST_STREAM_BYTES:
-                    raise ExecutionBackendError(self._name, f"{self.url} sent more than {MOST_STREAM_BYTES:,} bytes")
-                yield data
+                    raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_STREAM_BYTES:,} bytes")
+                yield clean
         except ExecutionBackendError:
             raise
         except Exception as exc:
@@ -267,19 +247,19 @@ class A2AClient:
         finally:
             await stream.aclose()
 
-    async def _ask(self, start: Callable[[Client, ClientCallContext], Awaitable[Any]]) -> bytes:
+    async def _ask(self, start: Callable[[Client, ClientCallContext], Awaitable[M]]) -> M:
         client = await self._client()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return self._to_json(await start(client, self._context(ANSWER_SECONDS)))
+                return self._without_secrets(await start(client, self._context(ANSWER_SECONDS)))[1]
         except Exception as exc:
             raise self._problem(exc, "did not answer") from None
 
-    def _to_json(self, message: Any) -> bytes:
-        """Return a message as JSON without credentials."""
-        from google.protobuf.json_format import MessageToJson
-
-        return redact(MessageToJson(message, indent=None, ensure_ascii=False), self._secrets).encode(errors="replace")
+    def _without_secrets(self, message: M) -> tuple[int, M]:
+        """Return the size of a message as JSON, and the message without credentials. Raise if it has no JSON form."""
+        text = json_format.MessageToJson(message, indent=None, ensure_ascii=False)
+        clean = redact(text, self._secrets)
+        return len(text), message if clean == text else json_format.Parse(clean, type(message)())
 
     async def _client(self) -> Client:
         await self.open()
@@ -288,8 +268,6 @@ class A2AClient:
         return client
 
     def _context(self, seconds: float | None) -> ClientCallContext:
-        from a2a.client.client import ClientCallContext
-
         activated = {"A2A-Extensions": BUDGET} if self._has_extension(BUDGET) else {}
         return ClientCallContext(service_parameters={**trace_headers(), **activated, **self._headers}, timeout=seconds)
 
@@ -305,59 +283,42 @@ class A2AClient:
 
     def _problem(self, exc: BaseException, what: str) -> Exception:
         """Return the error of this module for one of the SDK, of httpx or of gRPC."""
-        import httpx
-        from a2a.utils import errors
-
         causes = _causes(exc)
-        words = self._words(str(exc)) or type(exc).__name__
+        words = self.words(str(exc)) or type(exc).__name__
         if any(isinstance(one, errors.TaskNotFoundError) for one in causes):
             return UnknownTask(words)
-        not_offered = (errors.UnsupportedOperationError, errors.MethodNotFoundError, errors.TaskNotCancelableError)
-        if isinstance(exc, (*not_offered, NotImplementedError)):
+        if isinstance(exc, _NOT_OFFERED):
             return NotOffered(words)
         if "CERTIFICATE_VERIFY_FAILED" in words:
-            problem = f"{self.url} has a certificate that is not trusted ({words})"
-            return ExecutionBackendError(self._name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
+            return self.untrusted(words)
         for one in causes:
             if isinstance(one, TooMuch):
-                return ExecutionBackendError(self._name, f"{self.url} {one}")
+                return ExecutionBackendError(self.name, f"{self.url} {one}")
             if isinstance(one, httpx.HTTPStatusError):
-                return self._status_problem(one.response.status_code, words, what)
+                return self._problem_of_answer(one.response.status_code, words, what)
             if isinstance(one, httpx.ConnectError | httpx.ConnectTimeout):
                 return NotSent(f"{self.url} cannot be reached ({words})")
             if isinstance(one, httpx.InvalidURL | httpx.UnsupportedProtocol):
-                return ExecutionBackendError(self._name, f"{self.url} is not an address that can be asked")
+                return self.unusable()
             if isinstance(one, httpx.RequestError | TimeoutError | OSError):
                 return ConnectionError(f"{self.url} cannot be reached ({words})")
-            if (code := _grpc_code(one)) is not None:
-                return self._grpc_problem(code, words, what)
+            if isinstance(one, grpc.aio.AioRpcError):
+                return self._problem_of_grpc(one.code().name, words, what)
         if isinstance(exc, errors.A2AError) and type(exc).__module__ == errors.__name__:
-            return ExecutionBackendError(self._name, f"{self.url} {what}: {words}")
+            return ExecutionBackendError(self.name, f"{self.url} {what}: {words}")
         return Garbled(f"{self.url} did not answer as an A2A server ({words}): check the url")
 
-    def _status_problem(self, status: int, words: str, what: str) -> Exception:
-        if 300 <= status < 400:
-            problem = f"{self.url} answered {status}, a redirect, which is not followed: correct the url"
-            return ExecutionBackendError(self._name, problem)
-        if status in _TRANSIENT:
-            return ConnectionError(f"{self.url} answered {status}: {words}")
-        if status in (404, 405, 501) and "card" not in what:
-            return NotOffered(words)
-        advice = ": check the headers" if status in (401, 403) else ""
-        return ExecutionBackendError(self._name, f"{self.url} {what}: {status} {words}{advice}")
+    def _problem_of_answer(self, status: int, words: str, what: str) -> Exception:
+        if (problem := self.problem_of_status(status, words)) is not None:
+            return problem
+        is_offered = status not in NOT_OFFERED or "card" in what
+        return self.refused(status, words, what) if is_offered else NotOffered(words)
 
-    def _grpc_problem(self, code: str, words: str, what: str) -> Exception:
-        if code in _AWAY and "failed to connect" in words:
-            return NotSent(f"{self.url} cannot be reached ({words})")
+    def _problem_of_grpc(self, code: str, words: str, what: str) -> Exception:
         if code in _AWAY:
-            return ConnectionError(f"{self.url} cannot be reached ({words})")
-        if code == "UNIMPLEMENTED":
-            return NotOffered(words)
-        advice = ": check the headers" if code in ("UNAUTHENTICATED", "PERMISSION_DENIED") else ""
-        return ExecutionBackendError(self._name, f"{self.url} {what}: {words}{advice}")
-
-    def _words(self, said: str) -> str:
-        return " ".join(redact(said, self._secrets).split())[:_SHOWN]
+            kind = NotSent if "failed to connect" in words else ConnectionError
+            return kind(f"{self.url} cannot be reached ({words})")
+        return NotOffered(words) if code == "UNIMPLEMENTED" else self.refused(code, words, what)
 
 
 class _Link:
@@ -367,7 +328,7 @@ class _Link:
         self.http = http
         self.lock = asyncio.Lock()
         self.client: Client | None = None
-        self.card: AgentCard | None = None
+        self.card: pb.AgentCard | None = None
 
 
 def is_id(text: str) -> bool:
@@ -386,9 +347,3 @@ def _causes(exc: BaseException) -> list[BaseException]:
         found.append(one)
         one = one.__cause__
     return found
-
-
-def _grpc_code(exc: BaseException) -> str | None:
-    code = getattr(exc, "code", None)
-    found: Any = code() if callable(code) else None
-    return found.name if type(found).__name__ == "StatusCode" else None

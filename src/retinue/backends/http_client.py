@@ -22,6 +22,7 @@ MOST_BYTES = 20_000_000
 """Bytes of one answer, of one event of a stream, and of the artifacts of a task."""
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 NOT_OFFERED = frozenset({404, 405, 501})
+_DENIED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
 _SHOWN = 300
 _ERROR_BODY = 64 * 1024
 
@@ -67,7 +68,7 @@ async def whole_chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes
             held.clear()
 
 
-class HttpClient:
+class ServerClient:
     """Speaks to one server. A final refusal raises ExecutionBackendError, a failure that may pass raises ConnectionError.
     The headers come from the declaration and go with every request to that address: no redirect is followed, and their
     credentials are redacted in all that the server returns."""
@@ -75,6 +76,43 @@ class HttpClient:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
         self.url, self._headers, self.name = url.rstrip("/"), dict(headers or {}), name or url
         self._secrets = secrets_of(self._headers)
+
+    def refused(self, status: int | str, said: bytes | str, what: str) -> ExecutionBackendError:
+        advice = ": check the headers of the declaration" if status in _DENIED else ""
+        return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(said)}{advice}")
+
+    def untrusted(self, reason: str) -> ExecutionBackendError:
+        """Return the error for a certificate that is not trusted."""
+        problem = f"{self.url} has a certificate that is not trusted ({self.words(reason)})"
+        return ExecutionBackendError(self.name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
+
+    def unusable(self) -> ExecutionBackendError:
+        return ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked")
+
+    def problem_of_status(self, status: int, said: bytes | str) -> Exception | None:
+        """Return the error for a status that has nothing to do with the request: a failure that may pass, or a redirect."""
+        if status in _TRANSIENT:
+            return ConnectionError(f"{self.url} answered {status}: {self.words(said)}")
+        if 300 <= status < 400:
+            problem = f"{self.url} answered {status}, a redirect, which is not followed: correct the url"
+            return ExecutionBackendError(self.name, problem)
+        return None
+
+    def words(self, said: bytes | str) -> str:
+        """Return the beginning of a text for a message, without credentials, also without half of one."""
+        cut = len(said) > _ERROR_BODY
+        text = said[:_ERROR_BODY].decode(errors="replace") if isinstance(said, bytes) else said[:_ERROR_BODY]
+        text = redact(text, self._secrets)
+        if cut and self._secrets:
+            text = text[: -len(self._secrets[0])]
+        return " ".join(text.split())[:_SHOWN]
+
+
+class HttpClient(ServerClient):
+    """Speaks plain HTTP to a server."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, name: str = "") -> None:
+        super().__init__(url, headers, name)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def close(self) -> None:
@@ -113,11 +151,9 @@ class HttpClient:
         try:
             yield
         except aiohttp.InvalidURL:
-            raise ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked") from None
+            raise self.unusable() from None
         except aiohttp.ClientConnectorCertificateError as exc:
-            untrusted = f"{self.url} has a certificate that is not trusted ({self.words(str(exc))})"
-            advice = "name its authority in the file $SSL_CERT_FILE"
-            raise ExecutionBackendError(self.name, f"{untrusted}: {advice}") from None
+            raise self.untrusted(str(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise ConnectionError(f"{problem} ({self.words(str(exc)) or type(exc).__name__})") from None
 
@@ -144,28 +180,11 @@ class HttpClient:
                 status = response.status
         if len(data) > MOST_BYTES:
             raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_BYTES:,} bytes")
-        if status in _TRANSIENT:
-            raise ConnectionError(f"{self.url} answered {status}: {self.words(data)}")
+        if (problem := self.problem_of_status(status, data)) is not None:
+            raise problem
         if status == 400:
             raise Garbled(f"{self.url} could not read the request: {status} {self.words(data)}")
-        if 300 <= status < 400:
-            raise ExecutionBackendError(
-                self.name, f"{self.url} answered {status}, a redirect, which is not followed: correct the url"
-            )
         return status, data
-
-    def refused(self, status: int, data: bytes, what: str) -> ExecutionBackendError:
-        advice = ": check the headers of the declaration" if status in (401, 403) else ""
-        return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(data)}{advice}")
-
-    def words(self, said: bytes | str) -> str:
-        """Return the beginning of a text for a message, without credentials, also without half of one."""
-        cut = len(said) > _ERROR_BODY
-        text = said[:_ERROR_BODY].decode(errors="replace") if isinstance(said, bytes) else said[:_ERROR_BODY]
-        text = redact(text, self._secrets)
-        if cut and self._secrets:
-            text = text[: -len(self._secrets[0])]
-        return " ".join(text.split())[:_SHOWN]
 
     def _session(self) -> aiohttp.ClientSession:
         import aiohttp

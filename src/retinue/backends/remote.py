@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from ..core.backend import RunRequest
+from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
 from ..core.errors import ExecutionBackendError
-from ..core.runs import WAITING, RunStatus
+from ..core.events import Custom, ErrorRaised, Event, TextDelta
+from ..core.messages import Message
+from ..core.runs import REMOTE_KEY, WAITING, RunResult, RunStatus
+from ..core.state import PersistedState
+from ..core.together import until_stopped
 from .http_client import Garbled
 
 T = TypeVar("T")
@@ -27,13 +32,18 @@ GARBLED_TRIES = 5
 """Answers in a row that cannot be read, after which a server is taken for one of another kind."""
 DEADLINE = 7200.0
 """The default limit in seconds for a remote run."""
-TERMINATION = {
+MOST_WORDS = 20_000
+"""Characters of a question or of an error."""
+_TERMINATION = {
     RunStatus.COMPLETED: "natural",
     RunStatus.CANCELLED: "cancelled",
     RunStatus.TIMEOUT: "timeout",
     **dict.fromkeys(WAITING, "suspended"),
 }
 """The terminations of runs; those that are missing ended by an error."""
+
+Outcome = tuple[RunStatus, str | None]
+"""The status of a run that is no longer followed, and its error."""
 
 
 class Callers:
@@ -67,12 +77,138 @@ class _Client(Protocol):
 C = TypeVar("C", bound=_Client)
 
 
-class RemoteBackend(Generic[C]):
+class Follower(ABC):
+    """One run and its counterpart on a server. A subclass speaks the protocol of the server."""
+
+    def __init__(self, request: RunRequest, patience: float) -> None:
+        self.request, self._patience, self._token = request, patience, request.cancellation
+        self.run_id, self._name = request.identity.run_id, request.identity.agent
+        self.noted: Mapping[str, Any] = request.remote if request.is_dispatched else {}
+        """What was stored of the run there, perhaps by another process."""
+        self.accepted = asyncio.Event()
+        if request.is_dispatched:
+            self.accepted.set()
+        self.refused: str | None = None
+        """Why the server refused an answer."""
+        self._streamed = [request.streamed]
+
+    async def submit(self) -> None:
+        """Send a new run. If this raises, the server has not accepted it. A protocol that sends and follows with one
+        request does so in `follow`."""
+        return
+
+    @abstractmethod
+    async def follow(self) -> Outcome:
+        """Wait until the run has ended or waits. Short outages of the server are retried.
+
+        Raise ExecutionBackendError if the server refuses, and ConnectionError if it is away for too long."""
+
+    @abstractmethod
+    async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
+        """Ask the server to stop the run and wait a limited time for its end. Return a problem, if there is one.
+
+        `work` is `follow`, which still runs."""
+
+    @property
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if the server is known to have ended the run."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """True if the run there has ended as it should."""
+
+    @abstractmethod
+    def ids(self) -> dict[str, Any]:
+        """Return the ids of the run there, in their stored form."""
+
+    @abstractmethod
+    def result(self, status: RunStatus, error: str | None) -> RunResult:
+        """Return the result of the run."""
+
+    def accept(self) -> None:
+        """Report, once, that the server has the run."""
+        if not self.accepted.is_set():
+            self.accepted.set()
+            if self.request.accepted is not None:
+                self.request.accepted()
+
+    def release(self) -> None:
+        """Note that the run is no longer followed."""
+        return
+
+    @property
+    def text(self) -> str:
+        """The text that was emitted so far."""
+        return "".join(self._streamed)
+
+    def _make_result(
+        self, status: RunStatus, error: str | None, response: str | None, answer: Message | None = None, **more: Any
+    ) -> RunResult:
+        identity = self.request.identity
+        if answer is None and response:
+            answer = Message.assistant(response)
+        return RunResult(
+            status=status,
+            run_id=identity.run_id,
+            thread_id=identity.thread_id,
+            response=response,
+            state=PersistedState(extensions={REMOTE_KEY: self.ids()}),
+            error=error,
+            termination=more.pop("termination", "") or _TERMINATION.get(status, "error"),
+            messages=self.request.messages if answer is None else (*self.request.messages, answer),
+            **more,
+        )
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await retry(ask, self._patience, self._token)
+
+    @property
+    def _submit_patience(self) -> float:
+        """How many seconds to retry sending the run: long for a background task, short for a call that waits."""
+        return self._patience if self.request.detached else min(SUBMIT_PATIENCE, self._patience)
+
+    def _texts_to_send(self) -> list[str]:
+        texts = [message.text for message in self.request.remote_messages() if message.text]
+        if not texts:
+            raise ExecutionBackendError(self._name, "there is no text to send: a remote agent reads user messages")
+        return texts
+
+    def _emit(self, event: Event) -> None:
+        if self.request.emit is not None:
+            self.request.emit(event)
+
+    def _emit_text(self, text: str) -> None:
+        self._streamed.append(text)
+        self._emit(TextDelta(delta=text))
+
+    def _report(self, status: str, **more: str) -> None:
+        """Report the status of the run there."""
+        self._emit(Custom(data={"type": "remote_task", **more, "status": status}))
+
+    def _refuse(self, reason: str) -> None:
+        """Report that an answer was refused; the question stays open."""
+        self.refused = reason
+        self._emit(ErrorRaised(message=reason, code="decision_refused"))
+
+    def _note(self) -> None:
+        """Store the ids of the run there."""
+        if self.request.note_remote is not None:
+            self.request.note_remote(self.ids())
+
+
+class RemoteBackend(ABC, Generic[C]):
     """A backend that reaches its server through a client."""
+
+    capabilities: BackendProfile
 
     def __init__(self, client: C, patience: float | None) -> None:
         self.client, self._callers = client, Callers()
         self._patience = PATIENCE if patience is None else patience
+
+    def profile(self) -> BackendProfile:
+        return self.capabilities
 
     async def close(self) -> None:
         await self.client.close()
@@ -80,37 +216,71 @@ class RemoteBackend(Generic[C]):
     async def abort(self, run_id: str) -> None:
         self._callers.abort(run_id)
 
+    @abstractmethod
+    def follower(self, request: RunRequest) -> Follower:
+        """Return the follower of a run."""
 
-def texts_to_send(request: RunRequest) -> list[str]:
-    """Return the texts of a request to send to a server; raise if there are none."""
-    texts = [message.text for message in request.remote_messages() if message.text]
-    if not texts:
-        name = request.identity.agent
-        raise ExecutionBackendError(name, "there is no text to send: a remote agent reads user messages")
-    return texts
+    async def run(self, request: RunRequest) -> RunResult:
+        if not request.is_dispatched and request.cancellation.is_set():
+            raise ExecutionBackendError(request.identity.agent, "it was cancelled before it was sent")
+        follower = self.follower(request)
+        if request.is_dispatched and request.accepted is not None:
+            request.accepted()
+        with self._callers.waiting(request.identity.run_id, request.cancellation):
+            try:
+                if not request.is_dispatched:
+                    await follower.submit()
+                status, error = await self._attend(follower)
+            finally:
+                follower.release()
+        return follower.result(status, error)
+
+    async def _attend(self, follower: Follower) -> Outcome:
+        """Follow the run until it ends or waits; stop it if the request is cancelled or its time is over."""
+        request, token = follower.request, follower.request.cancellation
+        seconds = DEADLINE if request.timeout is None else request.timeout
+        async with until_stopped(follower.follow(), token.wait(), seconds) as work:
+            if work.done() and (not token.is_set() or follower.has_ended):
+                try:
+                    return work.result()
+                except (ConnectionError, ExecutionBackendError) as exc:
+                    if not follower.accepted.is_set():
+                        raise
+                    return RunStatus.FAILED, reason_of(exc)
+            status, reason = RunStatus.TIMEOUT, f"it took longer than {seconds:g} s"
+            if token.is_set():
+                status, reason = RunStatus.CANCELLED, token.reason or "cancelled"
+            problem = await follower.stop(work)
+        if follower.is_complete:
+            return RunStatus.COMPLETED, None
+        return status, f"{reason}; {problem}" if problem else reason
 
 
-def submit_patience(request: RunRequest, patience: float) -> float:
-    """Return how many seconds to retry sending a run to a server: long for a background task, short for a call that
-    waits."""
-    return patience if request.detached else min(SUBMIT_PATIENCE, patience)
+def reason_of(exc: Exception) -> str:
+    return exc.reason if isinstance(exc, ExecutionBackendError) else str(exc)
 
 
-def seconds_for(request: RunRequest) -> float:
-    return DEADLINE if request.timeout is None else request.timeout
+class Pauses:
+    """Pauses between attempts, each longer than the one before."""
 
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
 
-def why_stopped(request: RunRequest) -> tuple[RunStatus, str]:
-    """Return the status and the reason for a run that is no longer followed and has not ended."""
-    token = request.cancellation
-    if token.is_set():
-        return RunStatus.CANCELLED, token.reason or "cancelled"
-    return RunStatus.TIMEOUT, f"it took longer than {seconds_for(request):g} s"
+    @property
+    def is_longest(self) -> bool:
+        return self._next >= LONGEST_PAUSE
+
+    def reset(self) -> None:
+        self._next = FIRST_PAUSE
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self._next * random.uniform(0.5, 1.5))
+        self._next = min(self._next * 2, LONGEST_PAUSE)
 
 
 async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
-    deadline, pause, garbled = time.monotonic() + patience, FIRST_PAUSE, 0
+    deadline, pauses, garbled = time.monotonic() + patience, Pauses(), 0
     while True:
         try:
             return await ask()
@@ -118,5 +288,4 @@ async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: Cancell
             garbled += isinstance(exc, Garbled)
             if time.monotonic() >= deadline or token.is_set() or garbled == GARBLED_TRIES:
                 raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, LONGEST_PAUSE)
+        await pauses.wait()

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ..backends.a2a import A2ABackend
-from ..backends.a2a_client import A2AClient
 from ..backends.background import LocalBackground
 from ..backends.foreign import ForeignBackend
 from ..backends.http_client import HttpClient
@@ -42,6 +40,9 @@ _log = logging.getLogger(__name__)
 
 def _remote_backend(stub: RemoteSubagentStub) -> Backend:
     if stub.protocol == "a2a":
+        from ..backends.a2a import A2ABackend
+        from ..backends.a2a_client import A2AClient
+
         return A2ABackend(A2AClient(stub.url, stub.headers, stub.name, stub.origins, stub.card_key))
     if stub.protocol == "langgraph":
         return LangGraphBackend(HttpClient(stub.url, stub.headers, stub.name), stub.agent or stub.name)
