@@ -24,8 +24,8 @@ from google.protobuf.json_format import ParseDict
 from retinue import Agent, DataPart, FilePart, PartChunk, Permissions, Runtime, StateCommand, TextChunk, tool
 from retinue.models import Retrying, TurnEnd
 from retinue.plugins import hook
-from retinue.server import A2AOptions, StoredTokens, TokenStore
-from retinue.server.a2a_push import Push, StoredPush
+from retinue.server import A2AOptions, StoredTokens, TokenStore, a2a_push
+from retinue.server.a2a_push import StoredPush
 from retinue.server.auth import OneToken
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, fail, say
@@ -364,7 +364,7 @@ def ended(got: list[tuple[Any, Any]]) -> bool:
 async def test_notifications_are_sent_again_until_they_are_taken(
     transport: str, database: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Push.__init__, "__kwdefaults__", {"pauses": (0.0,) * 5})
+    monkeypatch.setattr(a2a_push, "PAUSES", (0.0,) * 5)
     agents = [speaker("Good ", "day")]
     runtime = Runtime.open(f"sqlite:///{tmp_path}/a.db", agents) if database else Runtime(agents)
     async with webhook(503, 500, 429) as (url, got), a2a_serving(runtime) as place:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from retinue import HarnessAgent, LocalFilesystem, Runtime, StoreFilesystem
 from retinue.storage.stores import open_store
 from retinue.storage.tasks import SqlTaskRepository
 from retinue.tasks import WorkspaceTaskRepository
+from retinue.tasks.service import TaskService
 from retinue.tasks.task import TaskRecord, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.stores import stored_run
@@ -215,7 +217,10 @@ def test_a_task_in_a_workspace_whose_process_is_gone_is_told_as_such(cli: Cli, t
 
 
 @pytest.mark.parametrize("base", ["", "deep/er"])
-def test_tasks_in_files_of_a_database_are_found(cli: Cli, tmp_path: Path, base: str) -> None:
+def test_tasks_in_files_of_a_database_are_found(
+    cli: Cli, tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TaskService, "cancel", partialmethod(TaskService.cancel, grace=0.0))
     url = f"sqlite:///{tmp_path}/app.db"
 
     async def put() -> None:

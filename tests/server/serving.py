@@ -15,6 +15,8 @@ from starlette.types import ASGIApp
 from retinue import Runtime
 from retinue.server import create_app
 
+from ..waiting import let_others_run
+
 TOKEN = "secret-of-the-test"
 
 
@@ -89,13 +91,20 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
-    task = asyncio.create_task(server.main_loop())
+    clock = asyncio.create_task(server.main_loop())
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = server.force_exit = True
-        await task
-        await server.shutdown()
+        clock.cancel()  # it looks ten times a second whether to end
+        for listener in server.servers:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        await let_others_run()
+        if requests := list(server.server_state.tasks):
+            for request in requests:
+                request.cancel()
+            await asyncio.wait(requests)
 
 
 @asynccontextmanager

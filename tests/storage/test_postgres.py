@@ -126,6 +126,14 @@ async def test_a_listener_that_was_cut_listens_again(store: PostgresStore, postg
         await heard_again(store, postgres_server, watch)
 
 
+async def test_the_end_of_a_run_wakes_those_that_wait_for_its_thread(store: PostgresStore) -> None:
+    await begin(store, stored_run("r1"))
+    with store.watch(stored_run("r1").identity.thread_id) as watch:
+        await watch.wait(3600)  # it listens
+        await store.write(ended_run("r1"))
+        await watch.wait(3600)
+
+
 class Unsure:
     """Commits, and lets the answer be lost: once for each time it is asked to."""
 

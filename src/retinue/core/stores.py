@@ -251,7 +251,8 @@ class EventStore(Protocol):
         ...
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
-        """Watch a log, by its id, or all inboxes (`WISHES`). A reply counts as a change of its log."""
+        """Watch a log or a thread, by its id, or all inboxes (`WISHES`). A reply counts as a change of its log, the end
+        of a run as one of its thread."""
         ...
 
 

@@ -39,7 +39,7 @@ async def take_thread(run: LiveRun, owner: Owner, when_busy: WhenBusy | None) ->
     run.record.queued = True
     owner.check_inboxes()
     while not token.is_set():
-        with store.watch(run.run_id) as watch:
+        with store.watch(run.record.identity.thread_id) as watch:
             if await store.take_thread(run.run_id) is None:
                 run.record.queued = False
                 return

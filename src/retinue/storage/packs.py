@@ -149,8 +149,8 @@ class BatchWrite:
         self._place, self._batch = place, batch
         self._packs = pack_rows(batch.log_id, batch.rows)
         saved = [update.record.thread_id for update in batch.threads]
-        ended = [run.identity.thread_id for run in batch.runs if run.has_ended]
-        self.threads = [*saved, *ended, *batch.left]
+        self._freed = {*batch.left, *(run.identity.thread_id for run in batch.runs if run.has_ended)}
+        self.threads = [*saved, *self._freed]
         """The threads that it changes."""
         # Saving the thread of a root that has ended releases it too, in one statement.
         own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
@@ -180,7 +180,8 @@ class BatchWrite:
                 make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
             else:
                 link.notify(LEGS)
-        link.notify(log_id)
+        for topic in (log_id, *self._freed):
+            link.notify(topic)
 
     def _append(self, link: Link) -> None:
         """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
