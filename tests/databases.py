@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -67,7 +67,9 @@ class TestServer:
 
         self.folder = folder
         self._cleaner = subprocess.Popen([sys.executable, "-c", CLEANER, str(folder)], stdin=subprocess.PIPE)
-        self._server: Any = get_server(folder / "data", cleanup_mode="stop")
+        self._server: Any = get_server(folder / "data", cleanup_mode="stop", start=False)
+        self._server._lock = nullcontext()  # nobody else has this folder; its own lock is one for the whole machine
+        self._server.start()
         self._numbers = itertools.count(1)
         self._used: list[str] = []
         self._shape: str | None = None
@@ -104,8 +106,8 @@ class TestServer:
         self._server.stop()
 
     def start(self) -> None:
-        with self._server._lock:
-            self._server.ensure_postgres_running()
+        """Start it if it does not run."""
+        self._server.ensure_postgres_running()
 
     def close(self) -> None:
         if self._connection is not None:
