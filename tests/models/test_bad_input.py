@@ -38,8 +38,7 @@ from retinue.errors import (
     ModelTimeout,
     ModelUnavailable,
 )
-from retinue.models import RetryPolicy, open_model, registry
-from retinue.models.providers import PROVIDERS
+from retinue.models import RetryPolicy, bridge_model, open_model, registry
 from retinue.models.resilience import close_model
 from retinue.testing import KnownTurn, hear
 from retinue.wire.sse import EventDecoder, EventTooLong
@@ -95,10 +94,6 @@ def test_not_a_model(name: str) -> None:
         open_model(name)
 
 
-def test_the_table_of_providers_is_whole() -> None:
-    assert registry._WIRED == tuple(sorted(PROVIDERS))  # pyright: ignore[reportPrivateUsage]
-
-
 @pytest.mark.parametrize(
     ("name", "variable"),
     [
@@ -125,13 +120,11 @@ def test_a_missing_key_of_a_bridged_provider() -> None:
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retinue.models import bridge
-
-    monkeypatch.setattr(bridge, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r'For more: pip install "retinue\[providers\]"'):
         open_model("deepseek:deepseek-chat")
     with pytest.raises(ConfigurationError, match=r'pip install "retinue\[providers\]"'):
-        bridge.bridge(object())
+        bridge_model(object())
 
 
 @pytest.mark.parametrize(

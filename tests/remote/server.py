@@ -10,9 +10,10 @@ import msgspec
 from aiohttp import web
 
 from retinue import DecisionRefused, RunStatus, Runtime
+from retinue.core.content import to_json_bytes
 from retinue.core.events import event_to_json
 from retinue.runtime import Run
-from retinue.wire.task_protocol import RemoteTask, TaskDecisions, TaskSubmission, encode
+from retinue.wire.task_protocol import RemoteTask, TaskDecisions, TaskSubmission
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -159,7 +160,7 @@ class TaskServer:
     def _answer(self, task: RemoteTask | None) -> web.Response:
         if task is None:
             return web.json_response({"status": "error", "error": "task not found"}, status=404)
-        return web.Response(body=encode(task), content_type="application/json")
+        return web.Response(body=to_json_bytes(task), content_type="application/json")
 
 
 async def _stop_later(run: Run, seconds: float) -> None:

@@ -19,8 +19,8 @@ from retinue.wire.a2a import (
     read_message,
     read_part,
     state_of,
-    whole_numbers,
 )
+from retinue.wire.a2a_budget import with_integers
 from retinue.wire.a2a_card import card_json
 
 from ..server.agents import boss
@@ -76,7 +76,7 @@ def test_parts_go_both_ways_but_reasoning_stays() -> None:
         ImagePart(url="https://example.com/a.png"),
     )
     assert [read_part(one) for one in parts_json(parts)] == [one for one in parts if type(one) is not ReasoningPart]
-    assert whole_numbers({"a": [1.0, 1.5, 1e300], "b": "1.0"}) == {"a": [1, 1.5, 1e300], "b": "1.0"}
+    assert with_integers({"a": [1.0, 1.5, 1e300], "b": "1.0"}) == {"a": [1, 1.5, 1e300], "b": "1.0"}
     for bad in ({"parts": []}, {"parts": [{"text": " "}]}, {"parts": [{"mediaType": "text/plain"}]}):
         with pytest.raises(ValueError, match=r"empty|content"):
             read_message(bad)

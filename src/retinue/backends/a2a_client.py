@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -76,13 +75,14 @@ class A2AClient(ServerClient):
         self._verifier = None if card_key is None else CardVerifier(card_key)
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
-    async def open(self) -> None:
-        """Read the card, unless that was done before, and choose a transport."""
+    async def open(self) -> Client:
+        """Return the client of the SDK. The first time, read the card and choose a transport."""
         link = self._link()
         async with link.lock:
             if link.client is None:
                 card = await self._read_card(link)
                 link.client, link.card = self._connect(link, card), card
+            return link.client
 
     def forget_card(self) -> None:
         """Read the card again the next time."""
@@ -90,20 +90,16 @@ class A2AClient(ServerClient):
 
     @property
     def can_stream(self) -> bool:
-        card = self._link().card
-        return card is not None and card.capabilities.streaming
-
-    def _has_extension(self, uri: str) -> bool:
-        card = self._link().card
-        return card is not None and any(one.uri == uri for one in card.capabilities.extensions)
+        return self._link().card.capabilities.streaming
 
     def stop_streaming(self) -> None:
         """Use no streams from now on: the card promises them, but the server has none."""
-        card = self._link().card
-        if card is not None:
-            card.capabilities.streaming = False
+        self._link().card.capabilities.streaming = False
 
-    async def send(
+    def _has_extension(self, uri: str) -> bool:
+        return any(one.uri == uri for one in self._link().card.capabilities.extensions)
+
+    def send(
         self,
         message_id: str,
         context_id: str,
@@ -125,16 +121,12 @@ class A2AClient(ServerClient):
             json_format.ParseDict(limits_json(limits), message.metadata)
         config = pb.SendMessageConfiguration(return_immediately=True)
         asked = pb.SendMessageRequest(message=message, configuration=config)
-        async with aclosing(self._stream(lambda client, context: client.send_message(asked, context=context))) as found:
-            async for one in found:
-                yield one
+        return self._stream(lambda client, context: client.send_message(asked, context=context))
 
-    async def subscribe(self, task_id: str) -> AsyncGenerator[pb.StreamResponse]:
+    def subscribe(self, task_id: str) -> AsyncGenerator[pb.StreamResponse]:
         """Yield what happens to a task from now on."""
         asked = pb.SubscribeToTaskRequest(id=task_id)
-        async with aclosing(self._stream(lambda client, context: client.subscribe(asked, context=context))) as found:
-            async for one in found:
-                yield one
+        return self._stream(lambda client, context: client.subscribe(asked, context=context))
 
     async def task(self, task_id: str) -> pb.Task:
         asked = pb.GetTaskRequest(id=task_id)
@@ -230,7 +222,7 @@ class A2AClient(ServerClient):
     # --- requests
 
     async def _stream(self, start: Callable[[Client, ClientCallContext], Any]) -> AsyncGenerator[pb.StreamResponse]:
-        client = await self._client()
+        client = await self.open()
         total = 0
         stream = start(client, self._context(None))
         try:
@@ -248,7 +240,7 @@ class A2AClient(ServerClient):
             await stream.aclose()
 
     async def _ask(self, start: Callable[[Client, ClientCallContext], Awaitable[M]]) -> M:
-        client = await self._client()
+        client = await self.open()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return self._without_secrets(await start(client, self._context(ANSWER_SECONDS)))[1]
@@ -260,12 +252,6 @@ class A2AClient(ServerClient):
         text = json_format.MessageToJson(message, indent=None, ensure_ascii=False)
         clean = redact(text, self._secrets)
         return len(text), message if clean == text else json_format.Parse(clean, type(message)())
-
-    async def _client(self) -> Client:
-        await self.open()
-        client = self._link().client
-        assert client is not None
-        return client
 
     def _context(self, seconds: float | None) -> ClientCallContext:
         activated = {"A2A-Extensions": BUDGET} if self._has_extension(BUDGET) else {}
@@ -328,7 +314,7 @@ class _Link:
         self.http = http
         self.lock = asyncio.Lock()
         self.client: Client | None = None
-        self.card: pb.AgentCard | None = None
+        self.card = pb.AgentCard()
 
 
 def is_id(text: str) -> bool:

@@ -37,13 +37,19 @@ def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
         log.append_remote(run, event)
 
 
+async def _events_after(log: LiveLog, seq: int) -> list[Event]:
+    """Return the events of a log after number `seq`, also those that are no longer in memory."""
+    events = [event for event in log.events if event.seq > seq]
+    if log.earlier is not None and seq < log.first:
+        events = [event async for event in log.earlier(seq, log.first, True)] + events
+    return events
+
+
 async def last_seen(log: LiveLog, run: RunState) -> int:
     """Return the number of the last event copied from a run's log elsewhere: the last one noted plus later deltas."""
     if not run.remote_seq:
         return 0
-    events = [event for event in log.events if event.seq > run.remote_at]
-    if log.earlier is not None and run.remote_at < log.first:
-        events += [event async for event in log.earlier(run.remote_at, log.first, True)]
+    events = await _events_after(log, run.remote_at)
     return run.remote_seq + sum([event.__class__ in DELTAS and event.ns[: len(run.ns)] == run.ns for event in events])
 
 
@@ -51,9 +57,7 @@ async def streamed_text(log: LiveLog, run: RunState) -> str:
     """Return the text that a run elsewhere has streamed so far, for protocols whose events have no numbers."""
     if run.remote_seq:
         return ""
-    events = list(log.events)
-    if log.earlier is not None and log.first > 0:
-        events = [event async for event in log.earlier(0, log.first, True)] + events
+    events = await _events_after(log, 0)
     return "".join([event.delta for event in events if isinstance(event, TextDelta) and event.run_id == run.run_id])
 
 
@@ -126,11 +130,10 @@ class Rest:
     async def _follow(self, request: RunRequest) -> None:
         try:
             await cast("RestReader", self._backend).follow_rest(request)
-        except (ConnectionError, ExecutionBackendError) as exc:
-            _log.warning("run %s: the background tasks that it left elsewhere are given up: %s", self._run.run_id, exc)
-            await give_up(self._log, self._run)
-        except Exception:
-            _log.exception("run %s: its background tasks elsewhere cannot be followed", self._run.run_id)
+        except Exception as exc:
+            shown = None if isinstance(exc, ConnectionError | ExecutionBackendError) else exc
+            problem = "run %s: the background tasks that it left elsewhere are given up: %s"
+            _log.warning(problem, self._run.run_id, exc, exc_info=shown)
             await give_up(self._log, self._run)
         close(self._log, self._run)
         self._log.release(self._key)
@@ -138,11 +141,8 @@ class Rest:
 
 async def give_up(log: LiveLog, run: RunState) -> None:
     """Report the open tasks of a run elsewhere as failed, because they cannot be followed."""
-    events = list(log.events)
-    if log.earlier is not None and log.first > 0:
-        events = [event async for event in log.earlier(0, log.first, True)] + events
     last: dict[str, TaskUpdated] = {}
-    for event in events:
+    for event in await _events_after(log, 0):
         if isinstance(event, TaskUpdated) and event.ns[: len(run.ns)] == run.ns:
             last[event.task_id] = event
     for event in last.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
+from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused
 from ..core.events import Event
@@ -18,7 +19,6 @@ from ..wire.task_protocol import (
     TaskSubmission,
     decode_event,
     decode_task,
-    encode,
     task_path,
 )
 from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, Garbled, HttpClient
@@ -30,7 +30,7 @@ class HttpTaskClient(HttpClient):
     async def submit(
         self, task_id: str, agent_id: str, text: str, context: dict[str, str], limits: Limits | None = None
     ) -> None:
-        body = encode(TaskSubmission(task_id, agent_id, text, dict(context), limits))
+        body = to_json_bytes(TaskSubmission(task_id, agent_id, text, dict(context), limits))
         status, data = await self.ask("POST", TASKS_PATH, body)
         if status == 409:
             return  # it has the task already, and may have ended it
@@ -46,14 +46,16 @@ class HttpTaskClient(HttpClient):
 
     async def cancel(self, task_id: str, *, tasks: bool = False) -> None:
         """Ask the server to stop a task; its background tasks continue, unless `tasks` is true."""
-        body = encode(TaskCancel(tasks)) if tasks else b""
+        body = to_json_bytes(TaskCancel(tasks)) if tasks else b""
         status, data = await self.ask("POST", task_path(task_id, "cancel"), body)
         if status >= 400 and status != 404:
             raise self.refused(status, data, "did not take the cancel")
 
     async def resume(self, task_id: str, decisions: Mapping[str, Decision]) -> None:
         """Pass decisions on; raise DecisionRefused if the server refuses them. Idempotent for the same decisions."""
-        status, data = await self.ask("POST", task_path(task_id, "resume"), encode(TaskDecisions(dict(decisions))))
+        status, data = await self.ask(
+            "POST", task_path(task_id, "resume"), to_json_bytes(TaskDecisions(dict(decisions)))
+        )
         if status in NOT_OFFERED:
             raise DecisionRefused(f"{self.url} takes no decisions: {status} {self.words(data)}")
         if status >= 400:

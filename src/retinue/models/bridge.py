@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from pydantic_ai import exceptions as errors
+from pydantic_ai import messages as theirs
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.models import Model as TheirModel
+from pydantic_ai.models import ModelRequestParameters, infer_model
+from pydantic_ai.providers import infer_provider_class
+from pydantic_ai.tools import ToolDefinition
 
 from ..core.content import to_json_text
 from ..core.errors import (
@@ -34,37 +40,21 @@ from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 from .wire import chosen_tool, rename_settings
 
-if TYPE_CHECKING:
-    from pydantic_ai import messages as theirs
-    from pydantic_ai.models import Model as TheirModel
-
 SIGNED = "bridge:"
 _STOPS = {"stop": "stop", "length": "length", "content_filter": "refusal", "tool_call": "tool_calls"}
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 
 
-def is_installed() -> bool:
-    return find_spec("pydantic_ai") is not None
-
-
 def bridge(model: Any, retry: RetryPolicy | None = None) -> Model:
     """Wrap a model object of pydantic-ai."""
-    if not is_installed():
-        raise ConfigurationError('models of pydantic-ai need: pip install "retinue[providers]"')
-    from pydantic_ai import models
-
-    theirs: type[Any] = models.Model
-    if not isinstance(model, theirs):
+    kind: type[Any] = TheirModel
+    if not isinstance(model, kind):
         raise ConfigurationError(f"bridge_model takes a model of pydantic-ai, not {type(model).__name__}")
     return ResilientModel(BridgedModel(model, f"{model.system}:{model.model_name}"), retry)
 
 
 def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) -> Model | None:
     """Return the pydantic-ai model of a "provider:model" string, None if pydantic-ai does not know the provider either."""
-    from pydantic_ai.exceptions import UserError
-    from pydantic_ai.models import infer_model
-    from pydantic_ai.providers import infer_provider_class
-
     try:
         infer_provider_class(name.partition(":")[0])
     except ValueError:
@@ -77,7 +67,7 @@ def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) ->
         )
     try:
         return ResilientModel(BridgedModel(infer_model(name), name), retry)
-    except (UserError, ImportError, ValueError) as exc:
+    except (errors.UserError, ImportError, ValueError) as exc:
         raise ConfigurationError(f"{name}: {exc}") from None
 
 
@@ -91,9 +81,6 @@ class BridgedModel:
         return f"<model {self.name} through pydantic-ai>"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        from pydantic_ai.direct import model_request_stream
-        from pydantic_ai.exceptions import AgentRunError, UserError
-
         settings: Any = _settings(request)
         reader = _Reader()
         try:
@@ -107,15 +94,14 @@ class BridgedModel:
                     for chunk in reader.decode(event):
                         yield chunk
                 usage, finish = stream.usage, stream.finish_reason
-                whole = (
-                    _is_whole(stream) or self._model.base_url is None
-                )  # one without address, as for tests, says no end
+                # A model without address, as for tests, says no end.
+                whole = _is_whole(stream) or self._model.base_url is None
             if not whole:
                 raise ModelStreamBroken("the answer ended before it was complete")
             yield reader.end(usage() if callable(usage) else usage, finish)
         except ModelError as exc:
             raise self._told(exc) from None
-        except (AgentRunError, UserError) as exc:
+        except (errors.AgentRunError, errors.UserError) as exc:
             raise self._told(_error(exc)) from None
         except OSError as exc:
             raise self._told(ModelUnavailable(f"the connection failed ({exc})")) from None
@@ -148,8 +134,6 @@ class _Reader:
         self._calls = False
 
     def decode(self, event: Any) -> Sequence[ModelChunk]:
-        from pydantic_ai import messages as theirs
-
         match event:
             case theirs.PartDeltaEvent(delta=theirs.TextPartDelta(content_delta=text)):
                 return (TextChunk(text),)
@@ -206,9 +190,6 @@ def _settings(request: ModelRequest) -> dict[str, Any]:
 
 
 def _tools(request: ModelRequest) -> Any:
-    from pydantic_ai.models import ModelRequestParameters
-    from pydantic_ai.tools import ToolDefinition
-
     tools = [
         ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=tool.parameters)
         for tool in request.tools
@@ -218,8 +199,6 @@ def _tools(request: ModelRequest) -> Any:
 
 def _messages(messages: Sequence[Message]) -> list[Any]:
     """Return alternating requests and responses, as pydantic-ai wants them."""
-    from pydantic_ai import messages as theirs
-
     made: list[Any] = []
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     for message in messages:
@@ -235,8 +214,6 @@ def _messages(messages: Sequence[Message]) -> list[Any]:
 
 
 def _request_parts(message: Message, names: dict[str, str]) -> list[theirs.ModelRequestPart]:
-    from pydantic_ai import messages as theirs
-
     if message.role is Role.SYSTEM:
         return [theirs.SystemPromptPart(message.text)]
     if message.role is Role.TOOL:
@@ -253,8 +230,6 @@ def _contents(message: Message) -> Any:
 
 
 def _content(part: TextPart | ImagePart | FilePart | DataPart) -> Any:
-    from pydantic_ai import messages as theirs
-
     if isinstance(part, TextPart):
         return part.text
     if isinstance(part, DataPart):
@@ -268,8 +243,6 @@ def _content(part: TextPart | ImagePart | FilePart | DataPart) -> Any:
 
 
 def _response_parts(message: Message) -> list[Any]:
-    from pydantic_ai import messages as theirs
-
     made: list[Any] = []
     for part in message.parts:
         if isinstance(part, TextPart):
@@ -282,8 +255,6 @@ def _response_parts(message: Message) -> list[Any]:
 
 
 def _error(exc: Exception) -> ModelError:
-    from pydantic_ai import exceptions as errors
-
     kinds: list[tuple[type[Exception], type[ModelError], str]] = [
         (errors.ModelRateLimitError, ModelRateLimited, "too many requests: send fewer at once or raise the limit"),
         (errors.ModelQuotaExceededError, ModelAccessDenied, "the account has no credit left"),
@@ -299,8 +270,8 @@ def _error(exc: Exception) -> ModelError:
     ]
     status: Any = getattr(exc, "status_code", None)
     headers: Any = getattr(exc, "headers", None)
-    for theirs, ours, advice in kinds:
-        if isinstance(exc, theirs):
+    for kind, ours, advice in kinds:
+        if isinstance(exc, kind):
             return ours(f"{advice} ({_plain(exc)})", "", status, retry_after(headers) if headers else None)
     return ModelRequestInvalid(f"the provider does not take this request ({_plain(exc)})", "", status)
 

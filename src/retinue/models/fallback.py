@@ -47,8 +47,7 @@ class FallbackModel:
                     raise
                 yield make_retrying(exc, following.name, 0.0, said)
             finally:
-                if (close := getattr(chunks, "aclose", None)) is not None:
-                    await close()
+                await close_model(chunks)
 
     async def aclose(self) -> None:
         for model in self._models:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -64,11 +64,16 @@ class Endpoint:
         """Redact these in messages too, URL-quoted or not."""
         self._secrets = sort_secrets([*self._secrets, *secrets])
 
-    def redact_error(self, error: ModelError) -> ModelError:
-        """Return the error with the name of this endpoint, without its secrets, and then cut."""
-        if error.model == self.name:
-            return error
-        return type(error)(redact_message(error.message, self._secrets), self.name, error.status, error.retry_after)
+    @contextlib.contextmanager
+    def own_errors(self) -> Generator[None]:
+        """Raise model errors with the name of this endpoint, without its secrets, and then cut."""
+        try:
+            yield
+        except ModelError as exc:
+            if exc.model == self.name:
+                raise
+            message = redact_message(exc.message, self._secrets)
+            raise type(exc)(message, self.name, exc.status, exc.retry_after) from None
 
 
 def redact_message(text: str, secrets: Iterable[str]) -> str:
@@ -121,12 +126,11 @@ class HttpClient:
     async def post(self, path: str, body: bytes, is_done: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Send JSON and yield the pieces of the answer as they come, until it ends or `is_done`.
 
-        Every failure is a ModelError.
+        Every failure is a ModelError, with the words of the server: `own_errors` makes it fit to be shown.
         """
         import aiohttp
 
         endpoint, where = self.endpoint, self.endpoint.base_url
-        failure: ModelError
         try:
             async with self._session().post(
                 endpoint.base_url + path,
@@ -143,22 +147,20 @@ class HttpClient:
                     if is_done():
                         await _drain(content)
                         break
-            return
         except aiohttp.ClientConnectorError as exc:
-            failure = ModelUnavailable(f"cannot connect to {where}: is the server running? ({_reason(exc.os_error)})")
+            reason = _reason(exc.os_error)
+            raise ModelUnavailable(f"cannot connect to {where}: is the server running? ({reason})") from None
         except (TimeoutError, aiohttp.ServerTimeoutError) as exc:
             slow = isinstance(exc, aiohttp.ConnectionTimeoutError)
             silent = f"no connection within {CONNECT_TIMEOUT:g} s" if slow else self.silence()
-            failure = ModelTimeout(f"{where}: {silent}")
+            raise ModelTimeout(f"{where}: {silent}") from None
         except aiohttp.InvalidURL:
-            failure = ModelNotFound(f"{where} is not a valid address: correct base_url")
+            raise ModelNotFound(f"{where} is not a valid address: correct base_url") from None
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, OSError) as exc:
-            failure = ModelStreamBroken(
-                f"the connection to {where} broke before the answer was complete ({_reason(exc)})"
-            )
+            problem = f"the connection to {where} broke before the answer was complete ({_reason(exc)})"
+            raise ModelStreamBroken(problem) from None
         except (aiohttp.ClientError, ValueError) as exc:
-            failure = ModelResponseInvalid(f"{where} did not answer with valid HTTP ({_reason(exc)})")
-        raise endpoint.redact_error(failure) from None
+            raise ModelResponseInvalid(f"{where} did not answer with valid HTTP ({_reason(exc)})") from None
 
     def silence(self) -> str:
         return f"the server was silent for {self.idle_timeout:g} s: raise idle_timeout if the model needs longer"
@@ -173,13 +175,11 @@ class HttpClient:
         where = self.endpoint.base_url
         text = bytes(body[:_ERROR_BODY])
         if response.status != 200:
-            return self.endpoint.redact_error(error_of_status(response.status, text, response.headers, where))
+            return error_of_status(response.status, text, response.headers, where)
         if (error := error_in_body(text, where)) is not None:
-            return self.endpoint.redact_error(error)
+            return error
         kind = response.content_type
-        return self.endpoint.redact_error(
-            ModelResponseInvalid(f"{where} sent {kind} instead of an event stream: check base_url and the server")
-        )
+        return ModelResponseInvalid(f"{where} sent {kind} instead of an event stream: check base_url and the server")
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from ..core.errors import ConfigurationError
@@ -12,9 +13,6 @@ from .resilience import RetryPolicy, close_model
 
 _PROVIDERS = {"offline": "retinue.cli.offline"}
 """Modules with a function `make_model(name) -> Model`."""
-
-_WIRED = ("anthropic", "llamacpp", "ollama", "openai", "openai-chat", "openai-responses", "openrouter", "vllm")
-"""The keys of `providers.PROVIDERS`, repeated here to avoid that import; a test compares them."""
 
 
 def open_model(
@@ -33,6 +31,8 @@ def open_model(
 
 def bridge_model(model: Any, retry: RetryPolicy | None = None) -> Model:
     """Wrap a model object of pydantic-ai."""
+    if not _has_bridge():
+        raise ConfigurationError('models of pydantic-ai need: pip install "retinue[providers]"')
     from .bridge import bridge
 
     return bridge(model, retry)
@@ -75,17 +75,22 @@ def _open(given: str, owner: str, options: dict[str, Any]) -> Model:
     if provider in _PROVIDERS:
         module: Any = import_module(_PROVIDERS[provider])
         return module.make_model(name)
-    if provider in _WIRED:
-        from .providers import make_model
+    from .providers import PROVIDERS, make_model
 
+    if provider in PROVIDERS:
         return _with_owner(owner, make_model, provider, name, **options)
-    from .bridge import is_installed, make_bridged
+    if _has_bridge():
+        from .bridge import make_bridged
 
-    if is_installed() and (model := _with_owner(owner, make_bridged, given, **options)) is not None:
-        return model
-    known = ", ".join(sorted((*_WIRED, *_PROVIDERS)))
-    more = ", and those of pydantic-ai" if is_installed() else '. For more: pip install "retinue[providers]"'
+        if (model := _with_owner(owner, make_bridged, given, **options)) is not None:
+            return model
+    known = ", ".join(sorted((*PROVIDERS, *_PROVIDERS)))
+    more = ", and those of pydantic-ai" if _has_bridge() else '. For more: pip install "retinue[providers]"'
     raise ConfigurationError(f"{owner}: unknown model provider {provider!r} in {given!r}; known: {known}{more}")
+
+
+def _has_bridge() -> bool:
+    return find_spec("pydantic_ai") is not None
 
 
 def _with_owner(owner: str, make: Any, *args: Any, **options: Any) -> Any:

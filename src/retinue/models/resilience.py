@@ -114,8 +114,7 @@ class ResilientModel:
                         raise
                     yield make_retrying(exc, self.name, delay, said)
                 finally:
-                    if (close := getattr(chunks, "aclose", None)) is not None:
-                        await close()
+                    await close_model(chunks)
                 await asyncio.sleep(delay)
         finally:
             if not judged:
@@ -151,6 +150,6 @@ def make_retrying(error: ModelError, model: str, delay: float, said: bool) -> Re
 
 
 async def close_model(model: Any) -> None:
-    """Close the connections of a model, if it has any."""
+    """Close the connections of a model, or its answer, if it has any."""
     if (close := getattr(model, "aclose", None)) is not None:
         await close()

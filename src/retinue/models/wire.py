@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from ..core.content import to_json_text
-from ..core.errors import ModelError, ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
+from ..core.errors import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Role, TextPart, ToolCall
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..wire.sse import EventDecoder, EventTooLong
@@ -120,43 +120,36 @@ class WireModel:
         return f"<model {self.name} at {self._client.endpoint.base_url}>"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        body = self._body(request)
         decoder, events = self._wire.decoder(), EventDecoder()
         decode, feed = decoder.decode, events.feed
-        answer: Any = self._client.post(self._wire.path, body, lambda: decoder.done)
         now = asyncio.get_running_loop().time
         heard = now()
-        try:
-            async for piece in answer:
-                for data in feed(piece):
-                    for chunk in decode(data):
-                        yield chunk
-                        if not _is_empty(chunk):
-                            heard = now()
-                if now() - heard > self._client.idle_timeout:  # pings and empty pieces are silence
-                    raise ModelTimeout(f"{self._where}: {self._client.silence()}")
-            for chunk in _last_chunks(decoder, events):
-                yield chunk
-        except (ModelStreamBroken, ModelTimeout) as exc:
-            # If the end has arrived, the answer is complete and only the close of the stream is missing.
-            if self._end_of(decoder) is None:
-                raise self._client.endpoint.redact_error(exc) from None
-        except ModelError as exc:
-            raise self._client.endpoint.redact_error(exc) from None
-        except (ValueError, RecursionError) as exc:
-            raise self._unreadable(exc) from None
-        finally:
-            await answer.aclose()
-        end = self._end_of(decoder)
-        if end is None:
-            raise ModelStreamBroken(f"the answer of {self._where} ended before it was complete", self.name)
-        yield end
-
-    def _end_of(self, decoder: Decoder) -> TurnEnd | None:
-        try:
-            return decoder.end()
-        except ModelError as exc:
-            raise self._client.endpoint.redact_error(exc) from None
+        with self._client.endpoint.own_errors():
+            answer: Any = self._client.post(self._wire.path, self._body(request), lambda: decoder.done)
+            try:
+                async for piece in answer:
+                    for data in feed(piece):
+                        for chunk in decode(data):
+                            yield chunk
+                            if not _is_empty(chunk):
+                                heard = now()
+                    if now() - heard > self._client.idle_timeout:  # pings and empty pieces are silence
+                        raise ModelTimeout(f"{self._where}: {self._client.silence()}")
+                for chunk in _last_chunks(decoder, events):
+                    yield chunk
+            except (ModelStreamBroken, ModelTimeout):
+                # If the end has arrived, the answer is complete and only the close of the stream is missing.
+                if decoder.end() is None:
+                    raise
+            except (ValueError, RecursionError) as exc:
+                problem = "is too long" if isinstance(exc, EventTooLong) else "cannot be read"
+                raise ModelResponseInvalid(f"{self._where} sent an event that {problem} ({exc})") from None
+            finally:
+                await answer.aclose()
+            end = decoder.end()
+            if end is None:
+                raise ModelStreamBroken(f"the answer of {self._where} ended before it was complete")
+            yield end
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -169,16 +162,8 @@ class WireModel:
     def _body(self, request: ModelRequest) -> bytes:
         try:
             return encode_json(self._wire.encode(request, self._model))
-        except ModelError as exc:
-            raise self._client.endpoint.redact_error(exc) from None
         except (TypeError, ValueError, RecursionError, UnicodeError) as exc:
-            raise ModelRequestInvalid(f"the request has no JSON form: {exc}", self.name) from None
-
-    def _unreadable(self, exc: Exception) -> ModelError:
-        problem = "is too long" if isinstance(exc, EventTooLong) else "cannot be read"
-        return self._client.endpoint.redact_error(
-            ModelResponseInvalid(f"{self._where} sent an event that {problem} ({exc})")
-        )
+            raise ModelRequestInvalid(f"the request has no JSON form: {exc}") from None
 
 
 def _is_empty(chunk: ModelChunk) -> bool:

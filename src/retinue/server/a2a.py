@@ -49,7 +49,7 @@ from .a2a_cards import Cards
 from .a2a_follow import follow_task, project_of, read_task
 from .a2a_push import Push
 from .auth import User
-from .http import ApiError, Scope, as_api_error, authorize, remote_trace, traced
+from .http import ApiError, Scope, as_api_error, authorize, check_scope, remote_trace, traced
 from .runs import ends_of
 from .service import Service
 
@@ -80,10 +80,6 @@ class Caller(Struct, frozen=True):
     user: User
     agent: Agent
     headers: Mapping[str, str]
-
-    def need(self, scope: Scope) -> None:
-        if scope not in self.user.scopes:
-            raise Refused(ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have"))
 
 
 class Sent(Struct, frozen=True):
@@ -125,8 +121,10 @@ class Tasks(RequestHandler):
 
     # --- the caller and the request
 
-    async def enter(self, context: ServerCallContext, scope: Scope, params: Any = None) -> Caller:
-        """Check the user, the version and the request. HTTP has checked the user already; gRPC has not."""
+    @contextlib.asynccontextmanager
+    async def enter(self, context: ServerCallContext, scope: Scope, params: Any = None) -> AsyncGenerator[Caller]:
+        """Check the user, the version and the request, and raise our errors as those of the protocol. HTTP has checked the
+        user already; gRPC has not."""
         headers: Mapping[str, str] = context.state["headers"]
         runtime, user = self.service.runtime, context.state.get("user")
         with as_a2a_errors():
@@ -141,12 +139,10 @@ class Tasks(RequestHandler):
             name = context.state.get("agent") or context.tenant or next(iter(runtime.agents), "")
             if name not in runtime.agents:
                 raise InvalidParamsError(f"there is no agent {name[:64]!r}")
-            caller = Caller(user, runtime.agents[name], headers)
-            if scope != "none":
-                caller.need(scope)
+            check_scope(user, scope)
             if params is not None:
                 validate_proto_required_fields(params)
-            return caller
+            yield Caller(user, runtime.agents[name], headers)
 
     async def record_of(self, caller: Caller, task_id: str) -> RunRecord:
         """Return the run of a task. A task of another user or another agent is not found."""
@@ -162,16 +158,15 @@ class Tasks(RequestHandler):
     # --- messages
 
     async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
-        caller = await self.enter(context, "none", params)
-        with as_a2a_errors():
+        async with self.enter(context, "none", params) as caller:
             sent = await self._send(caller, params)
             if params.configuration.return_immediately:
                 found: Json = {"task": (await read_task(self.service, sent.record)).task()}
             else:
                 found = await self._settled(sent)
-        update = to_update(found)
-        assert isinstance(update, pb.Task | pb.Message)
-        return apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
+            update = _cut(to_update(found), params.configuration)
+            assert isinstance(update, pb.Task | pb.Message)
+            return update
 
     async def _settled(self, sent: Sent) -> Json:
         """Return the task once it has ended or waits, or its message; if the server ends first, the task as it is."""
@@ -188,18 +183,16 @@ class Tasks(RequestHandler):
     async def on_message_send_stream(
         self, params: pb.SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Update]:
-        caller = await self.enter(context, "none", params)
-        with as_a2a_errors():
+        async with self.enter(context, "none", params) as caller:
             with self._place(context, caller):
                 sent = await self._send(caller, params)
                 async for update in self._stream(sent, until_idle=True):
-                    yield apply_history_length(update, params.configuration) if isinstance(update, pb.Task) else update
+                    yield _cut(update, params.configuration)
 
     async def on_subscribe_to_task(
         self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Update]:
-        caller = await self.enter(context, "read", params)
-        with as_a2a_errors():
+        async with self.enter(context, "read", params) as caller:
             record = await self.record_of(caller, params.id)
             if record.has_ended:
                 raise UnsupportedOperationError("the task has ended: read it with GetTask")
@@ -221,7 +214,7 @@ class Tasks(RequestHandler):
             raise InvalidParamsError("a message to an agent has the role of a user")
         message, config = MessageToDict(params.message), params.configuration
         if config.HasField("task_push_notification_config"):
-            caller.need("run")
+            check_scope(caller.user, "run")
             self.push.check(config.task_push_notification_config)
         with remote_trace(caller.headers):
             sent = await (self._answer if params.message.task_id else self._start)(caller, message)
@@ -230,7 +223,7 @@ class Tasks(RequestHandler):
         return sent
 
     async def _start(self, caller: Caller, message: Json) -> Sent:
-        caller.need("run")
+        check_scope(caller.user, "run")
         runtime, thread_id = self.service.runtime, message.get("contextId") or None
         async with self.service.thread_for(caller.user, thread_id):
             run = runtime.stream(
@@ -247,7 +240,7 @@ class Tasks(RequestHandler):
         return Sent(record, 0 if record.queued else None)
 
     async def _answer(self, caller: Caller, message: Json) -> Sent:
-        caller.need("answer")
+        check_scope(caller.user, "answer")
         record = await self.record_of(caller, message["taskId"])
         if message.get("contextId", record.identity.thread_id) != record.identity.thread_id:
             raise InvalidParamsError("the task is of another context")
@@ -293,15 +286,13 @@ class Tasks(RequestHandler):
     # --- tasks
 
     async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task:
-        caller = await self.enter(context, "read", params)
-        with as_a2a_errors():
+        async with self.enter(context, "read", params) as caller:
             validate_history_length(params)
             projection = await read_task(self.service, await self.record_of(caller, params.id))
             return apply_history_length(ParseDict(projection.task(), pb.Task()), params)
 
     async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task:
-        caller = await self.enter(context, "run", params)
-        with as_a2a_errors():
+        async with self.enter(context, "run", params) as caller:
             record = await self.record_of(caller, params.id)
             if record.has_ended:
                 raise TaskNotCancelableError("the task has ended")
@@ -311,8 +302,7 @@ class Tasks(RequestHandler):
             return ParseDict(projection.task(), pb.Task())
 
     async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
-        caller = await self.enter(context, "read", params)
-        with as_a2a_errors():
+        async with self.enter(context, "read", params) as caller:
             validate_history_length(params)
             if params.HasField("page_size"):
                 validate_page_size(params.page_size)
@@ -351,8 +341,7 @@ class Tasks(RequestHandler):
     async def on_create_task_push_notification_config(
         self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
     ) -> pb.TaskPushNotificationConfig:
-        caller = await self.enter(context, "run", params)
-        with as_a2a_errors():
+        async with self.enter(context, "run", params) as caller:
             await self.record_of(caller, params.task_id)
             self.push.check(params)
             return await self.push.add(params.task_id, params, await self.service.runtime.log(params.task_id).last())
@@ -360,8 +349,7 @@ class Tasks(RequestHandler):
     async def on_get_task_push_notification_config(
         self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> pb.TaskPushNotificationConfig:
-        caller = await self.enter(context, "read", params)
-        with as_a2a_errors():
+        async with self.enter(context, "read", params) as caller:
             await self.record_of(caller, params.task_id)
             for config in await self.push.configs(params.task_id):
                 if config.id == params.id:
@@ -371,24 +359,27 @@ class Tasks(RequestHandler):
     async def on_list_task_push_notification_configs(
         self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> pb.ListTaskPushNotificationConfigsResponse:
-        caller = await self.enter(context, "read", params)
-        with as_a2a_errors():
+        async with self.enter(context, "read", params) as caller:
             await self.record_of(caller, params.task_id)
             return pb.ListTaskPushNotificationConfigsResponse(configs=await self.push.configs(params.task_id))
 
     async def on_delete_task_push_notification_config(
         self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        caller = await self.enter(context, "run", params)
-        with as_a2a_errors():
+        async with self.enter(context, "run", params) as caller:
             await self.record_of(caller, params.task_id)
             await self.push.remove(params.task_id, params.id)
 
     async def on_get_extended_agent_card(
         self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> pb.AgentCard:
-        caller = await self.enter(context, "none")
-        return self.cards.card_of(caller.agent, context.state.get("base", ""))
+        async with self.enter(context, "none") as caller:
+            return self.cards.card_of(caller.agent, context.state.get("base", ""))
+
+
+def _cut(update: Update, config: pb.SendMessageConfiguration) -> Update:
+    """Return an update with as much of the history as was asked for."""
+    return apply_history_length(update, config) if isinstance(update, pb.Task) else update
 
 
 def _state(record: RunRecord) -> str:

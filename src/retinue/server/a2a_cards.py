@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+from collections.abc import Callable
 from email.utils import formatdate
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 from a2a.server.request_handlers.response_helpers import agent_card_to_dict
@@ -26,7 +26,6 @@ from .service import Service
 
 WELL_KNOWN = "/.well-known/agent-card.json"
 _CACHED = "public, max-age=60"
-_EMPTY: tuple[Any, ...] = ("", [], {}, None)
 
 
 class Cards:
@@ -37,7 +36,7 @@ class Cards:
         self.grpc_port: int | None = None
         self.names_grpc = True
         """True if the cards of agents name gRPC. That of the server and extended ones do."""
-        self._signer = None if key is None else Signer(key)
+        self._signer = None if key is None else _make_signer(key)
 
     def card_of(self, agent: Agent, base: str = "", *, names_grpc: bool = True) -> pb.AgentCard:
         base = base or self._base or "http://localhost"
@@ -47,7 +46,7 @@ class Cards:
         secured = not isinstance(self._service.auth, NoAuth)
         url = f"{base}/a2a/{quote(agent.name)}"
         card: Any = ParseDict(card_json(agent, url, self._version, grpc=grpc, secured=secured), pb.AgentCard())
-        return card if self._signer is None else self._signer.sign(card)
+        return card if self._signer is None else self._signer(card)
 
     def routes(self) -> list[Route]:
         """The routes of the cards, which need no token. The card of the server is that of its first agent.
@@ -79,51 +78,20 @@ def base_of(request: Request) -> str:
     return str(request.base_url).rstrip("/")
 
 
-class Signer:
-    """Signs cards: JWS with ES256 over the canonical JSON of the card."""
+def _make_signer(key: bytes) -> Callable[[pb.AgentCard], pb.AgentCard]:
+    """Return a function that signs cards: JWS with ES256 over the canonical JSON of the card."""
+    if find_spec("jwt") is None or find_spec("cryptography") is None:
+        raise ConfigurationError('signed cards need: pip install "pyjwt[crypto]"')
+    from a2a.utils.signing import create_agent_card_signer
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-    def __init__(self, key: bytes) -> None:
-        if find_spec("cryptography") is None:
-            raise ConfigurationError("signed cards need cryptography: pip install cryptography")
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-
-        try:
-            private = load_pem_private_key(key, None)
-        except (ValueError, TypeError) as exc:
-            raise ConfigurationError(f"the key of the cards cannot be read: {exc}") from exc
-        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.curve.name != "secp256r1":
-            raise ConfigurationError("the key of the cards is an EC key on the curve P-256, as PEM without a password")
-        self._key = private
-        public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self._head = _encode({"alg": "ES256", "kid": hashlib.sha256(public).hexdigest()[:16], "typ": "JOSE"})
-
-    def sign(self, card: pb.AgentCard) -> pb.AgentCard:
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-
-        said = f"{self._head}.{_encode(_without_empty(MessageToDict(card)))}".encode()
-        r, s = decode_dss_signature(self._key.sign(said, ec.ECDSA(hashes.SHA256())))
-        signature = _base64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
-        card.signatures.append(pb.AgentCardSignature(protected=self._head, signature=signature))
-        return card
-
-
-def _encode(value: Any) -> str:
-    """Return base64 of canonical JSON. A card has texts, truth values, lists and objects with ASCII names only."""
-    return _base64(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
-
-
-def _base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _without_empty(value: Any) -> Any:
-    """Return a value without empty texts, lists and objects, which a signature does not cover."""
-    if isinstance(value, dict):
-        kept = {key: _without_empty(one) for key, one in cast("dict[str, Any]", value).items()}
-        return {key: one for key, one in kept.items() if one not in _EMPTY}
-    if isinstance(value, list):
-        return [one for one in map(_without_empty, cast("list[Any]", value)) if one not in _EMPTY]
-    return value
+    try:
+        private = load_pem_private_key(key, None)
+    except (ValueError, TypeError) as exc:
+        raise ConfigurationError(f"the key of the cards cannot be read: {exc}") from exc
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.curve.name != "secp256r1":
+        raise ConfigurationError("the key of the cards is an EC key on the curve P-256, as PEM without a password")
+    public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    head: Any = {"alg": "ES256", "kid": hashlib.sha256(public).hexdigest()[:16], "typ": "JOSE"}
+    return create_agent_card_signer(key, head)

@@ -36,22 +36,21 @@ class _Contexts(GrpcServerCallContextBuilder):
         return ServerCallContext(state={"headers": headers})
 
 
-async def _abort(error: Refused, context: Any) -> None:
-    await context.abort(_CODES.get(error.error.status, grpc.StatusCode.UNAVAILABLE), error.error.detail)
-
-
-class _Service(GrpcHandler):
+class _Refusals:
     async def abort_context(self, error: A2AError, context: Any) -> None:
         if isinstance(error, Refused):
-            await _abort(error, context)
-        await super().abort_context(error, context)  # pyright: ignore[reportUnknownMemberType]
+            code = _CODES.get(error.error.status, grpc.StatusCode.UNAVAILABLE)
+            await context.abort(code, error.error.detail)
+        above: Any = super()
+        await above.abort_context(error, context)
 
 
-class _OldService(CompatGrpcHandler):
-    async def abort_context(self, error: A2AError, context: Any) -> None:
-        if isinstance(error, Refused):
-            await _abort(error, context)
-        await super().abort_context(error, context)  # pyright: ignore[reportUnknownMemberType]
+class _Service(_Refusals, GrpcHandler):
+    pass
+
+
+class _OldService(_Refusals, CompatGrpcHandler):
+    pass
 
 
 async def start_grpc(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, cast, get_args
 
 import msgspec
 from a2a.compat.v0_3 import types as v03
@@ -46,68 +46,57 @@ _PUSH = "/tasks/{task_id}/pushNotificationConfigs"
 
 
 class Operation(Struct, frozen=True):
-    """An operation of the protocol: its name, its request, the method of `Tasks`, and its place in HTTP+JSON."""
+    """An operation of the protocol: its name, its request, the method of `Tasks`, its place in HTTP+JSON, and its name in
+    JSON-RPC of version 0.3."""
 
     name: str
     request: Any
     handler: str
     method: str
     path: str
+    old: str = ""
     streams: bool = False
 
 
 OPERATIONS = (
-    Operation("SendMessage", pb.SendMessageRequest, "on_message_send", "POST", "/message:send"),
-    Operation("SendStreamingMessage", pb.SendMessageRequest, "on_message_send_stream", "POST", "/message:stream", True),
-    Operation("GetTask", pb.GetTaskRequest, "on_get_task", "GET", _TASK),
+    Operation("SendMessage", pb.SendMessageRequest, "on_message_send", "POST", "/message:send", "message/send"),
+    Operation(
+        "SendStreamingMessage", pb.SendMessageRequest, "on_message_send_stream", "POST", "/message:stream",
+        "message/stream", streams=True,
+    ),
+    Operation("GetTask", pb.GetTaskRequest, "on_get_task", "GET", _TASK, "tasks/get"),
     Operation("ListTasks", pb.ListTasksRequest, "on_list_tasks", "GET", "/tasks"),
-    Operation("CancelTask", pb.CancelTaskRequest, "on_cancel_task", "POST", f"{_TASK}:cancel"),
-    Operation("SubscribeToTask", pb.SubscribeToTaskRequest, "on_subscribe_to_task", "POST", f"{_TASK}:subscribe", True),
+    Operation("CancelTask", pb.CancelTaskRequest, "on_cancel_task", "POST", f"{_TASK}:cancel", "tasks/cancel"),
+    Operation(
+        "SubscribeToTask", pb.SubscribeToTaskRequest, "on_subscribe_to_task", "POST", f"{_TASK}:subscribe",
+        "tasks/resubscribe", streams=True,
+    ),
     Operation(
         "CreateTaskPushNotificationConfig", pb.TaskPushNotificationConfig, "on_create_task_push_notification_config",
-        "POST", _PUSH,
+        "POST", _PUSH, "tasks/pushNotificationConfig/set",
     ),
     Operation(
         "GetTaskPushNotificationConfig", pb.GetTaskPushNotificationConfigRequest,
-        "on_get_task_push_notification_config", "GET", f"{_PUSH}/{{id}}",
+        "on_get_task_push_notification_config", "GET", f"{_PUSH}/{{id}}", "tasks/pushNotificationConfig/get",
     ),
     Operation(
         "ListTaskPushNotificationConfigs", pb.ListTaskPushNotificationConfigsRequest,
-        "on_list_task_push_notification_configs", "GET", _PUSH,
+        "on_list_task_push_notification_configs", "GET", _PUSH, "tasks/pushNotificationConfig/list",
     ),
     Operation(
         "DeleteTaskPushNotificationConfig", pb.DeleteTaskPushNotificationConfigRequest,
-        "on_delete_task_push_notification_config", "DELETE", f"{_PUSH}/{{id}}",
+        "on_delete_task_push_notification_config", "DELETE", f"{_PUSH}/{{id}}", "tasks/pushNotificationConfig/delete",
     ),
     Operation(
         "GetExtendedAgentCard", pb.GetExtendedAgentCardRequest, "on_get_extended_agent_card", "GET",
-        "/extendedAgentCard",
+        "/extendedAgentCard", "agent/getAuthenticatedExtendedCard",
     ),
 )  # fmt: skip
-_BY_NAME = {one.name: one for one in OPERATIONS}
-
-_OLD: dict[str, tuple[Any, str]] = {
-    "message/send": (v03.SendMessageRequest, "on_message_send"),
-    "message/stream": (v03.SendStreamingMessageRequest, "on_message_send_stream"),
-    "tasks/get": (v03.GetTaskRequest, "on_get_task"),
-    "tasks/cancel": (v03.CancelTaskRequest, "on_cancel_task"),
-    "tasks/resubscribe": (v03.TaskResubscriptionRequest, "on_subscribe_to_task"),
-    "tasks/pushNotificationConfig/set": (
-        v03.SetTaskPushNotificationConfigRequest, "on_create_task_push_notification_config",
-    ),
-    "tasks/pushNotificationConfig/get": (
-        v03.GetTaskPushNotificationConfigRequest, "on_get_task_push_notification_config",
-    ),
-    "tasks/pushNotificationConfig/list": (
-        v03.ListTaskPushNotificationConfigRequest, "on_list_task_push_notification_configs",
-    ),
-    "tasks/pushNotificationConfig/delete": (
-        v03.DeleteTaskPushNotificationConfigRequest, "on_delete_task_push_notification_config",
-    ),
-    "agent/getAuthenticatedExtendedCard": (v03.GetAuthenticatedExtendedCardRequest, "on_get_extended_agent_card"),
-}  # fmt: skip
-"""The methods of JSON-RPC in version 0.3."""
-_OLD_STREAMS = ("message/stream", "tasks/resubscribe")
+_BY_NAME = {name: one for one in OPERATIONS for name in (one.name, one.old) if name}
+_OLD_REQUESTS: dict[str, Any] = {
+    kind.model_fields["method"].default: kind for kind in get_args(v03.A2ARequest.model_fields["root"].annotation)
+}
+"""The requests of JSON-RPC in version 0.3."""
 _OLD_PATHS = (
     ("POST", "/v1/message:send", "on_message_send", False),
     ("POST", "/v1/message:stream", "on_message_send_stream", True),
@@ -155,14 +144,6 @@ def _check_media(call: Call) -> None:
         raise ContentTypeNotSupportedError("a request has the content type application/json")
 
 
-async def _respond(
-    call: Call, events: AsyncIterator[Any], encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
-) -> Response:
-    """Return a stream of events. What fails before the first of them raises."""
-    first = await anext(events, None)
-    return EventStream(call.service, call.user.id, _batches(events, first, encode, fail))
-
-
 class _Chunk(Batch, gc=False):
     """One server-sent event."""
 
@@ -172,39 +153,35 @@ class _Chunk(Batch, gc=False):
         return b"data: %b\n\n" % self.data
 
 
-async def _batches(
-    events: AsyncIterator[Any], first: Any, encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
-) -> AsyncIterator[Batch]:
-    """Yield events as they come, and a sign of life from time to time."""
-    coming: asyncio.Task[Any] | None = None
+async def _respond(
+    call: Call, events: AsyncGenerator[Any], encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
+) -> Response:
+    """Return a stream of events, with a sign of life from time to time. What fails before the first of them raises."""
+    first = await anext(events, None)
 
     async def next_event() -> Any:
         return await anext(events, None)
 
-    try:
-        if first is None:
-            return
-        yield _Chunk([], data=encode(first))
-        while True:
-            coming = coming or asyncio.create_task(next_event())
-            await asyncio.wait({coming}, timeout=BEAT)
-            if not coming.done():
-                yield Batch([])
-                continue
-            try:
-                update, coming = coming.result(), None
-            except Exception as exc:
-                yield _Chunk([], data=fail(exc))
-                return
-            if update is None:
-                return
-            yield _Chunk([], data=encode(update))
-    finally:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-        with contextlib.suppress(RuntimeError):
-            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    async def batches() -> AsyncIterator[Batch]:
+        update, coming = first, None
+        try:
+            while update is not None:
+                yield _Chunk([], data=encode(update))
+                coming = asyncio.create_task(next_event())
+                while not coming.done():
+                    if not (await asyncio.wait({coming}, timeout=BEAT))[0]:
+                        yield Batch([])
+                update = coming.result()
+        except Exception as exc:
+            yield _Chunk([], data=fail(exc))
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            with contextlib.suppress(RuntimeError):
+                await events.aclose()
+
+    return EventStream(call.service, call.user.id, batches())
 
 
 def _known(error: Exception) -> A2AError:
@@ -249,49 +226,39 @@ class _Rpc:
             _check_media(call)
             body = _read_rpc(await read_bytes(call.request, call.service))
             request_id, method = body.get("id"), body["method"]
-            if method in _OLD:
-                return await self._handle_old(call, context, body)
-            operation = _BY_NAME.get(method)
+            operation, is_old = _BY_NAME.get(method), method in _OLD_REQUESTS
             if operation is None:
                 raise MethodNotFoundError(f"there is no method {method[:80]!r}")
-            request = ParseDict(body.get("params") or {}, operation.request(), ignore_unknown_fields=True)
-            context.tenant = getattr(request, "tenant", "")
-            handler = getattr(self._tasks, operation.handler)
+            request = _read_old(body) if is_old else _read_new(body, operation)
+            if not is_old:
+                context.tenant = getattr(request, "tenant", "")
+            found = getattr(self._old if is_old else self._tasks, operation.handler)(request, context)
             if not operation.streams:
-                result = _shown(method, await handler(request, context), request)
+                result = _old_json(await found) if is_old else _shown(method, await found, request)
                 return json_response({"jsonrpc": "2.0", "id": request_id, "result": result})
 
             def encode(update: Any) -> bytes:
+                if is_old:
+                    return update.model_dump_json(by_alias=True, exclude_none=True).encode()
                 result = MessageToDict(to_stream_response(update))
                 return to_json_bytes({"jsonrpc": "2.0", "id": request_id, "result": result})
 
-            def fail(exc: Exception) -> bytes:
-                return to_json_bytes(_rpc_error(request_id, exc))
-
-            return await _respond(call, handler(request, context), encode, fail)
+            return await _respond(call, found, encode, lambda exc: to_json_bytes(_rpc_error(request_id, exc)))
         except Refused as exc:
             return error_response(exc.error)
-        except Exception as exc:
-            if isinstance(exc, A2AError | ParseError):
-                return json_response(_rpc_error(request_id, exc))
-            raise
+        except (A2AError, ParseError) as exc:
+            return json_response(_rpc_error(request_id, exc))
 
-    async def _handle_old(self, call: Call, context: ServerCallContext, body: dict[str, Any]) -> Response:
-        request_id, method = body.get("id"), body["method"]
-        kind, name = _OLD[method]
-        try:
-            request = kind.model_validate(body)
-        except ValueError as exc:
-            raise InvalidParamsError(str(exc)) from None
-        handler = getattr(self._old, name)
-        if method in _OLD_STREAMS:
-            return await _respond(
-                call, aiter(handler(request, context)),
-                lambda one: one.model_dump_json(by_alias=True, exclude_none=True).encode(),
-                lambda exc: to_json_bytes(_rpc_error(request_id, exc)),
-            )  # fmt: skip
-        result = await handler(request, context)
-        return json_response({"jsonrpc": "2.0", "id": request_id, "result": _old_json(result)})
+
+def _read_new(body: dict[str, Any], operation: Operation) -> Any:
+    return ParseDict(body.get("params") or {}, operation.request(), ignore_unknown_fields=True)
+
+
+def _read_old(body: dict[str, Any]) -> Any:
+    try:
+        return _OLD_REQUESTS[body["method"]].model_validate(body)
+    except ValueError as exc:
+        raise InvalidParamsError(str(exc)) from None
 
 
 def _rpc_error(request_id: Any, exc: Exception) -> dict[str, Any]:
@@ -389,7 +356,7 @@ def _old_rest(handler: Any, streams: bool) -> Callable[[Call], Any]:
         request = Request(call.request.scope, receive)
         try:
             if streams:
-                return await _respond(call, aiter(handler(request, context)), to_json_bytes, _rest_failure)
+                return await _respond(call, handler(request, context), to_json_bytes, _rest_failure)
             return json_response(await handler(request, context))
         except Exception as exc:
             return _rest_error(exc)

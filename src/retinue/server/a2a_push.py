@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -53,20 +53,6 @@ class PushRow(Struct, frozen=True):
     sent: int
 
 
-class PushStore(Protocol):
-    """Keeps addresses."""
-
-    async def put(self, row: PushRow) -> None: ...
-    async def of(self, run_id: str) -> list[PushRow]: ...
-    async def remove(self, run_id: str, config_id: str) -> None: ...
-    async def claim(self, holder: str, seconds: float) -> list[PushRow]:
-        """Renew the hold of a holder on its open addresses and claim those without a holder; return both."""
-        ...
-
-    async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None: ...
-    async def release(self, holder: str) -> None: ...
-
-
 class StoredPush:
     """Addresses in a database."""
 
@@ -91,6 +77,8 @@ class StoredPush:
         await self._database.write(lambda link: link.run(query, run_id, config_id))
 
     async def claim(self, holder: str, seconds: float) -> list[PushRow]:
+        """Renew the hold of a holder on its open addresses and claim those without a holder; return both."""
+
         def claim(link: Link) -> list[Any]:
             query = (
                 f"UPDATE push_targets SET holder = ?, held_until = {link.now} + ? WHERE is_open = 1 AND "
@@ -153,7 +141,7 @@ class Push:
         """`private`: addresses of this machine and its network are allowed, too."""
         self._service, self._private = service, private
         store = service.runtime.store
-        self._store: PushStore = StoredPush(store) if isinstance(store, SqlStore) else PushMemory()
+        self._store = StoredPush(store) if isinstance(store, SqlStore) else PushMemory()
         self._holder = f"push_{unique()}"
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._closed: set[tuple[str, str]] = set()

@@ -35,7 +35,7 @@ from ..core.events import (
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
 from ..core.results import SuspendTicket
 from ..core.runs import RunStatus, unique
-from .a2a_budget import usage_json
+from .a2a_budget import usage_json, with_integers
 from .resources import Decisions
 from .snapshot import SnapshotTree
 
@@ -108,7 +108,7 @@ def read_part(given: Mapping[str, Any]) -> Part:
     if "text" in given:
         return TextPart(given["text"])
     if "data" in given:
-        return DataPart(whole_numbers(given["data"]))
+        return DataPart(with_integers(given["data"]))
     media_type = given.get("mediaType") or "application/octet-stream"
     content = {name: given[key] for name, key in (("url", "url"), ("data", "raw")) if key in given}
     if not content:
@@ -116,17 +116,6 @@ def read_part(given: Mapping[str, Any]) -> Part:
     if media_type.startswith("image/"):
         return ImagePart(**content, media_type=media_type)
     return FilePart(**content, media_type=media_type, name=given.get("filename"))
-
-
-def whole_numbers(value: Any) -> Any:
-    """Return a JSON value with 3 for 3.0: the protocol has no integers."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: whole_numbers(one) for key, one in cast("Json", value).items()}
-    if isinstance(value, list):
-        return [whole_numbers(one) for one in cast("list[Any]", value)]
-    return value
 
 
 def read_message(given: Mapping[str, Any]) -> Message:
@@ -143,7 +132,7 @@ def read_decisions(given: Mapping[str, Any], questions: Sequence[Json]) -> dict[
     A data part answers the only question, or is `{"decisions": …}`. Text answers the only question without a schema.
     """
     parts: Sequence[Json] = given.get("parts", ())
-    values = [whole_numbers(part["data"]) for part in parts if "data" in part]
+    values = [with_integers(part["data"]) for part in parts if "data" in part]
     made = unique()
 
     def name(place: int = 0) -> str:
@@ -205,12 +194,12 @@ class TaskProjection:
 
     def task(self) -> Json:
         artifacts = [self._whole(one) for one in self._artifacts.values()]
-        task = {**self._ids, "status": self.status, "artifacts": artifacts, "history": self.history}
-        return {**task, "metadata": self._used} if self._used else task
+        known = {"id": self.id, "contextId": self.context_id, "status": self.status}
+        return _with_metadata({**known, "artifacts": artifacts, "history": self.history}, self._used)
 
     @property
-    def _ids(self) -> Json:
-        return {"id": self.id, "contextId": self.context_id}
+    def _place(self) -> Json:
+        return {"taskId": self.id, "contextId": self.context_id}
 
     def message(self) -> Json:
         """Return the answer as a message."""
@@ -260,15 +249,14 @@ class TaskProjection:
     ) -> Json:
         self.status = {"state": state, "timestamp": time_text(at)}
         if parts:
-            self.status["message"] = {
-                "messageId": f"{self.id}-{name}",
-                "role": "ROLE_AGENT",
-                "taskId": self.id,
-                "contextId": self.context_id,
-                "parts": parts,
-            }
-        update: Json = {"taskId": self.id, "contextId": self.context_id, "status": self.status}
-        return {"statusUpdate": {**update, "metadata": metadata} if metadata else update}
+            self.status["message"] = self._message(f"{self.id}-{name}", "ROLE_AGENT", parts)
+        return self._status_update(metadata)
+
+    def _status_update(self, metadata: Json | None) -> Json:
+        return {"statusUpdate": _with_metadata({**self._place, "status": self.status}, metadata)}
+
+    def _message(self, message_id: str, role: str, parts: list[Json]) -> Json:
+        return {"messageId": message_id, "role": role, **self._place, "parts": parts}
 
     def _leg_started(self, event: RunStarted) -> list[Json]:
         if not self._began:
@@ -285,11 +273,8 @@ class TaskProjection:
         return [self._update(WORKING, event.at, str(event.seq))]
 
     def _remember(self, message_id: str, parts: list[Json]) -> Json:
-        known: Json = {
-            "messageId": message_id, "role": "ROLE_USER", "taskId": self.id, "contextId": self.context_id, "parts": parts
-        }  # fmt: skip
-        self.history.append(known)
-        return known
+        self.history.append(self._message(message_id, "ROLE_USER", parts))
+        return self.history[-1]
 
     def _answered(self, event: ToolCallResumed) -> None:
         """Put an answer into the history. The answers of one message are one entry."""
@@ -338,8 +323,7 @@ class TaskProjection:
             self.questions.append({**shown, "path": path, "ticket": record_json(ticket)})
         self.status = {**self.status, "state": waiting_state(tickets)}
         self.status["message"] = {**self.status["message"], "parts": self._forms()}
-        known = {"taskId": self.id, "contextId": self.context_id, "status": self.status}
-        return {"statusUpdate": {**known, "metadata": self._used} if self._used else known}
+        return self._status_update(self._used)
 
     def _forms(self) -> list[Json]:
         parts: list[Json] = []
@@ -428,8 +412,7 @@ class TaskProjection:
         return self._artifact_update(artifact, append=False, is_last=is_last)
 
     def _artifact_update(self, artifact: Json, *, append: bool, is_last: bool = False) -> Json:
-        known: Json = {"taskId": self.id, "contextId": self.context_id, "artifact": artifact}
-        return {"artifactUpdate": {**known, "append": append, "lastChunk": is_last}}
+        return {"artifactUpdate": {**self._place, "artifact": artifact, "append": append, "lastChunk": is_last}}
 
     def artifact(self, name: str) -> Json:
         """Return an artifact, whole."""
@@ -438,6 +421,10 @@ class TaskProjection:
     def _whole(self, artifact: Json) -> Json:
         text = self._texts.get(artifact["artifactId"])
         return artifact if text is None else {**artifact, "parts": [{"text": "".join(text[1])}]}
+
+
+def _with_metadata(known: Json, metadata: Json | None) -> Json:
+    return {**known, "metadata": metadata} if metadata else known
 
 
 def _text_name(ns: Namespace) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.events import Custom, ErrorRaised, Event, UnknownEvent, event_from_bytes
 from ..core.results import SuspendTicket
@@ -22,16 +21,6 @@ ENDED = frozenset({"success", "error", "cancelled"})
 TASKS_PATH = "/tasks"
 _STATUS = re.compile(r"[A-Za-z_-]{1,40}")
 _ALIASES = {"failed": "error", "canceled": "cancelled", "completed": "success"}
-_MORE: dict[str, Any] = {
-    "awaiting": dict[str, SuspendTicket],
-    "usage": Usage,
-    "steps": int,
-    "output": Any,
-    "termination": str,
-    "run_id": str,
-    "seq": int,
-    "open": bool,
-}
 
 
 class TaskSubmission(Struct, frozen=True):
@@ -75,6 +64,11 @@ class RemoteTask(Struct, frozen=True, omit_defaults=True):
         return self.has_ended or bool(self.awaiting)
 
 
+_OPTIONAL = {
+    name: kind for name, kind in get_type_hints(RemoteTask).items() if name not in RemoteTask.__match_args__[:4]
+}
+
+
 class TaskDecisions(Struct, frozen=True):
     """`POST /tasks/{id}/resume`: decisions by call id, ticket id or path."""
 
@@ -90,10 +84,6 @@ class TaskCancel(Struct, frozen=True):
 def task_path(task_id: str, action: str = "") -> str:
     """Return `/tasks/{id}`, with `wait`, `cancel`, `events` or `resume` after it if given."""
     return f"{TASKS_PATH}/{quote(task_id, safe='')}" + (f"/{action}" if action else "")
-
-
-def encode(message: TaskSubmission | RemoteTask | TaskDecisions | TaskCancel) -> bytes:
-    return to_json_bytes(message)
 
 
 def decode_task(data: bytes) -> RemoteTask:
@@ -117,7 +107,7 @@ def decode_task(data: bytes) -> RemoteTask:
 def _more(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optional fields. What does not fit is left out: a server may mean something else by the name."""
     found: dict[str, Any] = {}
-    for name, kind in _MORE.items():
+    for name, kind in _OPTIONAL.items():
         with suppress(msgspec.ValidationError):
             if fields.get(name) is not None:
                 found[name] = msgspec.convert(fields[name], kind)
