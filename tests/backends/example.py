@@ -21,8 +21,7 @@ from retinue import (
     Usage,
 )
 from retinue.backends import RunRequest
-from retinue.backends.task_client import HttpTaskClient
-from retinue.backends.tasks_http import TaskHttpBackend
+from retinue.backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from retinue.core.events import Custom, TextDelta
 from retinue.testing import ScriptedModel, example_work, say
 from tests.remote.server import TaskServer

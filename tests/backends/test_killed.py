@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from retinue import Agent, RunStatus, Runtime, ToolContext, tool
-from retinue.backends.task_client import HttpTaskClient
-from retinue.backends.tasks_http import TaskHttpBackend
+from retinue.backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer

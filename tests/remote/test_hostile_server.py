@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from retinue import ConfigurationError, HarnessAgent, Runtime, SubagentDeclaration
-from retinue.backends.task_client import HttpTaskClient
+from retinue.backends.tasks_http import HttpTaskClient
 from retinue.core.secrets import redact, secrets_of
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.task_protocol import decode_task

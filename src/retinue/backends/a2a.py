@@ -34,9 +34,11 @@ OLD_SECONDS = 5.0
 MOST_REPORTS = 1000
 MOST_ASKED = 100_000
 """Bytes of the data beside a question."""
+_FAILURES = (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask)
+"""What a request to a server raises."""
 
 
-class A2ABackend(RemoteBackend[A2AClient]):
+class A2ABackend(RemoteBackend):
     """Executes runs through an A2A client. A run has a local id; the server chooses the id of its task."""
 
     capabilities = BackendProfile(
@@ -50,11 +52,12 @@ class A2ABackend(RemoteBackend[A2AClient]):
 
     def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
+        self._client = client
         self._tasks: dict[str, str] = {}
         """The runs at work, by the ids of their tasks."""
 
     def follower(self, request: RunRequest) -> A2AFollower:
-        return A2AFollower(self.client, request, self._patience, self._tasks)
+        return A2AFollower(self._client, request, self._patience, self._tasks)
 
 
 class A2AFollower(Follower):
@@ -191,7 +194,7 @@ class A2AFollower(Follower):
             return None
         except (ConnectionError, ExecutionBackendError, TimeoutError) as exc:
             return f"the server could not be reached ({exc})"
-        with suppress(ConnectionError, ExecutionBackendError, NotOffered, UnknownTask, TimeoutError):
+        with suppress(*_FAILURES, TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 while not self.view.has_ended:
                     self._load(await self._client.task(self.view.task_id))
@@ -254,7 +257,7 @@ class A2AFollower(Follower):
                 await self._look()
                 return message_id in self.view.message_ids or not self.view.is_waiting
             return await self._retry(lambda: self._find(message_id))
-        except (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask):
+        except _FAILURES:
             return False
 
     async def _find(self, message_id: str) -> bool:
@@ -299,7 +302,7 @@ class A2AFollower(Follower):
             await self._send(message_id, [decision.payload], self._patience)
             if self._has_other and self.view.is_waiting:
                 raise ConnectionError("the server made another task of it and cannot continue one")
-        except (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask) as exc:
+        except _FAILURES as exc:
             self._old = None
             self._refuse(f"the answer could not be sent: {reason_of(exc)}")
             await self._look()
@@ -330,7 +333,7 @@ class A2AFollower(Follower):
     async def _confirm(self) -> None:
         """Use the artifacts of a last snapshot, if it has any: some servers stream only states, and a proxy may repeat an
         event. If the server cannot show the task, keep what was streamed."""
-        with suppress(ConnectionError, ExecutionBackendError, NotOffered, UnknownTask, TimeoutError):
+        with suppress(*_FAILURES, TimeoutError):
             async with asyncio.timeout(2 * STOP_SECONDS):
                 task = await retry(lambda: self._client.task(self.view.task_id), STOP_SECONDS, self._token)
             shown = TaskView()

@@ -77,6 +77,10 @@ class ServerClient:
         self.url, self._headers, self.name = url.rstrip("/"), dict(headers or {}), name or url
         self._secrets = secrets_of(self._headers)
 
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        raise NotImplementedError
+
     def refused(self, status: int | str, said: bytes | str, what: str) -> ExecutionBackendError:
         advice = ": check the headers of the declaration" if status in _DENIED else ""
         return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(said)}{advice}")

@@ -46,7 +46,7 @@ _STATUS = {
 }
 
 
-class LangGraphBackend(RemoteBackend[HttpClient]):
+class LangGraphBackend(RemoteBackend):
     """Executes runs on a LangGraph server. The name of the agent is that of a graph or assistant there."""
 
     capabilities = BackendProfile(
@@ -60,10 +60,10 @@ class LangGraphBackend(RemoteBackend[HttpClient]):
 
     def __init__(self, client: HttpClient, assistant: str, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
-        self._assistant = assistant
+        self._client, self._assistant = client, assistant
 
     def follower(self, request: RunRequest) -> GraphFollower:
-        return GraphFollower(self.client, self._assistant, request, self._patience)
+        return GraphFollower(self._client, self._assistant, request, self._patience)
 
 
 class GraphFollower(Follower):
@@ -90,10 +90,6 @@ class GraphFollower(Follower):
         """The id of the last event of the run there, and those of all that were read."""
         self._status = str(self.noted.get("status", ""))
         self._state = GraphState()
-
-    @property
-    def has_ended(self) -> bool:
-        return False  # only a new state of the thread says whether it waits
 
     @property
     def is_complete(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
@@ -18,7 +18,7 @@ from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, WAITING, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.together import until_stopped
-from .http_client import Garbled
+from .http_client import Garbled, ServerClient
 
 T = TypeVar("T")
 
@@ -70,13 +70,6 @@ class Callers:
             token.set("aborted")
 
 
-class _Client(Protocol):
-    async def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Client)
-
-
 class Follower(ABC):
     """One run and its counterpart on a server. A subclass speaks the protocol of the server."""
 
@@ -110,9 +103,9 @@ class Follower(ABC):
         `work` is `follow`, which still runs."""
 
     @property
-    @abstractmethod
     def has_ended(self) -> bool:
         """True if the server is known to have ended the run."""
+        return False
 
     @property
     @abstractmethod
@@ -198,20 +191,20 @@ class Follower(ABC):
             self.request.note_remote(self.ids())
 
 
-class RemoteBackend(ABC, Generic[C]):
+class RemoteBackend(ABC):
     """A backend that reaches its server through a client."""
 
     capabilities: BackendProfile
 
-    def __init__(self, client: C, patience: float | None) -> None:
-        self.client, self._callers = client, Callers()
+    def __init__(self, client: ServerClient, patience: float | None) -> None:
+        self._server, self._callers = client, Callers()
         self._patience = PATIENCE if patience is None else patience
 
     def profile(self) -> BackendProfile:
         return self.capabilities
 
     async def close(self) -> None:
-        await self.client.close()
+        await self._server.close()
 
     async def abort(self, run_id: str) -> None:
         self._callers.abort(run_id)

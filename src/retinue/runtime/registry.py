@@ -15,8 +15,7 @@ from ..backends.http_client import HttpClient
 from ..backends.langgraph import LangGraphBackend
 from ..backends.local import LocalBackend
 from ..backends.mirror import close, give_up
-from ..backends.task_client import HttpTaskClient
-from ..backends.tasks_http import TaskHttpBackend
+from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent, agent_name, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
 from ..core.context import CancellationToken, ToolContext
