@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue import RunStatus, ToolCall, ToolCallStatus
+from retinue import PersistedState, RunResult, RunStatus, ToolCall, ToolCallStatus
 from retinue.core.results import CALL_MOVES
 from retinue.core.runs import RUN_MOVES
 from retinue.errors import IllegalMove
@@ -79,3 +80,10 @@ def test_a_run_moves_only_along_its_table(wanted: list[RunStatus]) -> None:
 def test_the_error_survives_pickling() -> None:
     error = IllegalMove("call 'x'", "new", "failed")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_backend_may_write_the_status_of_its_result_as_a_word() -> None:
+    fields: dict[str, Any] = {"run_id": "r", "thread_id": "t", "state": PersistedState()}
+    assert RunResult(status="completed", **fields).status is RunStatus.COMPLETED  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'done' is not a valid RunStatus"):
+        RunResult(status="done", **fields)  # type: ignore[arg-type]

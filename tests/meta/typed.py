@@ -12,11 +12,13 @@ from retinue import (
     Block,
     Plugin,
     Registrar,
+    ResumeMode,
     Run,
     RunResult,
     Runtime,
     StateCommand,
     StateKey,
+    SuspendTicket,
     ToolContext,
     ToolOutput,
     tool,
@@ -36,6 +38,7 @@ class Report(BaseModel):
     title: str
 
 
+assert_type(SuspendTicket("t", "ask", "Sure?", {}, resume_mode="use_decision").resume_mode, ResumeMode)
 plain = Agent("a", "openai:gpt-4o", "Be brief.", max_steps=3)
 typed = Agent("b", "openai:gpt-4o", output=Findings, subagents=[plain, "c"])
 lists = Agent("c", "openai:gpt-4o", output=list[Report])

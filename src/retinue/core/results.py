@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import a2b_base64
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
@@ -72,6 +72,20 @@ class SuspendTicket(Struct, frozen=True):
     """True if `args` in the payload of the decision replaces the arguments of the call."""
     path: tuple[str, ...] = ()
     """The call ids from the root run down to the call that waits, with `~n` after one for its n-th child."""
+
+    if TYPE_CHECKING:  # the mode may be written as a word
+
+        def __init__(
+            self,
+            id: str,
+            action: str,
+            message: str = "",
+            parameters: Any = None,
+            response_schema: dict[str, Any] | None = None,
+            resume_mode: ResumeMode | Literal["replay", "use_decision", "pass_decision"] = ResumeMode.REPLAY,
+            editable: bool = False,
+            path: tuple[str, ...] = (),
+        ) -> None: ...
 
     @property
     def is_approval(self) -> bool:

@@ -10,6 +10,7 @@ from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 from typing_extensions import TypeVar
 
 from .content import MAX_ID_BYTES, id_problem
@@ -281,3 +282,7 @@ class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     suspended: dict[str, SuspendTicket] = {}
     """The open tickets of a suspended run and its children: a ticket by the id of its call or, where calls of several
     children have the same, by its path: `call/call`."""
+
+    def __post_init__(self) -> None:
+        if self.status.__class__ is not RunStatus:  # a backend may write it as a word
+            force_setattr(self, "status", RunStatus(self.status))
