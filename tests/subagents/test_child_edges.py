@@ -14,6 +14,7 @@ from retinue import (
     ConfigurationError,
     Decision,
     ExecutionBackendError,
+    ExecutionFailed,
     Limits,
     Plugin,
     Registrar,
@@ -163,6 +164,47 @@ async def test_a_child_that_a_failed_call_left_at_work_ends_with_the_call() -> N
         ("tool_call_finished", "failed"),
         ("run_finished", "completed"),
     ]
+
+
+@pytest.mark.parametrize("how", ["gather", "task", "timeout"])
+async def test_the_work_of_a_child_that_nobody_waits_for_is_stopped(how: str) -> None:
+    at_work, stopped, worked_on, left = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[Any]()
+
+    @tool
+    async def work() -> None:
+        """Work for a while."""
+        at_work.set()
+        try:
+            await asyncio.sleep(3600)
+            worked_on.set()
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    child = Agent("child", ScriptedModel([call("work")]), tools=[work])
+
+    @tool
+    async def start(ctx: ToolContext) -> str:
+        """Start a child, and do not wait for it."""
+
+        async def fail() -> None:
+            await at_work.wait()
+            raise ExecutionFailed("no")
+
+        timeout = 3600 if how == "timeout" else None  # such a child has an asyncio task of its own
+        started = ctx.run_child(child, "x", timeout=timeout)
+        if how == "gather":
+            await asyncio.gather(started, fail())
+        left.append(asyncio.create_task(started))
+        await at_work.wait()
+        return "left"
+
+    assert (await boss(start).run("boss", "go")).status is RunStatus.COMPLETED
+    async with asyncio.timeout(5):
+        await stopped.wait()
+        for waiting in left:  # whoever waits for it gets its result
+            assert (await waiting).status is RunStatus.CANCELLED
+    assert not worked_on.is_set()
 
 
 async def test_a_tool_may_start_a_child_while_another_ends() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,6 +81,7 @@ class LocalBackend:
     def enter(self, x: Execution) -> None:
         """Register a run at work, so that it can have children."""
         self._executions[x.run_id] = x.log.executions[x.run_id] = x
+        x.halt = partial(self._halt, x.run_id)
 
     def leave(self, x: Execution) -> None:
         """Forget a run whose leg has ended, unless background tasks may still start children of it."""
@@ -134,6 +136,14 @@ class LocalBackend:
             self._aborted.add(run_id)
         else:
             await asyncio.wait({task}, timeout=GRACE)
+
+    def _halt(self, run_id: str) -> None:
+        """Cancel the work of a child that is over for its parent; whoever awaits it gets its result."""
+        if (task := self._tasks.get(run_id)) is not None:
+            task.cancel()
+        elif run_id in self._hosts and run_id not in self._aborted:
+            self._aborted.add(run_id)
+            self._hosts[run_id].cancel()
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """Run a child, or a run without lineage. A mistake raises here, before anything happens."""
@@ -364,6 +374,10 @@ class LocalBackend:
             self._hosts[run_id] = host
             try:
                 result = await work
+            except asyncio.CancelledError:
+                if run_id not in self._aborted or x.result is None:
+                    raise
+                result = x.result
             finally:
                 given.forget(pass_on)
                 del self._hosts[run_id]
