@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "stop on no name": (lambda: StopOnTool(f), "give the name of a tool, as text"),  # pyright: ignore[reportArgumentType]
     "thread": (lambda: run(thread="t"), "a run has no option 'thread': write thread_id$"),
     "an option of nothing": (lambda: run(zzz=1), "a run has no option 'zzz': write thread_id, user_id, "),
+    "async sink": (lambda: Runtime(sinks=[asyncio.sleep]), "Runtime: a sink is a function of one event, .* not async"),  # pyright: ignore[reportArgumentType]
+    "async sink of a run": (lambda: run(sinks=[asyncio.sleep]), "run: a sink is a function of one event, .* not async"),
+    "sink of nothing": (lambda: run(sinks=["x"]), "run: a sink is a function of one event, .*, not 'x'"),
     "one sink of a run": (lambda: run(sinks=print), "run: sinks is a list, even of one"),
     "run with a number": (lambda: run(model=3), "a 'provider:model' string or a Model object, not 3"),
     "for in a run": (lambda: list(run()), "`async for event in run`, or use runtime.stream_sync"),

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
+from inspect import iscoroutinefunction
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
@@ -18,7 +19,7 @@ from msgspec import Struct
 
 from .content import record_json
 from .decisions import Decision
-from .errors import ConsumerTooSlow
+from .errors import ConfigurationError, ConsumerTooSlow, as_tuple
 from .messages import Message
 from .results import ToolCallStatus, ToolResult
 from .runs import RunStatus, Usage
@@ -343,6 +344,22 @@ def event_from_json(data: dict[str, Any]) -> Event:
 
 
 _log = logging.getLogger(__name__)
+
+
+def is_sink(given: Any) -> bool:
+    """Return whether it can be called with events; nobody would await an async function."""
+    return callable(given) and not iscoroutinefunction(given) and not iscoroutinefunction(type(given).__call__)
+
+
+def as_sinks(given: Any, owner: str) -> tuple[Sink, ...]:
+    """Return a caller's list of sinks as a tuple; raise ConfigurationError for what cannot be one."""
+    sinks = as_tuple(given, owner, "sinks")
+    for sink in sinks:
+        if not is_sink(sink):
+            raise ConfigurationError(
+                f"{owner}: a sink is a function of one event, which is not async, not {sink!r:.80}"
+            )
+    return sinks
 
 
 def deliver(event: Event, sinks: list[Sink]) -> None:

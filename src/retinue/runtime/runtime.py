@@ -16,7 +16,7 @@ from ..core.context import GRACE, CancellationToken
 from ..core.decisions import Decision
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
-from ..core.events import AnyEvent, Sink
+from ..core.events import AnyEvent, Sink, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_limits, unique
@@ -103,7 +103,7 @@ class Runtime:
             )
         if isinstance(store, str):
             raise ConfigurationError(f"store is a Store object, not {store!r}: write Runtime.open({store!r})")
-        sinks = as_tuple(sinks, "Runtime", "sinks")
+        sinks = as_sinks(sinks, "Runtime")
         self._registry = AgentRegistry(price, backends)
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
@@ -322,12 +322,12 @@ class Runtime:
             digest=digest or "",
         )
         if dispatcher is not None:
-            if as_tuple(sinks, "run", "sinks"):
+            if as_sinks(sinks, "run"):
                 raise ConfigurationError("sinks are called where a run works: give them to the Runtime of the workers")
             return dispatcher.start(request, when_busy, queue=queue or spec.queue, priority=priority, delay=delay)
         if queue is not None or priority or delay:
             raise ConfigurationError("queue, priority and delay are for runs on an engine: Runtime.open(…, engine=…)")
-        return self._runs.start(request, as_tuple(sinks, "run", "sinks"), when_busy, new_thread=thread_id is None)
+        return self._runs.start(request, as_sinks(sinks, "run"), when_busy, new_thread=thread_id is None)
 
     # --- schedules
 

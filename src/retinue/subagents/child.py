@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -21,7 +20,7 @@ from ..core.errors import (
     RetinueError,
     as_tuple,
 )
-from ..core.events import ErrorRaised, Event, NullSink, Sink, StepStarted, TextDelta, ToolCallStreamDelta
+from ..core.events import ErrorRaised, Event, NullSink, Sink, StepStarted, TextDelta, ToolCallStreamDelta, is_sink
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import (
@@ -168,7 +167,7 @@ def _check(resolver: Any, agent: object, parent: Any, sink: Any, cancellation: A
         problem = f"parent is a ParentContext, not {type(parent).__name__}: write ParentContext.of(ctx)"
     elif (parent.parent_run_id is None) is not (parent.parent_tool_call_id is None):
         problem = "a child belongs to a call of a run: give parent_run_id and parent_tool_call_id, or neither"
-    elif sink is not None and (not callable(sink) or iscoroutinefunction(sink)):
+    elif sink is not None and not is_sink(sink):
         problem = "sink is a function of one event, which is not async"
     elif cancellation is not None and not isinstance(cancellation, CancellationToken):
         problem = f"cancellation is a CancellationToken, such as ctx.cancellation, not {cancellation!r:.80}"
