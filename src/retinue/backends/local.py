@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,7 +80,7 @@ class LocalBackend:
     def enter(self, x: Execution) -> None:
         """Register a run at work, so that it can have children."""
         self._executions[x.run_id] = x.log.executions[x.run_id] = x
-        x.halt = partial(self._halt, x.run_id)
+        x.halt = self._halt
 
     def leave(self, x: Execution) -> None:
         """Forget a run whose leg has ended, unless background tasks may still start children of it."""
@@ -126,24 +125,21 @@ class LocalBackend:
         """Stop one child; its call gets a cancelled result and continues."""
         if run_id in self.elsewhere:
             self.elsewhere[run_id][0].set(reason)
-        task = self._tasks.get(run_id) or self._hosts.get(run_id)
-        x = self._executions.get(run_id)
-        if task is None or x is None:
+        x, task = self._executions.get(run_id), self._tasks.get(run_id)
+        if x is None or (task is None and run_id not in self._hosts):
             return
         x.cancellation.set(reason)
-        task.cancel(reason)
-        if run_id in self._hosts:
-            self._aborted.add(run_id)
-        else:
+        self._halt(run_id, reason)
+        if task is not None:
             await asyncio.wait({task}, timeout=GRACE)
 
-    def _halt(self, run_id: str) -> None:
-        """Cancel the work of a child that is over for its parent; whoever awaits it gets its result."""
+    def _halt(self, run_id: str, reason: str) -> None:
+        """Cancel the work of a child, not of its call; whoever awaits the child gets its result."""
         if (task := self._tasks.get(run_id)) is not None:
-            task.cancel()
+            task.cancel(reason)
         elif run_id in self._hosts and run_id not in self._aborted:
             self._aborted.add(run_id)
-            self._hosts[run_id].cancel()
+            self._hosts[run_id].cancel(reason)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """Run a child, or a run without lineage. A mistake raises here, before anything happens."""
@@ -309,8 +305,7 @@ class LocalBackend:
         """Continue a child that was started before, and return its result."""
         given, request.cancellation = request.cancellation, CancellationToken()
         request.identity, log = state.identity, parent.log
-        if state.request.detached:
-            request.detached = True
+        request.detached |= state.request.detached
         try:
             x = self._blueprint(request.agent).continued_run(request, state, log, parent)
         except RetinueError as exc:
