@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from retinue.core.events import (
     RunStarted,
     StepFinished,
     StepStarted,
+    TaskUpdated,
     TextDelta,
     ToolCallFinished,
     ToolCallReady,
@@ -165,6 +167,27 @@ def test_retries_are_shown_when_they_happen() -> None:
                 view.show(one)
         assert "retrying with a:m in 2.0 s: 529 from the server" in stream.getvalue()
         assert "retrying with b:m; the answer starts again: it broke" in stream.getvalue()
+
+
+def test_a_background_task_is_one_sub_agent() -> None:
+    from retinue.cli.live import LiveView
+
+    task = TaskUpdated(
+        run_id="task1", parent_run_id="run()", agent="helper", ns=FIRST, task_id="task1", status="PENDING"
+    )
+    started = [
+        *begin(BOSS, "Find out."),
+        *call(BOSS, "c1", "agent_spawn"),
+        task,
+        result(BOSS, "c1", "agent_spawn", "ok"),
+    ]
+    for make in (PlainView, LiveView):
+        stream = io.StringIO()
+        with make(stream) as view:
+            view.recall(task)
+            for one in [*started, *begin(FIRST, "look"), *end(FIRST), *end(BOSS)]:
+                view.show(one)
+        assert re.findall(r"(\S+) +completed:", stream.getvalue()) == ["helper"]
 
 
 def test_events_without_a_beginning_are_shown_all_the_same() -> None:

@@ -67,7 +67,9 @@ class LiveView(View):
             self._begin()
         self._tree(event)
         self._behind = time.time() - event.at
-        run = self._tree.run_of(event)
+        run = self._tree.runs.get(event.run_id)
+        if run is None:  # an event of a task
+            return
         if type(event) is Handoff or (type(event) is ErrorRaised and not event.fatal):
             if not event.ns:
                 self._end_text()

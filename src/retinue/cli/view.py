@@ -123,7 +123,8 @@ class PlainView(View):
 
     def recall(self, event: Event) -> None:
         self._tree(event)
-        for step in self._tree.run_of(event).steps[-1:]:
+        run = self._tree.runs.get(event.run_id)
+        for step in [] if run is None else run.steps[-1:]:
             step.thought = ""
 
     def note(self, text: str) -> None:
@@ -134,7 +135,9 @@ class PlainView(View):
         if type(event) is RunStarted and not event.ns:
             self._tree = ShownTree()
         self._tree(event)
-        run = self._tree.run_of(event)
+        run = self._tree.runs.get(event.run_id)
+        if run is None:  # an event of a task
+            return
         match event:
             case TextDelta():
                 self._print_thought(run)

@@ -180,11 +180,7 @@ class RunTree:
             read(event, run)
 
     def find_run(self, event: Event) -> RunNode | None:
-        """Return the run of an event, or None to ignore the event."""
-        return self.run_of(event)
-
-    def run_of(self, event: Event) -> RunNode:
-        """Return the run of an event; one whose beginning was not seen is added."""
+        """Return the run of an event, or None to ignore the event. A run whose beginning was not seen is added."""
         return self.runs.get(event.run_id) or self.add_run(event)
 
     def add_run(self, event: Event) -> RunNode:
