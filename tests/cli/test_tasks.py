@@ -258,7 +258,8 @@ def test_a_remote_task_that_no_process_watches_is_told_as_such(cli: Cli, tmp_pat
 def test_a_killed_task_is_reported_at_once(cli: Cli, folder: Path, has_database: bool) -> None:
     url = f"sqlite:///{folder}/app.db"
     where = ("--db", url) if has_database else ("--workspace", str(folder))
-    run = started("run", "do it slowly", "--workspace", str(folder), "--model", "test:delegating", *where)
+    agent = ("--workspace", str(folder), "--model", "test:delegating")
+    run = started("run", "do it slowly", *agent, *where)
     after_line(run, b"waiting for 1 background task")
     while (alive := json.loads(cli("tasks", "list", *where, "--json").out)[0])["status"] == "pending":
         continue  # its process announces it first, then begins it
@@ -273,6 +274,14 @@ def test_a_killed_task_is_reported_at_once(cli: Cli, folder: Path, has_database:
         assert f"its process is gone; retinue runs resume {gone['log_id']} continues its run" in waited.err
         cancelled = cli("tasks", "cancel", gone["task_id"], *where)
         assert (cancelled.code, "ends when a process resumes its run" in cancelled.err) == (1, True)
+        resume = ("runs", "resume", gone["log_id"], *agent, *where)
+        assert "waits for nothing" in finished(*resume, "--approve", "c1").err
+        resumed = finished(*resume)
+        assert resumed.out == "background task of general-purpose cancelled: the task was cancelled\n"
+        assert resumed.err == "retinue: 1 background task did not complete; see: retinue tasks list\n"
+        assert resumed.code == 1
+        assert listed_status(cli, *where) == ["cancelled"]
+        assert "has ended already: completed; it waits for nothing" in finished(*resume).err
     else:
         assert gone["status"] == "failed"
         assert gone["error_message"].startswith("executor lost: ")

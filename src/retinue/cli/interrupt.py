@@ -101,11 +101,13 @@ async def watch(
     interrupt: Interrupt,
     pace: Callable[[Event], float] | None = None,
     consent: Consent | None = None,
+    *,
+    has_ended: bool = False,
 ) -> RunResult:
     """Show a run and its background tasks until they end. An interrupt cancels them.
 
-    `pace` returns the seconds to wait before an event is shown; the run itself does not wait. Nothing is shown while
-    `consent` has a question on the terminal.
+    `has_ended`: an earlier process has ended the run, and left tasks. `pace` returns the seconds to wait before an
+    event is shown; the run itself does not wait. Nothing is shown while `consent` has a question on the terminal.
     """
     interrupt.clean_up = view.close
     terminal = asyncio.Lock() if consent is None else consent.terminal
@@ -116,6 +118,9 @@ async def watch(
         last, tasks = 0, set[str]()
         async for event in run:
             last = event.seq
+            if has_ended:
+                await _show_task(event, view, interrupt, terminal)
+                continue
             if type(event) is TaskUpdated:
                 (tasks.discard if event.status in _ENDED else tasks.add)(event.task_id)
             if pace is not None and (seconds := pace(event)):
@@ -126,14 +131,19 @@ async def watch(
         if tasks and not interrupt.happened:
             view.note(f"waiting for {count(len(tasks), 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
-            async with terminal:
-                view.show_task(event)
-            if type(event) is TaskUpdated and event.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
-                interrupt.lost_tasks += 1
+            await _show_task(event, view, interrupt, terminal)
         return result
     finally:
         for helper in helpers:
             helper.cancel()
+
+
+async def _show_task(event: Event, view: View, interrupt: Interrupt, terminal: asyncio.Lock) -> None:
+    """Show an event of a background task whose run has ended."""
+    async with terminal:
+        view.show_task(event)
+    if type(event) is TaskUpdated and event.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
+        interrupt.lost_tasks += 1
 
 
 async def _cancel_when(interrupt: Interrupt, run: Run) -> None:

@@ -79,7 +79,7 @@ async def answer(args: argparse.Namespace, interrupt: Interrupt) -> int:
 
 
 async def resume(args: argparse.Namespace, interrupt: Interrupt) -> int:
-    """Continue a run that waits, with decisions, or one whose process has died."""
+    """Continue a run that waits, with decisions, or one whose process has died, or the tasks that it left."""
     decisions = _parse_decisions(args.approve, args.cancel)
     return await _resume(args, lambda record: decisions, interrupt)
 
@@ -229,9 +229,9 @@ async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
     url, run_id = database_url(args), args.run_id
     async with open_database(url) as store:
         record = await find_run(store, run_id)
-        if record.result is not None and record.result.status.is_terminal:
+        if record.has_ended and not await _has_left_tasks(store, run_id):
             raise ConfigurationError(f"run {run_id} has ended already: {record.status}; it waits for nothing")
-        waits = record.result is not None
+        waits = record.result is not None and not record.has_ended
         root = await find_run(store, record.log_id or run_id)
         if not waits and root.identity.run_id in await owned_logs(store):
             raise ConfigurationError(
@@ -248,12 +248,19 @@ async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
         return _Found(record, decisions, past, await _runtime_for(store, url, root, args))
 
 
+async def _has_left_tasks(store: SqlStore, run_id: str) -> bool:
+    """Return whether a run that has ended left background tasks that no process works on."""
+    return bool(await store.open_logs(run_id)) and run_id not in await owned_logs(store)
+
+
 async def _continue(found: _Found, view: View, interrupt: Interrupt, consent: Consent) -> RunResult | None:
     """Continue a run until it ends or waits; None where an interrupt ended only the watching."""
     runtime, run_id = found.runtime, found.record.identity.run_id
     if not found.decisions:
         run = await runtime.load(run_id)
-        return await (runtime.result(run_id) if run is None else watch(run, view, interrupt, consent=consent))
+        if run is None:
+            return await runtime.result(run_id)
+        return await watch(run, view, interrupt, consent=consent, has_ended=found.record.has_ended)
     if not found.is_root:
         return await _unless(interrupt, runtime.resume(run_id, found.decisions))
     run = runtime.stream_resume(run_id, found.decisions)

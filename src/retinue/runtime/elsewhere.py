@@ -104,10 +104,11 @@ class Elsewhere:
             raise UnknownAgent(identity.agent, tuple(agents), identity.run_id)
 
     async def load(self, run_id: str) -> LiveRun | None:
-        """Continue a run whose process has ended; None if the run has ended."""
+        """Continue a run whose process has ended, or its background tasks; None if there is nothing to continue."""
         record = await self._runs.record(run_id)
-        if record.has_ended:
-            return None
+        if record.has_ended:  # its log keeps its owner while tasks are left
+            has_tasks = await self._store.owner_of(run_id) is not None
+            return await self.claim(run_id, record) if has_tasks else None
         claimed = await self.claim(run_id, record)
         if claimed is None:
             raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")

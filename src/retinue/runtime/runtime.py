@@ -389,7 +389,8 @@ class Runtime:
     async def load(self, run_id: str) -> Run | None:
         """Continue a run here whose process has ended; None if the run has ended.
 
-        Raises RunElsewhere if another process works on it.
+        If only background tasks of the run are left, they are continued. Raises RunElsewhere if another process works
+        on the run.
         """
         return await self._runs.load(run_id)
 
