@@ -6,7 +6,7 @@ import builtins
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -554,6 +554,7 @@ async def test_two_harnesses_hand_over_each_with_its_own_sub_agents(tmp_path: Pa
         ({"subagents": [3]}, "a sub-agent is a SubagentDeclaration, an Agent or a name, not 3"),
         ({"builtin_tools": ["raed_file"]}, "builtin_tools is a list of some of read_file, "),
         ({"builtin_tools": "read_file"}, "builtin_tools is a list of some of read_file, "),
+        ({"filesystem": "notes"}, "agent 'boss': filesystem is not a path: write workspace='notes'"),
         ({"max_context_tokens": -1}, "max_context_tokens must be 0 or more, got -1"),
         ({"subagent_factories": {"c": ("only text",)}}, "sub-agent 'c': a factory is a function of a ToolContext"),
         ({"subagent_factories": {"c": "name"}}, "sub-agent 'c': a factory is a function of a ToolContext"),
@@ -567,6 +568,11 @@ async def test_two_harnesses_hand_over_each_with_its_own_sub_agents(tmp_path: Pa
 async def test_misuse_is_an_error_at_once(tmp_path: Path, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         harness(tmp_path, **options)
+
+
+def test_a_workspace_is_a_path() -> None:
+    with pytest.raises(ConfigurationError, match="agent 'boss': workspace is the path of a folder, not 5"):
+        HarnessAgent("boss", "offline:rules", workspace=cast("Any", 5))
 
 
 async def test_permissions_of_a_parent_hold_for_every_kind_of_child(tmp_path: Path) -> None:

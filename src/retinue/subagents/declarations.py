@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from ..core.agents import NAME_RULE, Agent, agent_name
+from ..core.agents import NAME_RULE, Agent, agent_name, check_model
 from ..core.errors import ConfigurationError, as_tuple
 from ..core.model import ModelChunk, ModelRequest, TextChunk, TurnEnd
-from ..core.runs import Limits
+from ..core.runs import Limits, check_limits
 
 FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "glob_files", "grep_files")
 BUILTIN_TOOLS = (*FILE_TOOLS, "shell")
@@ -98,23 +98,40 @@ class SubagentDeclaration:
         if name is None:
             raise ConfigurationError(f"{owner}: a name is {NAME_RULE}")
         object.__setattr__(self, "name", name)
-        if not str(self.description).strip():
+        self._check_types(owner)
+        if not self.description.strip():
             raise ConfigurationError(f"{owner} needs a description: the model decides by it when to use it")
         self._check_source(owner)
         try:
             object.__setattr__(self, "mode", WorkspaceMode(self.mode))
         except ValueError:
             raise ConfigurationError(f"{owner}: mode is 'isolated' or 'shared', not {self.mode!r}") from None
-        if self.max_steps < 1:
-            raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {self.max_steps}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ConfigurationError(f"{owner}: timeout must be above 0 seconds, got {self.timeout}")
         for name in ("tools", "builtin_tools", "disallowed_tools"):
             object.__setattr__(self, name, _names(getattr(self, name), f"{owner}: {name}"))
         for name in self.builtin_tools or ():
             if name not in BUILTIN_TOOLS:
                 known = ", ".join(BUILTIN_TOOLS)
                 raise ConfigurationError(f"{owner}: there is no built-in tool {name!r}; there are {known}")
+
+    def _check_types(self, owner: str) -> None:
+        """Refuse values of the wrong type."""
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        if not isinstance(values["description"], str):
+            raise ConfigurationError(f"{owner}: description is text, not {values['description']!r:.80}")
+        if not isinstance(values["inline"], str | None):
+            raise ConfigurationError(f"{owner}: inline is text, not {values['inline']!r:.80}")
+        if values["workspace"] is not None and not isinstance(values["workspace"], str | os.PathLike):
+            raise ConfigurationError(f"{owner}: workspace is the path of a folder, not {values['workspace']!r:.80}")
+        if values["model"] is not None and not (isinstance(values["model"], str) and values["model"]):
+            check_model(values["model"], owner)
+        steps, seconds = values["max_steps"], values["timeout"]
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds > 0):
+            raise ConfigurationError(f"{owner}: timeout must be above 0 seconds, got {seconds!r}")
+        if values["limits"] is not None:
+            check_limits(values["limits"], f"{owner}: ")
 
     def _check_source(self, owner: str) -> None:
         """Refuse more than one of url, workspace and inline, and bad urls and headers."""
@@ -146,6 +163,9 @@ def names_provider(model: Any) -> bool:
 def check_server(url: str, headers: Mapping[str, str] | None, protocol: str, owner: str) -> None:
     """Refuse a bad url, header or protocol, and a protocol whose packages are not installed."""
     check_url(url, owner)
+    named: Any = headers or {}
+    if not isinstance(named, Mapping):
+        raise ConfigurationError(f"{owner}: headers is a dict {{name: value}}")
     for name, value in (headers or {}).items():
         given: tuple[Any, Any] = (name, value)
         if not all(isinstance(one, str) for one in given):
@@ -165,9 +185,15 @@ def _check_remote_name(agent: Any, protocol: str, owner: str) -> None:
         raise ConfigurationError(f"{owner}: agent has no effect with A2A, where the url leads to one agent")
 
 
-def check_url(url: str, owner: str) -> None:
+def check_url(url: Any, owner: str) -> None:
     """Refuse what is not the address of a server."""
-    parts = urlsplit(url)
+    if not isinstance(url, str) or any(character.isspace() or not character.isprintable() for character in url):
+        raise ConfigurationError(f"{owner}: url is text without white space, not {url!r:.80}")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as exc:
+        raise ConfigurationError(f"{owner}: url cannot be read: {exc}") from None
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigurationError(f"{owner}: url must begin with http:// or https:// and name a host")
     if "@" in parts.netloc or parts.query or parts.fragment:
@@ -179,7 +205,9 @@ def _names(given: Any, owner: str) -> tuple[str, ...] | None:
         return None
     if isinstance(given, str):
         raise ConfigurationError(f"{owner} is a list of tool names, not the text {given!r}")
-    names = tuple(given)
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(f"{owner} is a list of tool names, not {given!r:.80}")
+    names = tuple(cast("Iterable[Any]", given))
     if not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"{owner} is a list of tool names, not {names!r}")
     return names

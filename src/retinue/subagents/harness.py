@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent, as_tuple
@@ -109,7 +109,9 @@ class HarnessAgent(Agent[Out]):
         factories: Any = self.subagent_factories
         if not isinstance(factories, Mapping):
             raise ConfigurationError(f"{owner}: subagent_factories is a dict {{name: function}}, not {factories!r:.80}")
-        filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(self.workspace)
+        filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(_folder(self.workspace, owner))
+        if isinstance(filesystem, str | os.PathLike):
+            raise ConfigurationError(f"{owner}: filesystem is not a path: write workspace={os.fspath(filesystem)!r}")
         built_in = _builtin_tools(self, filesystem, owner)
         for name, value in (
             ("files", filesystem),
@@ -392,6 +394,12 @@ def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
         if isinstance(name, str) and resolver is not None:
             with suppress(UnknownAgent):  # it cannot be reached
                 yield resolver.agent(name)
+
+
+def _folder(given: Any, owner: str) -> str | os.PathLike[str]:
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigurationError(f"{owner}: workspace is the path of a folder, not {given!r:.80}")
+    return cast("str | os.PathLike[str]", given)
 
 
 def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
