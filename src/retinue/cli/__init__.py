@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             args = parse(argv)
             verbose = args.verbose
-            with _logging(verbose, warns=getattr(args, "warns", False)):
+            with _logging(verbose, warns=args.command in ("serve:serve", "worker:work")):
                 code = _run(args)
         except SystemExit as exc:  # from argparse
             code = exc.code if isinstance(exc.code, int) else MISUSED

@@ -101,8 +101,20 @@ def model_name(given: str | None) -> str:
     return (given if given is not None else os.environ.get(MODEL_VARIABLE)) or DEFAULT_MODEL
 
 
-def is_default_model(given: str | None) -> bool:
-    return given is None and not os.environ.get(MODEL_VARIABLE)
+def warn_of(model: str | None, problems: Iterable[Problem], folder: str) -> None:
+    """Say that the default model answers, and that declared sub-agents are missing because of errors."""
+    if model is None and not os.environ.get(MODEL_VARIABLE):
+        complain(
+            f"{DEFAULT_MODEL} answers: rules, not a language model; "
+            f"choose one with --model provider:model or ${MODEL_VARIABLE}"
+        )
+    warn_of_errors(problems, folder)
+
+
+def warn_of_errors(problems: Iterable[Problem], folder: str) -> None:
+    """Say how many errors there are; `retinue agents validate` prints them, and warnings too."""
+    if errors := sum(not problem.is_warning for problem in problems):
+        complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {folder}")
 
 
 def check_folder(path: str, how: str = "with --workspace") -> None:
@@ -199,13 +211,6 @@ def _limits(declaration: SubagentDeclaration) -> Limits | None:
     return msgspec.structs.replace(limits, seconds=seconds)
 
 
-def make_example(harness: HarnessAgent, entry: Entry) -> Agent:
-    """Make an agent with the tools, model and steps of a sub-agent, to look at; without I/O."""
-    if entry.declaration is None:
-        return harness.mirror(entry.id)
-    return harness.child(entry.declaration, "", harness.files, tells_agents_file=False)
-
-
 def read_declarations(folder: str, workspace: str) -> tuple[list[SubagentDeclaration], list[Problem]]:
     """Read `subagents/` of another folder than the workspace, which brings its own."""
     check_folder(workspace)
@@ -238,8 +243,8 @@ def load_runtime(
 ) -> Runtime:
     """Return the runtime that `module:attribute` names, on a database.
 
-    One that serves recovers interrupted runs, and leaves its own to the next process. `is_chosen`: the database was
-    named by the user, so a Runtime with another one is refused. `how` the target was given is part of the errors.
+    `is_chosen`: the database was named by the user, so a Runtime with another one is refused. `how` the target was given
+    is part of the errors.
     """
     found = _import_target(target, how)
     if isinstance(found, Runtime) and is_chosen:
@@ -260,9 +265,14 @@ def load_runtime(
     agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
     if not agents:
         raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
-    store = open_store(url)
-    leaves = serves and isinstance(store, SqlStore)
-    on_close = "leave" if leaves else "cancel"
+    return make_runtime(agents, open_store(url), serves=serves, engine=engine, lease=lease)
+
+
+def make_runtime(
+    agents: Iterable[Agent], store: Store, *, serves: bool, engine: str | None = None, lease: float = LEASE
+) -> Runtime:
+    """Return a runtime. One that serves recovers interrupted runs, and leaves its own to the next process."""
+    on_close = "leave" if serves and isinstance(store, SqlStore) else "cancel"
     return Runtime(agents, store=store, recover=serves, on_close=on_close, engine=engine, lease=lease)
 
 
@@ -278,7 +288,7 @@ async def workspace_runtime(
             "code, or give --workspace DIR with the folder that declares it"
         )
     chosen = harness if agent == NAME else (await make_declared(harness, agent, None, consent)).agent
-    return Runtime([chosen], store=store, recover=False)
+    return make_runtime([chosen], store, serves=False)
 
 
 def _import_target(target: str, how: str) -> Any:
@@ -314,7 +324,7 @@ def _as_agents(found: Any) -> list[Agent]:
 async def list_agents(args: argparse.Namespace) -> int:
     """List every sub-agent of a folder."""
     folder, harness, catalog = _read_folder(args)
-    rows = [_agent_json(entry, make_example(harness, entry), harness) for entry in catalog.entries.values()]
+    rows = [_agent_json(entry, harness) for entry in catalog.entries.values()]
     if args.json:
         print_json(rows)
     else:
@@ -362,8 +372,13 @@ def _has_declarations(catalog: Catalog) -> bool:
     return bool(catalog.problems) or any(entry.declaration is not None for entry in catalog.entries.values())
 
 
-def _agent_json(entry: Entry, agent: Agent, harness: HarnessAgent) -> dict[str, Any]:
+def _agent_json(entry: Entry, harness: HarnessAgent) -> dict[str, Any]:
+    """Return a sub-agent with the tools, model and steps it would have; without I/O."""
     declared = entry.declaration
+    if declared is None:
+        agent = harness.mirror(entry.id)
+    else:
+        agent = harness.child(declared, "", harness.files, tells_agents_file=False)
     return {
         "id": entry.id,
         "description": entry.description,

@@ -39,8 +39,8 @@ def optional_url(args: argparse.Namespace) -> str | None:
 
 
 @asynccontextmanager
-async def open_database(url: str, *, migrate: bool = True) -> AsyncGenerator[SqlStore]:
-    """Open a database that exists, without a write lock; an older schema is migrated first, or refused.
+async def open_database(url: str, *, migrate: bool = True, create: bool = False) -> AsyncGenerator[SqlStore]:
+    """Open a database, without a write lock; an older schema is migrated first, or refused.
 
     Errors of the database are raised as ConfigurationError: another --db may be meant.
     """
@@ -48,7 +48,7 @@ async def open_database(url: str, *, migrate: bool = True) -> AsyncGenerator[Sql
     try:
         with as_misuse():
             version = await store.database.version()
-            if not version:
+            if not version and not create:
                 raise missing(store)
             if version < newest_version():
                 if not migrate:
@@ -131,7 +131,12 @@ async def _findings(url: str, *, quiet: bool) -> list[checks.Finding]:
 
     try:
         with as_misuse():
-            if not await _exists(store):
+            try:
+                exists = bool(await store.database.version())
+            except StoreError as exc:
+                if not (exists := exc.damaged):
+                    raise
+            if not exists:
                 raise missing(store)
             return await checks.check(store, report, is_gone, _fold_problem)
     finally:
@@ -147,16 +152,6 @@ def _fold_problem(log_id: str, log: StoredLog) -> str | None:
     except LogUnreadable as exc:
         return f"event {exc.seq}: {exc.reason}"
     return None
-
-
-async def _exists(store: SqlStore) -> bool:
-    """Return whether there is a database, however damaged."""
-    try:
-        return bool(await store.database.version())
-    except StoreError as exc:
-        if exc.damaged:
-            return True
-        raise
 
 
 async def migrate(args: argparse.Namespace) -> int:

@@ -72,10 +72,6 @@ _CHECK_CODES = (
 )
 _MORE = "docs/operations.md says more."
 _VERBOSE = "log what happens, and show tracebacks"
-_CALL = "the call: its id, ticket id or path; needed where several calls wait"
-_TARGET = "the agent of the run in your code: an agent, a list of agents, or a function that returns them or a Runtime"
-
-_STEERED = ("approve", "deny", "answer", "resume", "fork")
 _GROUPS = {
     "agents": ("list or check the sub-agents that a folder declares", _AGENTS),
     "tasks": ("list, show, await or cancel background tasks", _TASKS),
@@ -83,50 +79,80 @@ _GROUPS = {
     "tokens": ("make, list or revoke the tokens of the users of a server", "docs/server.md says more."),
     "db": ("check, migrate or prune the database of runs", _MORE),
 }
-_COMMANDS = (  # with the function, what it does, and an example
-    ("run", "run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
-    ("chat", "chat:chat", "talk about the files of a folder, line by line", "--workspace docs --db sqlite:///app.db"),
-    ("agents list", "agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
-    (
-        "agents validate",
+_COMMANDS = {  # the function, what it does, and an example
+    "run": ("run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
+    "chat": ("chat:chat", "talk about the files of a folder, line by line", "--workspace docs --db sqlite:///app.db"),
+    "agents list": ("agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
+    "agents validate": (
         "agents:validate_agents",
         "print the problems; exit 1 if there are errors",
         "examples/workspace",
     ),
-    ("tasks list", "tasks:list_tasks", "list tasks, oldest first", "--status running"),
-    ("tasks show", "tasks:show_task", "show a task with its result", "9f3c"),
-    ("tasks wait", "tasks:wait_task", "wait for a task to end, and show it; exit 1 unless it completed", "9f3c"),
-    ("tasks cancel", "tasks:cancel_task", "stop a task, and wait until it has stopped", "9f3c --db sqlite:///app.db"),
-    ("runs list", "runs:list_runs", "list runs, newest first", "--status suspended"),
-    ("runs show", "runs:show_run", "show the tree of agents of a run, and what it waits for", "RUN"),
-    ("runs events", "runs:print_events", "print the events of a run, one a line", "RUN --follow --json"),
-    ("runs approve", "steering:approve", "let a waiting call go on", "RUN --args '{\"amount\": 5}'"),
-    ("runs deny", "steering:deny", "refuse a waiting call", "RUN --message 'not today'"),
-    ("runs answer", "steering:answer", "answer a question with VALUE: JSON, or else text", "RUN 'the red one'"),
-    ("runs resume", "steering:resume", "continue a run whose process has died, or answer several questions", "RUN"),
-    ("runs cancel", "steering:cancel", "stop a run, and wait until it has stopped", "RUN --reason 'too slow'"),
-    ("runs fork", "steering:fork", "start a new run that continues as another stood after an event", "RUN --at 12"),
-    ("serve", "serve:serve", "serve agents over HTTP", "examples/workspace --db sqlite:///app.db"),
-    (
-        "worker",
+    "tasks list": ("tasks:list_tasks", "list tasks, oldest first", "--status running"),
+    "tasks show": ("tasks:show_task", "show a task with its result", "9f3c"),
+    "tasks wait": ("tasks:wait_task", "wait for a task to end, and show it; exit 1 unless it completed", "9f3c"),
+    "tasks cancel": ("tasks:cancel_task", "stop a task, and wait until it has stopped", "9f3c --db sqlite:///app.db"),
+    "runs list": ("runs:list_runs", "list runs, newest first", "--status suspended"),
+    "runs show": ("runs:show_run", "show the tree of agents of a run, and what it waits for", "RUN"),
+    "runs events": ("runs:print_events", "print the events of a run, one a line", "RUN --follow --json"),
+    "runs approve": ("steering:approve", "let a waiting call go on", "RUN --args '{\"amount\": 5}'"),
+    "runs deny": ("steering:deny", "refuse a waiting call", "RUN --message 'not today'"),
+    "runs answer": ("steering:answer", "answer a question with VALUE: JSON, or else text", "RUN 'the red one'"),
+    "runs resume": ("steering:resume", "continue a run whose process has died, or answer several questions", "RUN"),
+    "runs cancel": ("steering:cancel", "stop a run, and wait until it has stopped", "RUN --reason 'too slow'"),
+    "runs fork": ("steering:fork", "start a new run that continues as another stood after an event", "RUN --at 12"),
+    "serve": ("serve:serve", "serve agents over HTTP", "examples/workspace --db sqlite:///app.db"),
+    "worker": (
         "worker:work",
         "work on the runs that an engine schedules",
         "app:agents --db postgresql://localhost/app --queues default,gpu",
     ),
-    (
-        "queues",
+    "queues": (
         "worker:show_queues",
         "show what waits in the queues of a database, its workers and schedules",
         "--db postgresql://localhost/app",
     ),
-    ("tokens add", "tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),
-    ("tokens list", "tokens:list_tokens", "list tokens, without their secrets", "--json"),
-    ("tokens revoke", "tokens:revoke_token", "make a token worthless", "tok_7aa7c7"),
-    ("db check", "database:check", "read everything, change nothing, and print what is wrong", "--json"),
-    ("db migrate", "database:migrate", "bring a database to the schema of this version, or create one", "--dry-run"),
-    ("db prune", "database:prune", "drop runs that ended long ago, while others work", "--older-than 30d --dry-run"),
-    ("demo", "demo:demo", "see it work, without network or key", "--keep"),
-)
+    "tokens add": ("tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),
+    "tokens list": ("tokens:list_tokens", "list tokens, without their secrets", "--json"),
+    "tokens revoke": ("tokens:revoke_token", "make a token worthless", "tok_7aa7c7"),
+    "db check": ("database:check", "read everything, change nothing, and print what is wrong", "--json"),
+    "db migrate": ("database:migrate", "bring a database to the schema of this version, or create one", "--dry-run"),
+    "db prune": ("database:prune", "drop runs that ended long ago, while others work", "--older-than 30d --dry-run"),
+    "demo": ("demo:demo", "see it work, without network or key", "--keep"),
+}
+_CONSENT = "--yes --allow --read-only"
+_FOLDER = f"--workspace --agent --subagents --shell {_CONSENT} --model --thread --db --max-steps"
+_AGENT_OF_RUN = "--target|--workspace --model"
+_ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
+    "run": f"question {_FOLDER}",
+    "chat": _FOLDER,
+    "agents list": "folder --workspace",
+    "agents validate": "folder --workspace",
+    "tasks list": "--thread --status --workspace|--db",
+    "tasks show": "task_id --workspace|--db",
+    "tasks wait": "task_id --timeout --workspace|--db",
+    "tasks cancel": "task_id --workspace|--db",
+    "runs list": "--thread --user --status --limit --db",
+    "runs show": "run_id --db",
+    "runs events": "run_id --after --follow --db",
+    "runs approve": f"run_id words --args --db --engine {_CONSENT} {_AGENT_OF_RUN}",
+    "runs deny": f"run_id words --message --db --engine {_CONSENT} {_AGENT_OF_RUN}",
+    "runs answer": f"run_id words --db --engine {_CONSENT} {_AGENT_OF_RUN}",
+    "runs resume": f"run_id --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
+    "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
+    "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
+    "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --cors --workers --engine "
+    f"--tls-cert --tls-key --rate --max-streams --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
+    "worker": f"target --db --engine --queues --slots --lease --grace --metrics {_CONSENT} --model",
+    "queues": "--db",
+    "tokens add": "user --scopes --db",
+    "tokens list": "--db",
+    "tokens revoke": "token_id --db",
+    "db check": "--db",
+    "db migrate": "--db --dry-run",
+    "db prune": "--db --older-than --deltas --threads --dry-run",
+    "demo": "--keep",
+}
 _ABOUT = {
     "run": _RUN,
     "chat": _CHAT,
@@ -136,9 +162,6 @@ _ABOUT = {
     "queues": "docs/scale.md says more.",
     "db check": _CHECK_CODES,
 }
-_MAX_INTEGER = 2**63 - 1
-"""The largest integer of a database."""
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -199,7 +222,7 @@ def _make_parser() -> CommandParser:
     parser.add_argument("--verbose", action="store_true", help=_VERBOSE)
     parser.set_defaults(command=None, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in dict.fromkeys(words.partition(" ")[0] for words, *_ in _COMMANDS):
+    for name in dict.fromkeys(words.partition(" ")[0] for words in _COMMANDS):
         if name in _GROUPS:
             group = commands.add_parser(name, help=_GROUPS[name][0])
             group.complete = partial(_complete_group, group, name)
@@ -213,93 +236,31 @@ def _complete_group(group: CommandParser, name: str) -> None:
     group.description = _about(*_GROUPS[name])
     group.set_defaults(command=None, parser=group)
     actions = group.add_subparsers(title="actions", metavar="ACTION")
-    for words, *_ in _COMMANDS:
+    for words in _COMMANDS:
         if words.startswith(f"{name} "):
             _add_command(actions, words)
 
 
 def _add_command(place: Any, words: str) -> None:
-    (about,) = [about for known, _, about, _ in _COMMANDS if known == words]
-    command: CommandParser = place.add_parser(words.rpartition(" ")[2], help=about)
+    command: CommandParser = place.add_parser(words.rpartition(" ")[2], help=_COMMANDS[words][1])
     command.complete = partial(_complete, command, words)
 
 
 def _complete(command: CommandParser, words: str) -> None:
     """Add all of a command but its name."""
-    function, about, example = next(rest for known, *rest in _COMMANDS if known == words)
-    group, _, name = words.rpartition(" ")
+    function, about, example = _COMMANDS[words]
+    group = words.rpartition(" ")[0]
     command.description = _about(about, _ABOUT.get(words) or _GROUPS[group][1])
     command.epilog = _examples(f"{words} {example}".replace("RUN", "run_7aa7c7"))
-    _ADD[group](command, name)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    for names in f"{_ARGUMENTS[words]} --json".split():
+        place = command.add_mutually_exclusive_group() if "|" in names else command
+        for name in names.split("|"):
+            keys = (f"{words} {name}", f"{group} {name}", name)
+            place.add_argument(name, **next(_OPTIONS[key] for key in keys if key in _OPTIONS))
+    if words == "runs answer":
+        command.usage = "retinue runs answer RUN [CALL] VALUE [options]"
     command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=_VERBOSE)
     command.set_defaults(command=function, parser=command)
-
-
-def _add_serve(parser: CommandParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="a folder, or MODULE:ATTR")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=count_from_0, default=8123, help="default: 8123; 0 is any that is free")
-    _add_database(parser)
-    auth = parser.add_mutually_exclusive_group()
-    auth.add_argument(
-        "--token", metavar="T", help="the token of the user local (default: a new one, unless the database has tokens)"
-    )
-    auth.add_argument("--token-file", metavar="F", help="a file with that token")
-    auth.add_argument("--no-auth", action="store_true", help="ask for no token: whoever reaches the port is let in")
-    auth.add_argument("--user-header", metavar="NAME", help="the header in which a proxy in front names the user")
-    parser.add_argument("--public", action="store_true", help="allow --no-auth on an address that others can reach")
-    cors = "an origin whose pages may use it, as in https://app.example.com; may be repeated"
-    parser.add_argument("--cors", metavar="ORIGIN", action="extend", nargs="+", default=[], help=cors)
-    parser.add_argument("--workers", metavar="N", type=count_from_1, default=1, help="processes that share the port")
-    _add_engine(parser)
-    parser.add_argument("--tls-cert", metavar="F", help="a chain of certificates (PEM): serve https, and gRPC with TLS")
-    parser.add_argument("--tls-key", metavar="F", help="the private key of the certificate (PEM)")
-    parser.add_argument("--rate", metavar="R", type=above_0, help="requests a second for each user")
-    parser.add_argument("--max-streams", metavar="N", type=count_from_1, help="open streams for each user")
-    grpc = "the port of A2A over gRPC (default: the port after --port); 0 is any that is free"
-    parser.add_argument("--grpc-port", metavar="PORT", type=count_from_0, help=grpc)
-    parser.add_argument("--a2a-key", metavar="F", help="a file with an EC key (P-256, PEM) that signs the A2A cards")
-    private = "let A2A push notifications go to this machine and its network"
-    parser.add_argument("--push-private", action="store_true", help=private)
-    _add_consent(parser)
-    _add_model(parser)
-    parser.add_argument("--listen-fd", type=count_from_0, help=argparse.SUPPRESS)
-    parser.set_defaults(warns=True)
-
-
-def _add_worker(parser: CommandParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="a folder, or MODULE:ATTR")
-    _add_database(parser, "postgresql://localhost/app")
-    _add_engine(parser, default="postgres")
-    parser.add_argument(
-        "--queues", metavar="A,B", default="default", help="the queues to take runs from (default: default)"
-    )
-    parser.add_argument("--slots", metavar="N", type=count_from_1, default=16, help="runs at once (default: 16)")
-    lease = "seconds without a sign of life after which others take its runs over (default: 30)"
-    parser.add_argument("--lease", metavar="S", type=above_0, default=30.0, help=lease)
-    grace = "seconds in which running tool calls may finish when it is stopped (default: 10)"
-    parser.add_argument("--grace", metavar="S", type=seconds, default=10.0, help=grace)
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve figures for Prometheus there")
-    _add_consent(parser)
-    _add_model(parser)
-    parser.set_defaults(warns=True)
-
-
-def _add_engine(parser: CommandParser, default: str | None = None) -> None:
-    about = "postgres, or temporal://host:port/namespace"
-    shown = f"{about} (default: {default})" if default else f"have workers do the runs: {about}"
-    parser.add_argument("--engine", metavar="E", default=default, help=shown)
-
-
-def _add_tokens(parser: CommandParser, name: str) -> None:
-    if name == "add":
-        parser.add_argument("user", metavar="USER", help="whose token it is; users do not see each other's runs")
-        scopes = "what it allows: some of read,run,answer,admin (default: read,run,answer)"
-        parser.add_argument("--scopes", metavar="SCOPES", default="read,run,answer", help=scopes)
-    elif name == "revoke":
-        parser.add_argument("token_id", metavar="ID", help="the id of the token; retinue tokens list shows them")
-    _add_database(parser)
 
 
 def _about(about: str, more: str) -> str:
@@ -313,151 +274,9 @@ def _examples(*examples: str) -> str:
     return "\n  retinue ".join(["Examples:", *examples])
 
 
-def _add_workspace(parser: Any) -> None:
-    parser.add_argument("--workspace", metavar="DIR", help="the folder of the agents (default: this one)")
-
-
-def _add_database(parser: Any, example: str = "sqlite:///app.db") -> None:
-    parser.add_argument("--db", metavar="URL", help=f"the database, as in {example} (default: $RETINUE_DB)")
-
-
-def _add_model(parser: CommandParser) -> None:
-    parser.add_argument("--model", metavar="M", help="provider:model (default: $RETINUE_MODEL, else offline:rules)")
-
-
-def _add_consent(parser: CommandParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do not ask before agents write, edit or execute")
-    rule = "do not ask about these calls, as in write_file or 'write_file(path=docs/*)'; may be repeated"
-    parser.add_argument("--allow", metavar="RULE", action="append", default=[], help=rule)
-    parser.add_argument("--read-only", action="store_true", help="refuse whatever would write, edit or execute")
-
-
-def _add_single(parser: CommandParser, name: str) -> None:
-    if name == "demo":
-        parser.add_argument("--keep", action="store_true", help="keep the folder, and say where it is")
-        return
-    if name in ("serve", "worker"):
-        (_add_serve if name == "serve" else _add_worker)(parser)
-        return
-    if name == "queues":
-        _add_database(parser, "postgresql://localhost/app")
-        return
-    if name == "run":
-        parser.add_argument("question", metavar="QUESTION", help="what to ask, in quotes")
-    _add_workspace(parser)
-    parser.add_argument("--agent", metavar="NAME", help="run this sub-agent of the folder itself, without its parent")
-    parser.add_argument("--subagents", metavar="DIR", help="use the sub-agents in DIR/subagents as well")
-    parser.add_argument("--shell", action="store_true", help="let the agents run any command, as you could yourself")
-    _add_consent(parser)
-    _add_model(parser)
-    parser.add_argument("--thread", metavar="ID", help="the id of the conversation (default: a new one); --db keeps it")
-    _add_database(parser)
-    parser.add_argument("--max-steps", metavar="N", type=count_from_1, help="stop after so many model calls")
-
-
-def _add_agents(parser: CommandParser, name: str) -> None:
-    parser.add_argument("folder", metavar="DIR", nargs="?", help="the folder of the agents (default: this one)")
-    parser.add_argument("--workspace", metavar="DIR", help="the same, as for other commands")
-
-
-def _add_tasks(parser: CommandParser, name: str) -> None:
-    if name == "list":
-        parser.add_argument("--thread", metavar="ID", help="only those of one conversation")
-        statuses = ("pending", "running", "completed", "failed", "cancelled", "all")
-        parser.add_argument("--status", choices=statuses, default="all", metavar="STATUS", help=_one_of(statuses))
-    else:
-        parser.add_argument("task_id", metavar="TASK_ID", help="the id, or enough of its end to be unique")
-    if name == "wait":
-        parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
-    place = parser.add_mutually_exclusive_group()
-    _add_workspace(place)
-    _add_database(place)
-
-
-def _add_runs(parser: CommandParser, name: str) -> None:
-    if name != "list":
-        parser.add_argument("run_id", metavar="RUN", help="the id of the run; retinue runs list shows them")
-    match name:
-        case "list":
-            parser.add_argument("--thread", metavar="ID", help="only those of one conversation")
-            parser.add_argument("--user", metavar="ID", help="only those of one user")
-            statuses = ("queued", *[status.value for status in RunStatus])
-            parser.add_argument("--status", choices=statuses, metavar="STATUS", help=_one_of(statuses))
-            parser.add_argument("--limit", metavar="N", type=count_from_1, default=50, help="at most N (default: 50)")
-        case "events":
-            parser.add_argument("--after", metavar="N", type=count_from_0, default=0, help="only those after number N")
-            parser.add_argument("--follow", action="store_true", help="continue until the run has ended or waits")
-        case "approve":
-            parser.add_argument("words", metavar="CALL", nargs="*", help=_CALL)
-            parser.add_argument("--args", metavar="JSON", help="call the tool with these arguments instead")
-        case "deny":
-            parser.add_argument("words", metavar="CALL", nargs="*", help=_CALL)
-            parser.add_argument("--message", metavar="TEXT", help="why; the model reads it")
-        case "answer":
-            parser.usage = "retinue runs answer RUN [CALL] VALUE [options]"
-            parser.add_argument("words", metavar="[CALL] VALUE", nargs="+", help=_CALL)
-        case "cancel":
-            parser.add_argument("--reason", metavar="TEXT", default="cancelled", help="why, for the record")
-        case "fork":
-            parser.add_argument("--at", metavar="SEQ", type=count_from_1, required=True, help="the number of the event")
-            parser.add_argument("--input", metavar="TEXT", help="continue with this message")
-        case _:
-            pass
-    _add_database(parser)
-    if name in ("resume", "fork"):
-        for option, value, about in (
-            ("--approve", "CALL[=JSON]", 'go on, with JSON or {"approved": true}'),
-            ("--cancel", "CALL[=REASON]", "do not go on; the model reads why"),
-        ):
-            parser.add_argument(option, metavar=value, action="append", default=[], help=about)
-    if name in (*_STEERED, "cancel"):
-        _add_agent_source(parser, asks=name in _STEERED)
-
-
-def _add_agent_source(parser: CommandParser, *, asks: bool) -> None:
-    """Add the options that say where the agent of a run is, and what it may do."""
-    engine = "the engine whose workers do the run, if it is not postgres: temporal://host:port/namespace"
-    parser.add_argument("--engine", metavar="E", help=engine)
-    if asks:
-        _add_consent(parser)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--target", metavar="MODULE:ATTR", help=_TARGET)
-    _add_workspace(where)
-    _add_model(parser)
-
-
-def _add_db(parser: CommandParser, name: str) -> None:
-    _add_database(parser)
-    if name == "prune":
-        older = "how long ago they ended: 30d, 12h, 90m or 45s"
-        parser.add_argument("--older-than", metavar="TIME", type=span, required=True, help=older)
-        parser.add_argument("--deltas", action="store_true", help="drop only the deltas, which are most of a log")
-        parser.add_argument("--threads", action="store_true", help="drop conversations without runs as well")
-    if name != "check":
-        parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-
-
-_ADD = {
-    "": _add_single,
-    "agents": _add_agents,
-    "tasks": _add_tasks,
-    "runs": _add_runs,
-    "tokens": _add_tokens,
-    "db": _add_db,
-}
-"""The functions that add the arguments of a group of commands."""
-
-
-def _one_of(values: Sequence[str]) -> str:
-    return f"only these: {', '.join(values)}"
-
-
-def count_from_0(text: str) -> int:
-    return _integer(text, 0)
-
-
-def count_from_1(text: str) -> int:
-    return _integer(text, 1)
+_MAX_INTEGER = 2**63 - 1
+"""The largest integer of a database."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def _integer(text: str, least: int) -> int:
@@ -466,24 +285,19 @@ def _integer(text: str, least: int) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Read seconds, 0 or more."""
-    return _number(text, lambda found: 0 <= found < inf, "a number of seconds")
-
-
-def above_0(text: str) -> float:
-    """Read a number above 0."""
-    return _number(text, lambda found: 0 < found < inf, "a number above 0")
-
-
-def _number(text: str, fits: Callable[[float], bool], what: str) -> float:
+def _number(text: str, what: str, *, allows_0: bool) -> float:
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not fits(found):
+    if not 0 <= found < inf or not (found or allows_0):
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return found
+
+
+count_from_0, count_from_1 = partial(_integer, least=0), partial(_integer, least=1)
+seconds = partial(_number, what="a number of seconds", allows_0=True)
+above_0 = partial(_number, what="a number above 0", allows_0=False)
 
 
 def span(text: str) -> float:
@@ -493,3 +307,127 @@ def span(text: str) -> float:
     if not isfinite(found):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 30d, 12h, 90m or 45s")
     return found
+
+
+def _value(metavar: str, about: str, **more: Any) -> dict[str, Any]:
+    return {"metavar": metavar, "help": about, **more}
+
+
+def _flag(about: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": about}
+
+
+def _one_of(*values: str, **more: Any) -> dict[str, Any]:
+    return _value("STATUS", f"only these: {', '.join(values)}", choices=values, **more)
+
+
+def _database(example: str) -> dict[str, Any]:
+    return _value("URL", f"the database, as in {example} (default: $RETINUE_DB)")
+
+
+_REPEATED: dict[str, Any] = {"action": "append", "default": []}
+_CALLS = "the call: its id, ticket id or path; needed where several calls wait"
+_ENGINE = "postgres, or temporal://host:port/namespace"
+_OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command or its group
+    "--a2a-key": _value("F", "a file with an EC key (P-256, PEM) that signs the A2A cards"),
+    "--after": _value("N", "only those after number N", type=count_from_0, default=0),
+    "--agent": _value("NAME", "run this sub-agent of the folder itself, without its parent"),
+    "--allow": _value(
+        "RULE",
+        "do not ask about these calls, as in write_file or 'write_file(path=docs/*)'; may be repeated",
+        **_REPEATED,
+    ),
+    "--approve": _value("CALL[=JSON]", 'go on, with JSON or {"approved": true}', **_REPEATED),
+    "--args": _value("JSON", "call the tool with these arguments instead"),
+    "--at": _value("SEQ", "the number of the event", type=count_from_1, required=True),
+    "--cancel": _value("CALL[=REASON]", "do not go on; the model reads why", **_REPEATED),
+    "--cors": _value(
+        "ORIGIN",
+        "an origin whose pages may use it, as in https://app.example.com; may be repeated",
+        action="extend",
+        nargs="+",
+        default=[],
+    ),
+    "--db": _database("sqlite:///app.db"),
+    "worker --db": _database("postgresql://localhost/app"),
+    "queues --db": _database("postgresql://localhost/app"),
+    "--deltas": _flag("drop only the deltas, which are most of a log"),
+    "--dry-run": _flag("only say what would be done"),
+    "runs --engine": _value("E", f"the engine whose workers do the run, if it is not postgres: {_ENGINE[13:]}"),
+    "serve --engine": _value("E", f"have workers do the runs: {_ENGINE}"),
+    "worker --engine": _value("E", f"{_ENGINE} (default: postgres)", default="postgres"),
+    "--follow": _flag("continue until the run has ended or waits"),
+    "--grace": _value(
+        "S",
+        "seconds in which running tool calls may finish when it is stopped (default: 10)",
+        type=seconds,
+        default=10.0,
+    ),
+    "--grpc-port": _value(
+        "PORT", "the port of A2A over gRPC (default: the port after --port); 0 is any that is free", type=count_from_0
+    ),
+    "--host": _value("HOST", "the address to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+    "--input": _value("TEXT", "continue with this message"),
+    "--json": _flag("print JSON"),
+    "--keep": _flag("keep the folder, and say where it is"),
+    "--lease": _value(
+        "S",
+        "seconds without a sign of life after which others take its runs over (default: 30)",
+        type=above_0,
+        default=30.0,
+    ),
+    "--limit": _value("N", "at most N (default: 50)", type=count_from_1, default=50),
+    "--listen-fd": {"type": count_from_0, "help": argparse.SUPPRESS},
+    "--max-steps": _value("N", "stop after so many model calls", type=count_from_1),
+    "--max-streams": _value("N", "open streams for each user", type=count_from_1),
+    "--message": _value("TEXT", "why; the model reads it"),
+    "--metrics": _value("HOST:PORT", "serve figures for Prometheus there"),
+    "--model": _value("M", "provider:model (default: $RETINUE_MODEL, else offline:rules)"),
+    "--no-auth": _flag("ask for no token: whoever reaches the port is let in"),
+    "--older-than": _value("TIME", "how long ago they ended: 30d, 12h, 90m or 45s", type=span, required=True),
+    "--port": _value("PORT", "default: 8123; 0 is any that is free", type=count_from_0, default=8123),
+    "--public": _flag("allow --no-auth on an address that others can reach"),
+    "--push-private": _flag("let A2A push notifications go to this machine and its network"),
+    "--queues": _value("A,B", "the queues to take runs from (default: default)", default="default"),
+    "--rate": _value("R", "requests a second for each user", type=above_0),
+    "--read-only": _flag("refuse whatever would write, edit or execute"),
+    "--reason": _value("TEXT", "why, for the record", default="cancelled"),
+    "--scopes": _value(
+        "SCOPES",
+        "what it allows: some of read,run,answer,admin (default: read,run,answer)",
+        default="read,run,answer",
+    ),
+    "--shell": _flag("let the agents run any command, as you could yourself"),
+    "--slots": _value("N", "runs at once (default: 16)", type=count_from_1, default=16),
+    "runs --status": _one_of("queued", *[status.value for status in RunStatus]),
+    "tasks --status": _one_of("pending", "running", "completed", "failed", "cancelled", "all", default="all"),
+    "--subagents": _value("DIR", "use the sub-agents in DIR/subagents as well"),
+    "--target": _value(
+        "MODULE:ATTR",
+        "the agent of the run in your code: an agent, a list of agents, or a function that returns them or a Runtime",
+    ),
+    "--thread": _value("ID", "the id of the conversation (default: a new one); --db keeps it"),
+    "runs --thread": _value("ID", "only those of one conversation"),
+    "tasks --thread": _value("ID", "only those of one conversation"),
+    "--threads": _flag("drop conversations without runs as well"),
+    "--timeout": _value("SECONDS", "give up after so long", type=seconds),
+    "--tls-cert": _value("F", "a chain of certificates (PEM): serve https, and gRPC with TLS"),
+    "--tls-key": _value("F", "the private key of the certificate (PEM)"),
+    "--token": _value("T", "the token of the user local (default: a new one, unless the database has tokens)"),
+    "--token-file": _value("F", "a file with that token"),
+    "--user": _value("ID", "only those of one user"),
+    "--user-header": _value("NAME", "the header in which a proxy in front names the user"),
+    "--workers": _value("N", "processes that share the port", type=count_from_1, default=1),
+    "--workspace": _value("DIR", "the folder of the agents (default: this one)"),
+    "agents --workspace": _value("DIR", "the same, as for other commands"),
+    "--yes": _flag("do not ask before agents write, edit or execute"),
+    "folder": _value("DIR", "the folder of the agents (default: this one)", nargs="?"),
+    "question": _value("QUESTION", "what to ask, in quotes"),
+    "run_id": _value("RUN", "the id of the run; retinue runs list shows them"),
+    "target": _value("TARGET", "a folder, or MODULE:ATTR"),
+    "task_id": _value("TASK_ID", "the id, or enough of its end to be unique"),
+    "token_id": _value("ID", "the id of the token; retinue tokens list shows them"),
+    "user": _value("USER", "whose token it is; users do not see each other's runs"),
+    "words": _value("CALL", _CALLS, nargs="*"),
+    "runs answer words": _value("[CALL] VALUE", _CALLS, nargs="+"),
+}

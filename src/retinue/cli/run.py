@@ -13,24 +13,20 @@ from ..core.runs import RunResult
 from ..models.resilience import close_model
 from ..runtime import Run, Runtime
 from ..storage.stores import open_store, without_secrets
-from ..subagents.declarations import Problem
-from ..subagents.harness import HarnessAgent
 from .agents import (
-    DEFAULT_MODEL,
-    MODEL_VARIABLE,
     DeclaredAgent,
     choose_model,
-    is_default_model,
     make_assistant,
     make_declared,
     model_name,
     read_catalog,
     read_declarations,
+    warn_of,
+    warn_of_errors,
 )
 from .consent import Consent
 from .database import as_misuse, optional_url
 from .interrupt import Interrupt, exit_code, make_view, watch
-from .text import complain, count
 
 
 async def run(args: argparse.Namespace, interrupt: Interrupt) -> int:
@@ -76,12 +72,8 @@ async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
     harness = make_assistant(
         workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store, consent=consent
     )
-    if is_default_model(args.model):
-        complain(
-            f"{DEFAULT_MODEL} answers: rules, not a language model; "
-            f"choose one with --model provider:model or ${MODEL_VARIABLE}"
-        )
-    _report_errors(harness, args, problems)
+    warn_of(args.model, read_catalog(harness).problems, workspace)
+    warn_of_errors(problems, args.subagents or "")
     chosen = DeclaredAgent(harness, None)
     if args.agent is not None:
         chosen = await make_declared(harness, args.agent, args.max_steps, consent)
@@ -89,7 +81,7 @@ async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
     named: str | Model = model if store is None else model_name(args.model)
     own_model = named if args.model is not None or chosen.agent.model is None else None
     # Interrupted runs in the database belong to other folders: they are not recovered here.
-    runtime = Runtime([chosen.agent]) if store is None else Runtime([chosen.agent], store=store, recover=False)
+    runtime = Runtime([chosen.agent], store=store, recover=False)
     database = "" if args.db is None else f" --db {without_secrets(args.db)}"
     with as_misuse():
         await runtime.__aenter__()
@@ -98,10 +90,3 @@ async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
     finally:
         await runtime.close()
         await close_model(chosen.agent.model)
-
-
-def _report_errors(harness: HarnessAgent, args: argparse.Namespace, others: list[Problem]) -> None:
-    """Say that declared sub-agents are missing because of errors; `retinue agents validate` prints warnings too."""
-    for problems, folder in ((read_catalog(harness).problems, args.workspace or "."), (others, args.subagents)):
-        if errors := sum(not problem.is_warning for problem in problems):
-            complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {folder}")

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import ConfigurationError
 from ..core.together import wait_for_first
@@ -28,21 +28,13 @@ from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..subagents.harness import HarnessAgent
-from .agents import (
-    DEFAULT_MODEL,
-    check_folder,
-    choose_model,
-    find_problems,
-    is_default_model,
-    load_runtime,
-    make_assistant,
-    read_catalog,
-)
+from . import agents
+from .agents import check_folder, choose_model, load_runtime, make_assistant, read_catalog, warn_of
 from .consent import make_permissions
 from .database import VARIABLE, as_misuse, optional_url
 from .interrupt import Interrupt
 from .parsers import COMPLETED, FAILED
-from .text import complain, count
+from .text import complain
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -144,7 +136,7 @@ async def _forward(process: Process, ready: asyncio.Event) -> None:
 
 
 _MEMORY = "memory:"
-_MAX_TOKEN_FILE = 10_000
+_MAX_SECRET_FILE = 10_000
 _GRPC_GRACE = 5.0
 
 
@@ -174,11 +166,10 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     with socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port) as listener:
         if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
             token = f"rtn_{secrets.token_urlsafe(32)}"
-        announce = _announcement(args, runtime, listener, token)
+        server = _Server(args, runtime, listener, token)
         if args.workers > 1 and not is_worker:
-            return await Workers(args, listener, token, interrupt).serve(announce)
-        wait = partial(_stopped_or_left, interrupt) if is_worker else interrupt.wait
-        await _serve_here(args, runtime, listener, token, wait, announce)
+            return await Workers(args, listener, token, interrupt).serve(server.announce)
+        await server.serve(partial(_stopped_or_left, interrupt) if is_worker else interrupt.wait)
         return COMPLETED
 
 
@@ -230,17 +221,21 @@ def _read_token(args: argparse.Namespace) -> str | None:
 
     token = args.token
     if args.token_file is not None:
-        try:
-            with open(args.token_file, encoding="utf-8") as file:
-                token = file.read(_MAX_TOKEN_FILE).strip()
-        except (OSError, ValueError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise ConfigurationError(f"cannot read the token in {args.token_file!r}: {reason}") from exc
+        token = _read_secret(args.token_file, "token").decode(errors="replace").strip()
         if not token:
             raise ConfigurationError(f"{args.token_file!r} is empty: write a token into it, or leave --token-file out")
     if token is not None:
         OneToken(token)
     return token
+
+
+def _read_secret(path: str, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_SECRET_FILE)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigurationError(f"cannot read the {what} in {path!r}: {reason}") from exc
 
 
 def make_runtime(args: argparse.Namespace) -> Runtime:
@@ -255,138 +250,121 @@ def make_runtime(args: argparse.Namespace) -> Runtime:
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
     harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
-    leaves = "leave" if isinstance(store, SqlStore) else "cancel"
-    return Runtime([harness], store=store, on_close=leaves, engine=args.engine, lease=lease)
+    return agents.make_runtime([harness], store, serves=True, engine=args.engine, lease=lease)
 
 
 def _warn(args: argparse.Namespace, runtime: Runtime) -> None:
     """Say what may not be meant."""
     harness = next(iter(runtime.agents.values()), None)
     if isinstance(harness, HarnessAgent) and Path(args.target).is_dir():
-        if errors := sum(not problem.is_warning for problem in find_problems(read_catalog(harness))):
-            complain(f"{count(errors, 'error')} in declared sub-agents; see: retinue agents validate {args.target}")
-        if is_default_model(args.model):
-            complain(f"{DEFAULT_MODEL} answers: rules, not a language model; choose one with --model provider:model")
+        warn_of(args.model, read_catalog(harness).problems, args.target)
     if not isinstance(runtime.store, SqlStore):
         complain(f"nothing is kept: runs end with this process; give --db URL or set ${VARIABLE}")
     if args.user_header is not None and not _is_loopback(args.host):
         complain(f"whoever reaches {args.host} without the proxy can name any user in {args.user_header}")
 
 
-def _announcement(
-    args: argparse.Namespace, runtime: Runtime, listener: socket.socket, token: str | None
-) -> Callable[[], None]:
-    """Return what prints where the server listens. A token is shown only if it was made here."""
-    url = _address(args, listener)
-    shown = token if args.token is None and args.token_file is None else None
+class _Server(NamedTuple):
+    """The agents of a command line, and the socket on which they are served."""
 
-    def announce() -> None:
+    args: argparse.Namespace
+    runtime: Runtime
+    listener: socket.socket
+    token: str | None
+
+    @property
+    def url(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        scheme = "http" if self.args.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def announce(self) -> None:
+        """Print where the server listens. A token is shown only if it was made here."""
+        args, names = self.args, list(self.runtime.agents)
         if args.listen_fd is not None:
             print(READY, flush=True)
             return
-        _warn(args, runtime)
+        _warn(args, self.runtime)
+        shown = self.token if args.token is None and args.token_file is None else None
         if args.json:
-            print(json.dumps({"url": url, "token": shown, "agents": list(runtime.agents)}), flush=True)
-        else:
-            made = "" if shown is None else f"token: {shown}\n"
-            if token is None and _asks_for_token(args):
-                made = "tokens: those of the database; see retinue tokens\n"
-            print(f"serving {', '.join(runtime.agents)} on {url}\n{made}ready", flush=True)
+            print(json.dumps({"url": self.url, "token": shown, "agents": names}), flush=True)
+            return
+        made = "" if shown is None else f"token: {shown}\n"
+        if self.token is None and _asks_for_token(args):
+            made = "tokens: those of the database; see retinue tokens\n"
+        print(f"serving {', '.join(names)} on {self.url}\n{made}ready", flush=True)
 
-    return announce
+    async def serve(self, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Serve in this process until the wait is over."""
+        from ..server import A2AOptions, create_app
+        from ..server.process import serve as serve_app
 
+        args = self.args
+        if not args.verbose:
+            logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not what is no HTTP
+        key = None if args.a2a_key is None else _read_secret(args.a2a_key, "key")
+        with as_misuse():
+            await self.runtime.__aenter__()
+        try:
+            app = create_app(
+                self.runtime,
+                auth=self._auth(),
+                cors=args.cors,
+                rate=args.rate,
+                max_streams=args.max_streams,
+                # Without tokens, a page of another name must not reach it.
+                hosts=("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else (),
+                a2a=A2AOptions(base=self.url, key=key, push_private=args.push_private),
+            )
+            async with self._grpc(app):
+                await serve_app(app, self.listener, wait(), self.announce, tls=_tls(args))
+        finally:
+            await self.runtime.close()
 
-async def _serve_here(
-    args: argparse.Namespace,
-    runtime: Runtime,
-    listener: socket.socket,
-    token: str | None,
-    wait: Callable[[], Coroutine[Any, Any, object]],
-    announce: Callable[[], None],
-) -> None:
-    from ..server import A2AOptions, create_app
-    from ..server.process import serve as serve_app
+    def _auth(self) -> Auth:
+        from ..server import NoAuth, OneToken, ProxyHeader, StoredTokens
 
-    if not args.verbose:
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not what is no HTTP
-    with as_misuse():
-        await runtime.__aenter__()
-    try:
-        app = create_app(
-            runtime,
-            auth=_make_auth(args, runtime, token),
-            cors=args.cors,
-            rate=args.rate,
-            max_streams=args.max_streams,
-            # Without tokens, a page of another name must not reach it.
-            hosts=("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else (),
-            a2a=A2AOptions(base=_address(args, listener), key=_read_key(args), push_private=args.push_private),
-        )
-        async with _grpc(args, app, listener):
-            await serve_app(app, listener, wait(), announce, tls=_tls(args))
-    finally:
-        await runtime.close()
+        if self.args.user_header is not None:
+            return ProxyHeader(self.args.user_header)
+        if self.args.no_auth:
+            return NoAuth()
+        one = None if self.token is None else OneToken(self.token)
+        if isinstance(self.runtime.store, SqlStore):
+            return StoredTokens(self.runtime.store, one)
+        assert one is not None
+        return one
 
+    @asynccontextmanager
+    async def _grpc(self, app: Starlette) -> AsyncGenerator[None]:
+        """Serve A2A over gRPC as well, where it is installed. Without --grpc-port, a port that is taken is no error."""
+        args, server = self.args, None
+        if app.state.a2a is not None and find_spec("grpc") is not None:
+            from ..server.a2a_grpc import start_grpc
 
-@asynccontextmanager
-async def _grpc(args: argparse.Namespace, app: Starlette, listener: socket.socket) -> AsyncGenerator[None]:
-    """Serve A2A over gRPC as well, where it is installed. Without --grpc-port, a port that is taken is no error."""
-    if app.state.a2a is None or find_spec("grpc") is None:
-        if args.grpc_port is not None:
+            port = args.grpc_port
+            if port is None:
+                port = 0 if args.port == 0 and args.workers == 1 else self.listener.getsockname()[1] + 1
+            try:
+                server = await start_grpc(
+                    app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None, tls=_tls(args)
+                )
+            except ConfigurationError as exc:
+                if args.grpc_port is not None:
+                    raise
+                complain(f"A2A is not served over gRPC: {exc}")
+        elif args.grpc_port is not None:
             raise ConfigurationError('--grpc-port is for A2A, which is not installed: pip install "retinue[a2a]"')
-        yield
-        return
-    from ..server.a2a_grpc import start_grpc
-
-    port = args.grpc_port
-    if port is None:
-        port = 0 if args.port == 0 and args.workers == 1 else listener.getsockname()[1] + 1
-    try:
-        server = await start_grpc(
-            app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None, tls=_tls(args)
-        )
-    except ConfigurationError as exc:
-        if args.grpc_port is not None:
-            raise
-        complain(f"A2A is not served over gRPC: {exc}")
-        yield
-        return
-    try:
-        yield
-    finally:
-        await server.stop(_GRPC_GRACE)
+        try:
+            yield
+        finally:
+            if server is not None:
+                await server.stop(_GRPC_GRACE)
 
 
 def _tls(args: argparse.Namespace) -> Tls | None:
     from ..server.process import Tls
 
     return None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key)
-
-
-def _address(args: argparse.Namespace, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{'http' if args.tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _read_key(args: argparse.Namespace) -> bytes | None:
-    try:
-        return None if args.a2a_key is None else Path(args.a2a_key).read_bytes()
-    except OSError as exc:
-        raise ConfigurationError(f"cannot read the key in {args.a2a_key!r}: {exc.strerror}") from exc
-
-
-def _make_auth(args: argparse.Namespace, runtime: Runtime, token: str | None) -> Auth:
-    from ..server import NoAuth, OneToken, ProxyHeader, StoredTokens
-
-    if args.user_header is not None:
-        return ProxyHeader(args.user_header)
-    if args.no_auth:
-        return NoAuth()
-    one = None if token is None else OneToken(token)
-    if isinstance(runtime.store, SqlStore):
-        return StoredTokens(runtime.store, one)
-    assert one is not None
-    return one
 
 
 async def _stopped_or_left(interrupt: Interrupt) -> None:

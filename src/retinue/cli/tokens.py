@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 from ..core.errors import ConfigurationError
-from ..storage import stores
 from ..wire.resources import iso
-from .database import as_misuse, database_url, open_database
+from .database import database_url, open_database
 from .parsers import COMPLETED
 from .text import clean, complain, moment, print_json, table
 
@@ -21,13 +20,8 @@ except ModuleNotFoundError as exc:
 async def add_token(args: argparse.Namespace) -> int:
     """Make a token, and print it as the last line: it cannot be read again."""
     scopes = check_scopes(scope.strip() for scope in args.scopes.split(",") if scope.strip())
-    store = stores.sql_store(database_url(args))
-    try:
-        with as_misuse():
-            await store.open()
-            token, secret = await TokenStore(store).add(args.user, scopes)
-    finally:
-        await store.close()
+    async with open_database(database_url(args), create=True) as store:
+        token, secret = await TokenStore(store).add(args.user, scopes)
     if args.json:
         print_json({**_token_json(token), "token": secret})
     else:

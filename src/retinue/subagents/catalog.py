@@ -85,12 +85,16 @@ class Entry(Struct, frozen=True):
 
 
 class Catalog:
-    """The sub-agents of one harness. `refresh` reads the files; before that, only those in code are known."""
+    """The sub-agents of one harness, none of which can do what the harness cannot.
+
+    `refresh` reads the files; before that, only those in code are known."""
 
     def __init__(self, parent: HarnessAgent) -> None:
         self._parent = parent
-        self._factory = ChildFactory(parent)
         self._named: Mapping[str, Agent] = {}
+        self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
+        self._without_folder: frozenset[str] = frozenset()
+        """Folders that declarations name and that were not there."""
         self._folders: tuple[DeclarationFolder, ...] = ()
         if parent.reads_workspace:
             self._folders = (
@@ -127,7 +131,7 @@ class Catalog:
             changed = [folder.refresh() for folder in self._folders]
             given = [one for one in self._parent.subagents if isinstance(one, SubagentDeclaration)]
             found = [one for folder in self._folders for one in folder.declarations]
-            changed.append(self._factory.look_for_folders([*given, *found]))
+            changed.append(self._look_for_folders([*given, *found]))
             if not any(changed) and self._is_fresh:
                 return
             before = set(self.problems) if self._is_fresh else set[Problem]()
@@ -150,15 +154,18 @@ class Catalog:
         return self.entries
 
     async def child(self, declaration: SubagentDeclaration) -> Agent:
-        """Return a sub-agent as it would be spawned, for a run that no call starts."""
-        return await self._factory.child(declaration)
+        """Return the child of a declaration, with its instructions as they are now."""
+        base = await self._base(declaration)
+        return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
 
     def _merge(self) -> None:
         """Merge the sources: code before files, files in the order of their folders, `general-purpose` last."""
         problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
         entries: dict[str, Entry] = {}
         if self._parent.general_purpose:
-            entries[GENERAL_PURPOSE] = self._factory.general_purpose()
+            entries[GENERAL_PURPOSE] = Entry(
+                GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", self._make_general_purpose
+            )
         in_code = [self._entry(given) for given in self._parent.subagents]
         made, check = self._parent.subagent_factories, self._parent.check_confined
         factories = [_factory_entry(name, given, check) for name, given in made.items()]
@@ -172,7 +179,7 @@ class Catalog:
             taken[declaration.name] = declaration.source
             from_files.append(self._entry(declaration))
         for entry in (*in_code, *from_files, *factories):
-            found = [] if entry.declaration is None else list(self._factory.problems_of(entry.declaration))
+            found = [] if entry.declaration is None else list(self._problems_of(entry.declaration))
             problems.extend(found)
             if all(problem.is_warning for problem in found):
                 entries[entry.id] = entry
@@ -180,8 +187,7 @@ class Catalog:
 
     def _entry(self, given: SubagentDeclaration | Agent | str) -> Entry:
         if isinstance(given, SubagentDeclaration):
-            make = self._factory.stub(given) if given.is_remote else self._factory.maker(given)
-            return Entry(given.name, given.description, given.source, make, given)
+            return Entry(given.name, given.description, given.source, self._maker(given), given)
         name = name_of(given)
         agent = self._named.get(name) if isinstance(given, str) else given
         description = (agent.description if agent is not None else "") or name
@@ -191,17 +197,7 @@ class Catalog:
 
         return Entry(name, description, "code", make_given)
 
-
-class ChildFactory:
-    """Makes the children of a harness from declarations. A child can do nothing that its parent cannot."""
-
-    def __init__(self, parent: HarnessAgent) -> None:
-        self._parent = parent
-        self._made: dict[str, tuple[SubagentDeclaration | None, str, Agent]] = {}
-        self._without_folder: frozenset[str] = frozenset()
-        """Folders that declarations name and that were not there."""
-
-    def look_for_folders(self, declarations: Iterable[SubagentDeclaration]) -> bool:
+    def _look_for_folders(self, declarations: Iterable[SubagentDeclaration]) -> bool:
         """Look for the folders that define sub-agents; return whether the set of missing ones has changed. Blocking."""
         before, missing = self._without_folder, set[str]()
         for declaration in declarations:
@@ -212,13 +208,14 @@ class ChildFactory:
         self._without_folder = frozenset(missing)
         return self._without_folder != before
 
-    def general_purpose(self) -> Entry:
-        def make(ctx: ToolContext) -> Agent:
-            return self._kept(GENERAL_PURPOSE, None, "", lambda: self._parent.mirror(GENERAL_PURPOSE))
+    def _make_general_purpose(self, ctx: ToolContext) -> Agent:
+        return self._kept(GENERAL_PURPOSE, None, "", lambda: self._parent.mirror(GENERAL_PURPOSE))
 
-        return Entry(GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", make)
+    def _maker(self, declaration: SubagentDeclaration) -> Factory:
+        if declaration.is_remote:
+            stub = remote_stub(declaration)
+            return lambda ctx: stub
 
-    def maker(self, declaration: SubagentDeclaration) -> Factory:
         async def make(ctx: ToolContext) -> Agent:
             try:
                 return await self.child(declaration)
@@ -227,16 +224,7 @@ class ChildFactory:
 
         return make
 
-    async def child(self, declaration: SubagentDeclaration) -> Agent:
-        """Return the child of a declaration, with its instructions as they are now."""
-        base = await self._base(declaration)
-        return self._kept(declaration.name, declaration, base, lambda: self._build(declaration, base))
-
-    def stub(self, declaration: SubagentDeclaration) -> Factory:
-        stub = remote_stub(declaration)
-        return lambda ctx: stub
-
-    def problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
+    def _problems_of(self, declaration: SubagentDeclaration) -> Iterator[Problem]:
         """Yield the problems of a declaration. One that is no warning makes it unusable."""
         if declaration.is_remote:
             for name, default in _DECIDED_BY_SERVER.items():
@@ -307,7 +295,7 @@ class ChildFactory:
 
     def _build(self, declaration: SubagentDeclaration, base: str) -> Agent:
         files = self._runtime_files(declaration)
-        defined_here = declaration.workspace is not None and same_place(self._definition(declaration), files)
+        defined_here = declaration.workspace is not None and _same_place(self._definition(declaration), files)
         return self._parent.child(declaration, with_context(base), files, tells_agents_file=not defined_here)
 
     def _runtime_files(self, declaration: SubagentDeclaration) -> Filesystem:
@@ -358,7 +346,7 @@ def name_of(given: SubagentDeclaration | Agent | str) -> str:
     return (agent_name(given) or given) if isinstance(given, str) else given.name
 
 
-def same_place(one: Filesystem, other: Filesystem) -> bool:
+def _same_place(one: Filesystem, other: Filesystem) -> bool:
     if isinstance(one, LocalFilesystem) and isinstance(other, LocalFilesystem):
         return one.root == other.root
     return one == other
