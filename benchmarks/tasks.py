@@ -76,19 +76,18 @@ async def start_and_run(count: int, a_step: int) -> float:
 
 async def prompt_part(count: int, rounds: int = 50) -> float:
     """Seconds that a step spends on its session's tasks where there is no news of them."""
-    from retinue.subagents.task_tools import ANNOUNCED, Announcer, task_summary
+    from retinue.subagents.task_tools import ANNOUNCED, announce, task_summary
 
     with tempfile.TemporaryDirectory() as root:
         repository = WorkspaceTaskRepository(LocalFilesystem(root), "boss")
         ids = [f"task_{number:036}" for number in range(count)]
         await asyncio.gather(*[repository.add(task_record(one, status=TaskStatus.COMPLETED)) for one in ids])
-        announcer, scope = Announcer(repository), TaskScope("boss", "s1")
-        seen = _Seen({ANNOUNCED: dict.fromkeys(ids, "completed")})
+        scope, seen = TaskScope("boss", "s1"), _Seen({ANNOUNCED: dict.fromkeys(ids, "completed")})
         taken: list[float] = []
         for _ in range(rounds):
             began = time.process_time()
             records = await repository.list(scope)
-            assert await announcer.announce(seen, records) is None  # pyright: ignore[reportArgumentType]
+            assert await announce(seen, records, repository) is None  # pyright: ignore[reportArgumentType]
             text = task_summary(records)
             taken.append(time.process_time() - began)
             assert f"({count - 10} more - use task_list() to see all)" in text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 from unicodedata import category, normalize
 
 from .content import is_no_type
@@ -232,24 +232,25 @@ def check_model(model: Any, owner: str) -> None:
 
 def _check_options(agent: Agent, owner: str) -> None:
     """Raise ConfigurationError for an argument of the wrong type; the error says what to write instead."""
-    text, steps, limits, output, settings = map(
-        cast("Any", agent).__getattribute__, ("instructions", "max_steps", "limits", "output", "settings")
-    )
-    if not isinstance(text, str):
-        raise ConfigurationError(f"{owner}: instructions is text, not {text!r}: write Agent(name, model, instructions)")
-    if not isinstance(cast("Any", agent.description), str):
-        raise ConfigurationError(f"{owner}: description is text, not {agent.description!r:.80}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {steps!r}")
-    check_limits(limits, f"{owner}: ")
-    if not isinstance(settings, Mapping):
-        raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {settings!r}')
+    given: Any = agent
+    if not isinstance(given.instructions, str):
+        advice = "write Agent(name, model, instructions)"
+        raise ConfigurationError(f"{owner}: instructions is text, not {given.instructions!r}: {advice}")
+    if not isinstance(given.description, str):
+        raise ConfigurationError(f"{owner}: description is text, not {given.description!r:.80}")
+    if isinstance(given.max_steps, bool) or not isinstance(given.max_steps, int) or given.max_steps < 1:
+        raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {given.max_steps!r}")
+    check_limits(given.limits, f"{owner}: ")
+    if not isinstance(given.settings, Mapping):
+        raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {given.settings!r}')
     if agent.queue is not None:
         check_queue(agent.queue, owner)
     if agent.conflicts not in ("error", "last_wins"):
         raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {agent.conflicts!r}")
-    if is_no_type(output):
-        raise ConfigurationError(f"{owner}: output is a type, such as int, list[str] or a dataclass, not {output!r}")
+    if is_no_type(given.output):
+        raise ConfigurationError(
+            f"{owner}: output is a type, such as int, list[str] or a dataclass, not {given.output!r}"
+        )
 
 
 class Toolbox(dict[str, "BoundTool"]):

@@ -17,7 +17,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from types import UnionType
-from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union, get_args, get_origin
 
 import jsonschema_rs
 import msgspec
@@ -25,6 +25,9 @@ from msgspec import Struct
 
 from .content import check_shape, to_json_text, to_json_value
 from .errors import ConfigurationError, InvalidArguments
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class Codec(Protocol):
@@ -60,70 +63,42 @@ class JsonCodec:
         return self._schema
 
 
-class PlainCodec:
-    """Types that msgspec understands: dataclasses, TypedDicts, enums, dates and generics, also with models inside."""
+class TypeCodec:
+    """Any other type, read by msgspec or pydantic. Which one is found at first use, so that declaring a key costs nothing."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self._schema = msgspec.json.schema(kind, schema_hook=_foreign_schema)
+        self._kind: Any = kind
+        self._schema: dict[str, Any] = {}
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any] | None:
+        """The reader of pydantic; None if msgspec reads the type."""
+        if not _is_pydantic(self._kind):
+            with suppress(TypeError, NameError):
+                self._schema = msgspec.json.schema(self._kind, schema_hook=_foreign_schema)
+                return None
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+        try:
+            return TypeAdapter(self._kind)
+        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
+            raise TypeError(str(exc).partition("\n")[0]) from exc
 
     def encode(self, value: Any) -> Any:
+        if self._adapter is not None:
+            return self._adapter.dump_python(value, mode="json", warnings="error")
         encoded = to_json_value(value, exact=True)
         self.decode(encoded)  # a value that cannot be read back must not be written
         return encoded
 
     def decode(self, value: Any) -> Any:
+        if self._adapter is not None:
+            return self._adapter.validate_python(value)
         return _with_defaults(msgspec.convert(value, self._kind, dec_hook=_decode_foreign, str_keys=True))
 
     def schema(self) -> dict[str, Any]:
-        return self._schema
-
-
-class ModelCodec:
-    """Types that only pydantic understands."""
-
-    def __init__(self, kind: Any) -> None:
-        from pydantic import TypeAdapter
-        from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-
-        try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
-            raise TypeError(str(exc).partition("\n")[0]) from exc
-
-    def encode(self, value: Any) -> Any:
-        return self._adapter.dump_python(value, mode="json", warnings="error")
-
-    def decode(self, value: Any) -> Any:
-        return self._adapter.validate_python(value)
-
-    def schema(self) -> dict[str, Any]:
-        return self._adapter.json_schema()
-
-
-class LazyCodec:
-    """A codec built at first use, so that declaring a key costs nothing."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind: Any = kind
-
-    @cached_property
-    def _codec(self) -> Codec:
-        if _is_pydantic(self._kind):
-            return ModelCodec(self._kind)
-        try:
-            return PlainCodec(self._kind)
-        except (TypeError, NameError):
-            return ModelCodec(self._kind)
-
-    def encode(self, value: Any) -> Any:
-        return self._codec.encode(value)
-
-    def decode(self, value: Any) -> Any:
-        return self._codec.decode(value)
-
-    def schema(self) -> dict[str, Any]:
-        return self._codec.schema()
+        return self._schema if self._adapter is None else self._adapter.json_schema()
 
 
 _SCALARS: dict[Any, dict[str, Any]] = {
@@ -143,9 +118,9 @@ _JSON_CODECS[object] = _JSON_CODECS[Any]
 def codec_for(kind: Any) -> Codec:
     """Return the codec of a Python type."""
     try:
-        return _JSON_CODECS.get(kind) or LazyCodec(kind)
+        return _JSON_CODECS.get(kind) or TypeCodec(kind)
     except TypeError:  # an unhashable annotation
-        return LazyCodec(kind)
+        return TypeCodec(kind)
 
 
 def _is_pydantic(kind: Any) -> bool:

@@ -177,7 +177,7 @@ async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Cal
         check_origin(service, headers)
     check_path(request)
     query = None if endpoint.query is None else read_query(request, endpoint.query)
-    body = None if endpoint.body is None else await _read_body(request, endpoint.body, service)
+    body = None if endpoint.body is None else decode_body(await read_bytes(request, service) or b"{}", endpoint.body)
     return Call(request, service, user, query, body)
 
 
@@ -264,10 +264,6 @@ async def read_bytes(request: Request, service: Service) -> bytes:
     if size > most:
         raise ApiError(413, "too_large", f"the body is larger than {most:,} bytes", {"connection": "close"})
     return b"".join(parts)
-
-
-async def _read_body(request: Request, kind: type[Struct], service: Service) -> Any:
-    return decode_body(await read_bytes(request, service) or b"{}", kind)
 
 
 def decode_body(data: bytes, kind: Any) -> Any:

@@ -143,7 +143,10 @@ async def run_children(
                 given: dict[str, Any] = {"seed": child.seed, "timeout": child.timeout, "limits": child.limits}
                 outcome = await ctx.run_child(child.agent, child.input, **given, cancellation=together)
             except ExecutionBackendError as exc:
-                outcome = _not_started(str(exc))
+                state = PersistedState()
+                outcome = RunResult(
+                    status=RunStatus.FAILED, run_id="", thread_id="", state=state, error=str(exc), termination="error"
+                )
         if stop is not None and outcome.status is not RunStatus.COMPLETED and not outcome.status.is_waiting:
             stop("a sibling did not complete")
         return outcome
@@ -175,13 +178,6 @@ def _check(resolver: Any, agent: object, parent: Any, sink: Any, cancellation: A
         problem = f"timeout is a number of seconds, not {timeout!r}"
     if problem is not None:
         raise ExecutionBackendError(_name(agent), problem)
-
-
-def _not_started(reason: str) -> RunResult:
-    """Return the result of a child that could not be set up."""
-    return RunResult(
-        status=RunStatus.FAILED, run_id="", thread_id="", state=PersistedState(), error=reason, termination="error"
-    )
 
 
 def _name(agent: object) -> str:

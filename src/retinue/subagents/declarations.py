@@ -279,13 +279,25 @@ class A2AAgent(RemoteSubagentStub):
         origins: Iterable[str] = (),
         card_key: str | bytes | None = None,
     ) -> None:
-        given: dict[str, Any] = {"description": description, "url": url, "headers": headers, "protocol": "a2a"}
-        given["card_key"] = card_key
-        RemoteSubagentStub.__init__(self, name, **given, origins=as_tuple(origins, f"agent {name!r}", "origins"))
+        RemoteSubagentStub.__init__(
+            self,
+            name,
+            description=description,
+            url=url,
+            headers=headers,
+            protocol="a2a",
+            origins=as_tuple(origins, f"agent {name!r}", "origins"),
+            card_key=card_key,
+        )
 
 
 def remote_stub(declaration: SubagentDeclaration) -> RemoteSubagentStub:
     """Return the stub of a declaration with a url."""
-    given: dict[str, Any] = {"url": declaration.url or "", "headers": declaration.headers, "agent": declaration.agent}
-    about, protocol = declaration.description, declaration.protocol
-    return RemoteSubagentStub(declaration.name, description=about, protocol=protocol, **given)
+    return RemoteSubagentStub(
+        declaration.name,
+        description=declaration.description,
+        url=declaration.url or "",
+        headers=declaration.headers,
+        protocol=declaration.protocol,
+        agent=declaration.agent,
+    )

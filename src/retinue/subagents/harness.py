@@ -31,7 +31,7 @@ from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
 from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, SubagentDeclaration, names_provider
 from .prompt import subagent_section, with_context
 from .spawned import SPAWNED
-from .task_tools import ANNOUNCED, Announcer, TaskTools, task_summary, untold_ends
+from .task_tools import ANNOUNCED, TaskTools, announce, task_summary, untold_ends
 from .tools import AgentTools
 from .work import OnTimeout, Workers
 
@@ -280,7 +280,6 @@ class Subagents(Plugin):
         self._catalog, self._repository, self._agent_name = catalog, repository, agent_name
         self._workers = workers = Workers(agent_name, catalog, repository, on_timeout)
         self._agents, self._tasks = AgentTools(catalog, workers), TaskTools(workers)
-        self._announcer = Announcer(repository)
         self._section: tuple[object, str] = (None, "")
         self._service: TaskService | None = None
 
@@ -311,7 +310,7 @@ class Subagents(Plugin):
             if self._service is not None:
                 await self._service.watch_unwatched(records)
                 records = [self._service.as_shown(record) for record in records]
-            tasks, command = task_summary(records), await self._announcer.announce(ctx, records) if records else None
+            tasks, command = task_summary(records), await announce(ctx, records, self._repository)
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
             command = StateCommand().event({"type": "tasks_unreadable", "problem": str(exc)})
@@ -382,18 +381,16 @@ def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
     waiting = [agent]
     while waiting:
         one = waiting.pop()
-        for other in (*linked_agents(one), *_named_by(one, resolver)):
+        others = list(linked_agents(one))
+        for name in (*one.subagents, *one.handoffs):
+            if isinstance(name, str) and resolver is not None:
+                with suppress(UnknownAgent):  # it cannot be reached
+                    others.append(resolver.agent(name))
+        for other in others:
             if id(other) not in found:
                 found[id(other)] = other
                 waiting.append(other)
     return found.values()
-
-
-def _named_by(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
-    for name in (*agent.subagents, *agent.handoffs):
-        if isinstance(name, str) and resolver is not None:
-            with suppress(UnknownAgent):  # it cannot be reached
-                yield resolver.agent(name)
 
 
 def _folder(given: Any, owner: str) -> str | os.PathLike[str]:

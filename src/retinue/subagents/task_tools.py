@@ -215,58 +215,40 @@ def untold_ends(records: Iterable[TaskRecord], announced: Mapping[str, str]) -> 
     return [one.task_id for one in records if one.status in ended and announced.get(one.task_id) not in _ENDS]
 
 
-class Announcer:
-    """Announces the ends and questions of tasks to their session, each once, at its next step."""
-
-    def __init__(self, repository: TaskRepository) -> None:
-        self._repository = repository
-
-    async def announce(self, ctx: HookContext, records: Sequence[TaskRecord]) -> StateCommand | None:
-        """Return the command that adds the announcement and records it; None if there is no news."""
-        announced = ctx.snapshot[ANNOUNCED]
-        open_news = [record for record in records if announced.get(record.task_id) not in _ENDS]
-        news = [record for record in open_news if _news(record, announced) is not None]
-        if not news:
-            return None
-        news.sort(key=lambda record: record.last_updated_at)
-        running = sum(not record.status.is_terminal for record in records)
-        shown = news[:MOST_TASKS]
-        text = await self._text(shown, len(news) - len(shown), running)
-        known = {record.task_id: _news(record, announced) or "" for record in shown}
-        event = {"type": "tasks_announced", "tasks": known}
-        return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text)).event(event)
-
-    async def _text(self, shown: Sequence[TaskRecord], more: int, running: int) -> str:
-        parts = ["News of your background tasks. The user has not seen this."]
-        for record in shown:
-            head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {_announced_state(record)}"
-            parts.append(f"{head}\n{await self._body(record)}")
-        if more:
-            parts.append(f"{more} more have ended; they are announced next, or use task_list().")
-        parts.append(f"Still running: {running}.")
-        return "<task-notification>\n" + "\n\n".join(parts) + "\n</task-notification>"
-
-    async def _body(self, record: TaskRecord) -> str:
-        if not record.status.is_terminal:
-            return f"question: {record.awaiting}\nnote: It goes on when a human has answered."
-        error = f"error: {record.error_message or 'unknown'}"
-        if record.status is TaskStatus.CANCELLED:
-            return error if record.error_message else "note: It was stopped."
-        result = await self._repository.read_result(record) or ""
-        if len(result) > MOST_CHARACTERS:
-            left = len(result) - MOST_CHARACTERS
-            result = f'{result[:MOST_CHARACTERS]}\n[{left:,} more characters: task_output("{record.task_id}")]'
-        if record.status is TaskStatus.FAILED:
-            return f"{error}\nwhat it had by then:\n{result}" if result else error
-        return f"result:\n{result}" if result else "note: It gave no result."
+async def announce(ctx: HookContext, records: Sequence[TaskRecord], repository: TaskRepository) -> StateCommand | None:
+    """Announce the ends and questions of tasks to their session, each once; None if there is no news."""
+    announced, news = ctx.snapshot[ANNOUNCED], list[tuple[TaskRecord, str]]()
+    for record in records:
+        state = record.status.lower() if record.status.is_terminal else f"waiting: {record.awaiting}"
+        before = announced.get(record.task_id)
+        if (record.status.is_terminal or record.awaiting) and before != state and before not in _ENDS:
+            news.append((record, state))
+    if not news:
+        return None
+    news.sort(key=lambda one: one[0].last_updated_at)
+    parts = ["News of your background tasks. The user has not seen this."]
+    for record, state in news[:MOST_TASKS]:
+        head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {state.partition(':')[0]}"
+        parts.append(f"{head}\n{await _announcement(record, repository)}")
+    if (more := len(news) - MOST_TASKS) > 0:
+        parts.append(f"{more} more have ended; they are announced next, or use task_list().")
+    parts.append(f"Still running: {sum(not record.status.is_terminal for record in records)}.")
+    text = "<task-notification>\n" + "\n\n".join(parts) + "\n</task-notification>"
+    known = {record.task_id: state for record, state in news[:MOST_TASKS]}
+    event = {"type": "tasks_announced", "tasks": known}
+    return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text)).event(event)
 
 
-def _news(record: TaskRecord, announced: dict[str, str]) -> str | None:
-    """Return the news of a task: its end, or its question; None if the session knows it."""
-    state = _announced_state(record)
-    news = f"waiting: {record.awaiting}" if state == "waiting" else state
-    return None if news == announced.get(record.task_id) else news
-
-
-def _announced_state(record: TaskRecord) -> str | None:
-    return record.status.lower() if record.status.is_terminal else "waiting" if record.awaiting else None
+async def _announcement(record: TaskRecord, repository: TaskRepository) -> str:
+    if not record.status.is_terminal:
+        return f"question: {record.awaiting}\nnote: It goes on when a human has answered."
+    error = f"error: {record.error_message or 'unknown'}"
+    if record.status is TaskStatus.CANCELLED:
+        return error if record.error_message else "note: It was stopped."
+    result = await repository.read_result(record) or ""
+    if len(result) > MOST_CHARACTERS:
+        left = len(result) - MOST_CHARACTERS
+        result = f'{result[:MOST_CHARACTERS]}\n[{left:,} more characters: task_output("{record.task_id}")]'
+    if record.status is TaskStatus.FAILED:
+        return f"{error}\nwhat it had by then:\n{result}" if result else error
+    return f"result:\n{result}" if result else "note: It gave no result."

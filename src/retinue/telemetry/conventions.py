@@ -90,8 +90,6 @@ def span_name(node: Node) -> str:
             target = provider_and_model(node.model)[1]
         case CallNode():
             target = node.tool
-        case _:
-            target = ""
     return f"{KINDS[type(node)]} {target}".rstrip()
 
 
@@ -116,8 +114,6 @@ def first_attributes(node: Node) -> dict[str, Any]:
         case CallNode():
             known[TOOL_NAME], known[TOOL_TYPE] = node.tool, "function"
             known[TOOL_CALL_ID] = node.call_id
-        case _:
-            pass
     return known
 
 
@@ -130,8 +126,6 @@ def last_attributes(node: Node) -> dict[str, Any]:
             known = _of_chat(node)
         case CallNode():
             known = _of_tool(node)
-        case _:
-            known = {}
     if node.error_type is not None:
         known[ERROR_TYPE] = node.error_type
     return known
@@ -149,7 +143,7 @@ def _of_run(run: RunNode) -> dict[str, Any]:
     if run.messages:
         known[INPUT_MESSAGES] = input_messages(run.messages)
     if run.response is not None:
-        known[OUTPUT_MESSAGES] = output_text(run.response, run.termination)
+        known[OUTPUT_MESSAGES] = output_message(Message.assistant(run.response), run.termination)
     return known
 
 
@@ -198,11 +192,6 @@ def output_message(message: Message, finish_reason: str) -> str:
     """Return the answer of a model call."""
     answer = {"role": "assistant", "parts": _parts(message), "finish_reason": finish_reason}
     return to_json_text([answer])
-
-
-def output_text(text: str, finish_reason: str) -> str:
-    """Return the response of a run."""
-    return output_message(Message.assistant(text), finish_reason)
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:

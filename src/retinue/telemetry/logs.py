@@ -136,8 +136,6 @@ def _told(node: Node) -> tuple[str, str, dict[str, Any]]:
             facts["model"] = provider_and_model(node.model)[1]
             usage = {"tokens": node.usage.tokens, "cost": node.usage.cost}
             return "inference_finished", node.stop_reason or node.error_type or "", facts | usage
-        case _:
-            return "", "", facts
 
 
 def _trace_ids() -> dict[str, str]:

@@ -160,7 +160,7 @@ class Metrics:
             self._run_ended(node)
         elif isinstance(node, StepNode):
             self._chat_ended(node)
-        elif isinstance(node, CallNode):
+        else:
             self._tool_ended(node)
 
     def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:

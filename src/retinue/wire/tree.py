@@ -34,7 +34,7 @@ _TAIL = 400
 _STOPPED = {RunStatus.CANCELLED: CANCELLED, RunStatus.TIMEOUT: "timeout"}
 
 
-class Node:
+class _Node:
     """Work that takes time. A resumed run, and a resumed call, stay the same node and begin another leg."""
 
     def __init__(self, event: Event, parent: Node | None) -> None:
@@ -60,7 +60,7 @@ class Node:
         return max((self.ended or self.began) - self.began, 0.0)
 
 
-class RunNode(Node):
+class RunNode(_Node):
     def __init__(self, event: Event, parent: Node | None) -> None:
         super().__init__(event, parent)
         self.label, self.ns, self.thread_id, self.model, self.task = event.agent, event.ns, "", "", ""
@@ -106,7 +106,7 @@ class RunNode(Node):
         return tuple(self.said)
 
 
-class StepNode(Node):
+class StepNode(_Node):
     """A model call, and the tool calls it asked for. It ends with the model's answer."""
 
     def __init__(self, event: StepStarted, parent: RunNode) -> None:
@@ -122,7 +122,7 @@ class StepNode(Node):
         self.message: Message | None = None
 
 
-class CallNode(Node):
+class CallNode(_Node):
     def __init__(self, event: Event, parent: RunNode, call_id: str, tool: str) -> None:
         super().__init__(event, parent)
         self.call_id, self.tool, self.status = call_id, tool, ToolCallStatus.NEW
@@ -137,6 +137,7 @@ class CallNode(Node):
         """True if it started a background task."""
 
 
+Node = RunNode | StepNode | CallNode
 _CallEvent = ToolCallStarted | ToolCallReady | ToolCallResumed | ToolCallFinished | ToolCallStreamDelta
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from contextlib import suppress
 from secrets import token_hex
 
 from msgspec import Struct
@@ -147,26 +147,14 @@ def socket_filter(machine: str) -> bytes:
 
 def folder_size(root: str, most: int) -> int:
     """Return the bytes that a folder takes on disk; counting stops above `most`."""
-    total = 0
-    for size in _sizes(root):
-        total += size
-        if total > most:
-            break
-    return total
-
-
-def _sizes(folder: str) -> Iterator[int]:
-    waiting = [folder]
+    total, waiting = 0, [root]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue
-                    yield status.st_blocks * 512
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-        except OSError:
-            continue
+                if total > most:
+                    return total
+    return total
