@@ -11,7 +11,7 @@ from typing import Any, cast
 from a2a.types import a2a_pb2 as pb
 from msgspec.structs import replace
 
-from ..core.backend import BackendProfile, RunRequest
+from ..core.backend import RunRequest
 from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError, RetinueError
@@ -21,7 +21,7 @@ from ..core.runs import RunResult, RunStatus
 from .a2a_client import A2AClient, NotOffered, NotSent, UnknownTask, is_id
 from .a2a_task import STATUS, TaskView, data_of
 from .http_client import MOST_BYTES
-from .remote import FIRST_PAUSE, MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of, retry
+from .remote import FIRST_PAUSE, MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 ACCEPT_SECONDS = 1.0
 """Seconds in which a server should name the task that is to be stopped."""
@@ -41,14 +41,7 @@ _FAILURES = (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask)
 class A2ABackend(RemoteBackend):
     """Executes runs through an A2A client. A run has a local id; the server chooses the id of its task."""
 
-    capabilities = BackendProfile(
-        cancellation="remote_abort",
-        continuation="remote",
-        decisions="durable",
-        waits="input_and_auth",
-        transcript="user_messages",
-        output="text_and_artifacts",
-    )
+    capabilities = replace(RemoteBackend.capabilities, waits="input_and_auth", output="text_and_artifacts")
 
     def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
@@ -210,14 +203,14 @@ class A2AFollower(Follower):
         """Send the task, unless the server has it already; raise ExecutionBackendError if the server does not accept it."""
         texts, patience = self._texts_to_send(), self._submit_patience
         try:
-            await retry(self._client.open, patience, self._token)
-            if self.request.may_be_sent and await retry(lambda: self._find(self.run_id), patience, self._token):
+            await self._retry(self._client.open, patience)
+            if self.request.may_be_sent and await self._retry(lambda: self._find(self.run_id), patience):
                 self._has_gap = True
                 return
             await self._send(self.run_id, texts, patience)
-        except ConnectionError as exc:
+        except ConnectionError:
             self._client.forget_card()
-            raise ExecutionBackendError(self._name, str(exc)) from exc
+            raise
         except (NotOffered, UnknownTask) as exc:
             self._client.forget_card()
             raise ExecutionBackendError(self._name, f"{self._client.url} did not take the task: {exc}") from exc
@@ -335,7 +328,7 @@ class A2AFollower(Follower):
         event. If the server cannot show the task, keep what was streamed."""
         with suppress(*_FAILURES, TimeoutError):
             async with asyncio.timeout(2 * STOP_SECONDS):
-                task = await retry(lambda: self._client.task(self.view.task_id), STOP_SECONDS, self._token)
+                task = await self._retry(lambda: self._client.task(self.view.task_id), STOP_SECONDS)
             shown = TaskView()
             shown.load(task)
             if (task.id, shown.state) == (self.view.task_id, self.view.state) and (shown.text() or shown.parts()):

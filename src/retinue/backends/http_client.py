@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
+from ..wire.sse import EventDecoder, EventTooLong, read_event
 
 if TYPE_CHECKING:
     import aiohttp
@@ -124,8 +125,10 @@ class HttpClient(ServerClient):
         if session is not None:
             await session.close()
 
-    async def stream(self, path: str, headers: Mapping[str, str] | None = None) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a stream of events as they come, until the server ends it.
+    async def stream(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[list[tuple[str, str, bytes]]]:
+        """Yield the name, id and data of server-sent events as they come, until the server ends the stream.
 
         EventsNotOffered where the server has none, ConnectionError where the stream breaks."""
         import aiohttp
@@ -143,9 +146,11 @@ class HttpClient(ServerClient):
                     raise self.refused(response.status, b"", "did not send the events of the task")
                 if response.content_type != "text/event-stream":
                     raise ConnectionError(f"{self.url} answered {response.content_type}")
+                decoder = EventDecoder(MOST_BYTES)
                 async with aclosing(whole_chunks(response)) as chunks:
                     async for data in chunks:
-                        yield data
+                        if found := decoder.split(data):
+                            yield [read_event(self.without_secrets(block)) for block in found]
 
     @contextmanager
     def _our_errors(self, problem: str) -> Generator[None]:
@@ -158,7 +163,7 @@ class HttpClient(ServerClient):
             raise self.unusable() from None
         except aiohttp.ClientConnectorCertificateError as exc:
             raise self.untrusted(str(exc)) from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        except (aiohttp.ClientError, TimeoutError, OSError, EventTooLong) as exc:
             raise ConnectionError(f"{problem} ({self.words(str(exc)) or type(exc).__name__})") from None
 
     def without_secrets(self, data: bytes) -> bytes:

@@ -9,7 +9,9 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
-from ..core.backend import BackendProfile, RunRequest
+from msgspec.structs import replace
+
+from ..core.backend import RunRequest
 from ..core.content import to_json_text
 from ..core.errors import ExecutionBackendError
 from ..core.results import SuspendTicket
@@ -26,9 +28,8 @@ from ..wire.langgraph import (
     run_body,
     said_in,
 )
-from ..wire.sse import EventDecoder, read_event
 from .http_client import MOST_BYTES, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
-from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of, retry
+from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 T = TypeVar("T")
 
@@ -49,14 +50,7 @@ _STATUS = {
 class LangGraphBackend(RemoteBackend):
     """Executes runs on a LangGraph server. The name of the agent is that of a graph or assistant there."""
 
-    capabilities = BackendProfile(
-        cancellation="remote_abort",
-        continuation="remote",
-        decisions="durable",
-        waits="input",
-        transcript="user_messages",
-        output="text_and_artifacts",
-    )
+    capabilities = replace(RemoteBackend.capabilities, output="text_and_artifacts")
 
     def __init__(self, client: HttpClient, assistant: str, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
@@ -118,10 +112,7 @@ class GraphFollower(Follower):
 
     async def submit(self) -> None:
         body = run_body(self._assistant, self.run_id, texts=self._texts_to_send())
-        try:
-            await self._start(body, self._submit_patience, look_first=self.request.may_be_sent)
-        except ConnectionError as exc:
-            raise ExecutionBackendError(self._name, str(exc)) from exc
+        await self._start(body, self._submit_patience, look_first=self.request.may_be_sent)
         self.accept()
         self._note()
 
@@ -139,7 +130,7 @@ class GraphFollower(Follower):
                 raise self._client.refused(status, data, "did not take the run")
             return self._read(decode_run, data)
 
-        run = await retry(start, patience, self._token)
+        run = await self._retry(start, patience)
         if not _ID.fullmatch(run.run_id):
             raise ExecutionBackendError(self._client.name, f"{self._client.url} gave the run an id that cannot be used")
         self._remote_id, self._status = run.run_id, run.status
@@ -239,13 +230,10 @@ class GraphFollower(Follower):
     async def _read_events(self) -> bool:
         """Emit the text of the graph, from where the last stream broke; return whether the stream is complete."""
         path = f"/threads/{self._thread_id}/runs/{self._remote_id}/stream?stream_mode=messages-tuple"
-        decoder = EventDecoder(MOST_BYTES)
-        chunks = self._client.stream(path, {"last-event-id": self._event})
         try:
-            async with aclosing(chunks):
-                async for data in chunks:
-                    for block in decoder.split(data):
-                        name, event_id, given = read_event(self._client.without_secrets(block))
+            async with aclosing(self._client.stream(path, {"last-event-id": self._event})) as stream:
+                async for found in stream:
+                    for name, event_id, given in found:
                         if event_id and event_id in self._events:  # a proxy may repeat a piece
                             continue
                         if given and name == "messages":

@@ -154,8 +154,8 @@ class Follower(ABC):
             **more,
         )
 
-    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await retry(ask, self._patience, self._token)
+    async def _retry(self, ask: Callable[[], Awaitable[T]], patience: float | None = None) -> T:
+        return await retry(ask, self._patience if patience is None else patience, self._token)
 
     @property
     def _submit_patience(self) -> float:
@@ -194,7 +194,13 @@ class Follower(ABC):
 class RemoteBackend(ABC):
     """A backend that reaches its server through a client."""
 
-    capabilities: BackendProfile
+    capabilities = BackendProfile(
+        cancellation="remote_abort",
+        continuation="remote",
+        decisions="durable",
+        waits="input",
+        transcript="user_messages",
+    )
 
     def __init__(self, client: ServerClient, patience: float | None) -> None:
         self._server, self._callers = client, Callers()
@@ -224,6 +230,8 @@ class RemoteBackend(ABC):
                 if not request.is_dispatched:
                     await follower.submit()
                 status, error = await self._attend(follower)
+            except ConnectionError as exc:  # before the server has accepted it
+                raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
             finally:
                 follower.release()
         return follower.result(status, error)

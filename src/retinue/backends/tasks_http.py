@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..core.backend import BackendProfile, RunRequest
+from ..core.backend import RunRequest
 from ..core.content import to_json_bytes
 from ..core.context import CancellationToken
 from ..core.decisions import Decision
@@ -18,7 +18,6 @@ from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import ErrorRaised, Event, RunFinished, RunStarted
 from ..core.runs import Limits, RunResult, RunStatus
 from ..core.together import until_stopped
-from ..wire.sse import EventDecoder
 from ..wire.task_protocol import (
     TASKS_PATH,
     RemoteTask,
@@ -29,7 +28,7 @@ from ..wire.task_protocol import (
     decode_task,
     task_path,
 )
-from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
+from .http_client import ANSWER_SECONDS, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
 from .remote import STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, retry
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
@@ -76,13 +75,11 @@ class HttpTaskClient(HttpClient):
         """Yield the events of a task after number `after` as they come, until the server ends the stream.
 
         EventsNotOffered where the server has none, ConnectionError where the stream breaks or cannot be read."""
-        decoder = EventDecoder(MOST_BYTES)
-        chunks = self.stream(f"{task_path(task_id, 'events')}?after={after}")
         try:
-            async with aclosing(chunks):
-                async for data in chunks:
-                    if found := decoder.feed(data):
-                        yield [decode_event(self.without_secrets(one)) for one in found]
+            async with aclosing(self.stream(f"{task_path(task_id, 'events')}?after={after}")) as stream:
+                async for found in stream:
+                    if events := [decode_event(data) for _, _, data in found if data]:
+                        yield events
         except ValueError as exc:
             reason = self.words(str(exc)) or type(exc).__name__
             raise ConnectionError(f"the events of {self.url} cannot be read ({reason})") from None
@@ -105,14 +102,6 @@ class HttpTaskClient(HttpClient):
 
 class TaskHttpBackend(RemoteBackend):
     """Executes runs through a task client. The task on the server has the same id as the run here."""
-
-    capabilities = BackendProfile(
-        cancellation="remote_abort",
-        continuation="remote",
-        decisions="durable",
-        waits="input",
-        transcript="user_messages",
-    )
 
     def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
         super().__init__(client, patience)
@@ -183,14 +172,10 @@ class TaskFollower(Follower):
             "parent_session_id": identity.parent_thread_id,
         }
         context = {name: value for name, value in known.items() if value is not None}
-        try:
-            await retry(
-                lambda: self._client.submit(self.run_id, self._agent_id, text, context, self.request.limits),
-                self._submit_patience,
-                self._token,
-            )
-        except ConnectionError as exc:
-            raise ExecutionBackendError(self._name, str(exc)) from exc
+        await self._retry(
+            lambda: self._client.submit(self.run_id, self._agent_id, text, context, self.request.limits),
+            self._submit_patience,
+        )
         self.accept()
 
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:

@@ -58,12 +58,6 @@ _MOST_PARTS = 1000
 _TAKES = pb.AgentCard(default_input_modes=INPUT_MODES)
 
 Update = pb.Task | pb.Message | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
-_UPDATES: dict[str, Any] = {
-    "task": pb.Task,
-    "message": pb.Message,
-    "statusUpdate": pb.TaskStatusUpdateEvent,
-    "artifactUpdate": pb.TaskArtifactUpdateEvent,
-}
 
 
 class Refused(A2AError):
@@ -91,8 +85,8 @@ class Sent(Struct, frozen=True):
 
 def to_update(given: Json) -> Update:
     """Return the record of the protocol for `{"task": …}`, `{"statusUpdate": …}` and the like."""
-    [(kind, body)] = given.items()
-    return ParseDict(body, _UPDATES[kind]())
+    made = ParseDict(given, pb.StreamResponse())
+    return getattr(made, made.WhichOneof("payload") or "")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, cast, get_args
 
 import msgspec
@@ -124,7 +124,7 @@ def endpoints(tasks: Tasks) -> list[Endpoint]:
     for method, path, name, streams in _OLD_PATHS:
         add(method, _AGENT + path, _old_rest(getattr(old, name), streams), f"A2A 0.3: {name.removeprefix('on_')}.")
     for one in sorted(OPERATIONS, key=lambda one: ":" not in one.path.rpartition("}")[2]):  # `{id}:cancel` first
-        handle = _rest(tasks, one)
+        handle = _new_rest(tasks, one)
         for method in (one.method, "GET") if one.name == "SubscribeToTask" else (one.method,):
             add(method, _AGENT + one.path, handle, f"A2A: {one.name}.")
     return found
@@ -294,71 +294,66 @@ def _read_rpc(data: bytes) -> dict[str, Any]:
 # --- HTTP+JSON
 
 
-def _rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Any]:
+def _rest(answer: Callable[[Call, ServerCallContext], Awaitable[Response]]) -> Callable[[Call], Awaitable[Response]]:
+    """Return an endpoint that answers with the errors of HTTP+JSON."""
+
     async def handle(call: Call) -> Response:
-        context = _context(call)
         try:
-            request = operation.request()
-            if operation.method == "POST":
-                body = await read_bytes(call.request, call.service)
-                if body:
-                    _check_media(call)
-                Parse(body or b"{}", request, ignore_unknown_fields=True)
-            else:
-                parse_params(call.request.query_params, request)
-            for name, value in call.request.path_params.items():
-                if name != "agent":
-                    setattr(request, name, value)
-            handler = getattr(tasks, operation.handler)
-            if operation.streams:
-                return await _respond(
-                    call, handler(request, context),
-                    lambda update: to_json_bytes(MessageToDict(to_stream_response(update))), _rest_failure,
-                )  # fmt: skip
-            result = _shown(operation.name, await handler(request, context), request)
-            return _rest_json(result, call.request.headers.get("accept", ""))
-        except Exception as exc:
-            return _rest_error(exc)
+            return await answer(call, _context(call))
+        except Refused as exc:
+            return error_response(exc.error)
+        except (A2AError, ParseError) as exc:
+            payload = build_rest_error_payload(_known(exc))
+            if isinstance(exc, ContentTypeNotSupportedError):  # the SDK has 400
+                payload["error"]["code"] = 415
+            return json_response(payload, payload["error"]["code"])
 
     return handle
-
-
-def _rest_json(value: Any, accept: str) -> Response:
-    media = _MEDIA if _MEDIA in accept else "application/json"
-    return Response(to_json_bytes(value), headers={"cache-control": "no-store"}, media_type=media)
 
 
 def _rest_failure(exc: Exception) -> bytes:
     return to_json_bytes(build_rest_error_payload(_known(exc)))
 
 
-def _rest_error(exc: Exception) -> Response:
-    if isinstance(exc, Refused):
-        return error_response(exc.error)
-    if not isinstance(exc, A2AError | ParseError):
-        raise exc
-    payload = build_rest_error_payload(_known(exc))
-    if isinstance(exc, ContentTypeNotSupportedError):  # the SDK has 400
-        payload["error"]["code"] = 415
-    return json_response(payload, payload["error"]["code"])
+def _new_rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Awaitable[Response]]:
+    @_rest
+    async def handle(call: Call, context: ServerCallContext) -> Response:
+        request = operation.request()
+        if operation.method == "POST":
+            body = await read_bytes(call.request, call.service)
+            if body:
+                _check_media(call)
+            Parse(body or b"{}", request, ignore_unknown_fields=True)
+        else:
+            parse_params(call.request.query_params, request)
+        for name, value in call.request.path_params.items():
+            if name != "agent":
+                setattr(request, name, value)
+        found = getattr(tasks, operation.handler)(request, context)
+        if operation.streams:
+            return await _respond(
+                call, found, lambda update: to_json_bytes(MessageToDict(to_stream_response(update))), _rest_failure
+            )
+        media = _MEDIA if _MEDIA in call.request.headers.get("accept", "") else "application/json"
+        body = to_json_bytes(_shown(operation.name, await found, request))
+        return Response(body, headers={"cache-control": "no-store"}, media_type=media)
+
+    return handle
 
 
-def _old_rest(handler: Any, streams: bool) -> Callable[[Call], Any]:
-    """Return the handler of a path of HTTP+JSON in version 0.3."""
+def _old_rest(handler: Any, streams: bool) -> Callable[[Call], Awaitable[Response]]:
+    """Return the endpoint of a path of HTTP+JSON in version 0.3."""
 
-    async def handle(call: Call) -> Response:
-        context = _context(call)
+    @_rest
+    async def handle(call: Call, context: ServerCallContext) -> Response:
         body = await read_bytes(call.request, call.service)
 
         async def receive() -> Any:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        request = Request(call.request.scope, receive)
-        try:
-            if streams:
-                return await _respond(call, handler(request, context), to_json_bytes, _rest_failure)
-            return json_response(await handler(request, context))
-        except Exception as exc:
-            return _rest_error(exc)
+        found = handler(Request(call.request.scope, receive), context)
+        if streams:
+            return await _respond(call, found, to_json_bytes, _rest_failure)
+        return json_response(await found)
 
     return handle

@@ -338,31 +338,30 @@ class TaskProjection:
     # progress
 
     def _progress(self, event: Event) -> list[Json]:
-        ns, parts = event.ns, list[Json]()
         match event:
             case ToolCallReady():
-                parts = [{"text": f"{event.agent} calls {event.tool_name}"}]
+                return self._say(event, {"text": f"{event.agent} calls {event.tool_name}"})
             case ChildStarted():
-                ns, parts = event.child_ns, [{"text": f"{event.child_agent} started"}]
+                return self._say(event, {"text": f"{event.child_agent} started"}, event.child_ns)
             case ChildFinished():
-                parts = [{"text": f"{event.child_agent}: {event.status.value}"}]
+                return self._say(event, {"text": f"{event.child_agent}: {event.status.value}"})
             case Handoff():
-                parts = [{"text": f"{event.to_agent} continues"}]
+                return self._say(event, {"text": f"{event.to_agent} continues"})
             case ActivitySnapshot():
-                parts = [{"data": {"activity": event.activity_type, "content": record_json(event.content)}}]
+                content = record_json(event.content)
+                return self._say(event, {"data": {"activity": event.activity_type, "content": content}})
             case Custom():
-                parts = [{"data": record_json(event.data)}]
+                return self._say(event, {"data": record_json(event.data)})
             case _:
-                pass
-        return self._say(event, parts, ns)
+                return []
 
-    def _say(self, event: Event, parts: list[Json], ns: Namespace) -> list[Json]:
-        """Show progress, unless the task waits."""
-        if not parts or self.state != WORKING:
+    def _say(self, event: Event, part: Json, ns: Namespace | None = None) -> list[Json]:
+        """Show progress of a run, unless the task waits."""
+        if self.state != WORKING:
             return []
-        metadata = {"kind": event.kind, **_of_run(event.agent, ns)}
+        metadata = {"kind": event.kind, **_of_run(event.agent, event.ns if ns is None else ns)}
         name = str(event.seq or f"notice-{event.at}")  # a notice has no number
-        return [self._update(WORKING, event.at, name, parts, metadata)]
+        return [self._update(WORKING, event.at, name, [part], metadata)]
 
     def _failed(self, event: ErrorRaised) -> list[Json]:
         updates: list[Json] = []
@@ -371,7 +370,7 @@ class TaskProjection:
         if dropped is not None and self._texts.get(name, ("", []))[0] == dropped:
             updates.append(self._artifact(event, name, [{"text": ""}]))
             del self._artifacts[name], self._texts[name]
-        return updates if event.fatal else [*updates, *self._say(event, [{"text": event.message}], event.ns)]
+        return updates if event.fatal else [*updates, *self._say(event, {"text": event.message})]
 
     # artifacts
 
