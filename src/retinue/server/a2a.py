@@ -31,7 +31,6 @@ from ..core.agents import Agent
 from ..core.errors import RetinueError, UnknownRun
 from ..core.stores import RunRecord
 from ..wire.a2a import (
-    COMPLETED,
     SUBMITTED,
     WORKING,
     Json,
@@ -89,22 +88,16 @@ def to_update(given: Json) -> Update:
     return getattr(made, made.WhichOneof("payload") or "")
 
 
-@contextlib.contextmanager
-def as_a2a_errors() -> Any:
-    """Raise our errors as those of the protocol."""
-    try:
-        yield
-    except A2AError:
-        raise
-    except UnknownRun:
-        raise TaskNotFoundError from None
-    except (ApiError, RetinueError) as exc:
-        known = as_api_error(exc)
-        if known.status in (401, 403, 429, 502, 503):
-            raise Refused(known) from exc
-        raise (InvalidParamsError if known.status < 500 else InternalError)(known.detail) from exc
-    except ValueError as exc:
-        raise InvalidParamsError(str(exc)) from exc
+def as_a2a_error(exc: Exception) -> A2AError:
+    """Return one of our errors as one of the protocol."""
+    if isinstance(exc, UnknownRun):
+        return TaskNotFoundError()
+    if not isinstance(exc, ApiError | RetinueError):
+        return InvalidParamsError(str(exc))
+    known = as_api_error(exc)
+    if known.status in (401, 403, 429, 502, 503):
+        return Refused(known)
+    return (InvalidParamsError if known.status < 500 else InternalError)(known.detail)
 
 
 class Tasks(RequestHandler):
@@ -121,7 +114,7 @@ class Tasks(RequestHandler):
         user already; gRPC has not."""
         headers: Mapping[str, str] = context.state["headers"]
         runtime, user = self.service.runtime, context.state.get("user")
-        with as_a2a_errors():
+        try:
             if user is None:
                 user = await authorize(self.service, headers, "none")
                 self.service.limits.count_request(user.id)
@@ -137,6 +130,8 @@ class Tasks(RequestHandler):
             if params is not None:
                 validate_proto_required_fields(params)
             yield Caller(user, runtime.agents[name], headers)
+        except (ApiError, RetinueError, ValueError) as exc:
+            raise as_a2a_error(exc) from exc
 
     async def record_of(self, caller: Caller, task_id: str) -> RunRecord:
         """Return the run of a task. A task of another user or another agent is not found."""
@@ -170,9 +165,7 @@ class Tasks(RequestHandler):
             async for seq, _ in events:
                 if projection.is_settled and seq >= begin:
                     break
-        if projection.wants_message and projection.state == COMPLETED:
-            return {"message": projection.message()}
-        return {"task": projection.task()}
+        return projection.reply()
 
     async def on_message_send_stream(
         self, params: pb.SendMessageRequest, context: ServerCallContext
@@ -274,8 +267,7 @@ class Tasks(RequestHandler):
                 if projection.has_ended or (until_idle and is_new and projection.is_settled):
                     break
         if not shown:
-            is_message = projection.wants_message and projection.state == COMPLETED
-            yield to_update({"message": projection.message()} if is_message else {"task": projection.task()})
+            yield to_update(projection.reply())
 
     # --- tasks
 

@@ -52,6 +52,10 @@ class PushRow(Struct, frozen=True):
     body: str
     sent: int
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.run_id, self.config_id
+
 
 class StoredPush:
     """Addresses in a database."""
@@ -61,9 +65,9 @@ class StoredPush:
 
     async def put(self, row: PushRow) -> None:
         def put(link: Link) -> None:
-            link.run("DELETE FROM push_targets WHERE run_id = ? AND config_id = ?", row.run_id, row.config_id)
+            link.run("DELETE FROM push_targets WHERE run_id = ? AND config_id = ?", *row.key)
             columns = "run_id, config_id, body, sent, is_open, held_until"
-            values = (row.run_id, row.config_id, row.body.encode(), row.sent, 1, 0.0)
+            values = (*row.key, row.body.encode(), row.sent, 1, 0.0)
             link.run(f"INSERT INTO push_targets ({columns}) VALUES (?, ?, ?, ?, ?, ?)", *values)
 
         await self._database.write(put)
@@ -92,7 +96,7 @@ class StoredPush:
 
     async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None:
         query = "UPDATE push_targets SET sent = ?, is_open = ? WHERE run_id = ? AND config_id = ?"
-        values = (sent, int(is_open), row.run_id, row.config_id)
+        values = (sent, int(is_open), *row.key)
         await self._database.write(lambda link: link.run(query, *values))
 
     async def release(self, holder: str) -> None:
@@ -112,9 +116,8 @@ class PushMemory:
         self._open: set[tuple[str, str]] = set()
 
     async def put(self, row: PushRow) -> None:
-        key = row.run_id, row.config_id
-        self._rows[key] = row
-        self._open.add(key)
+        self._rows[row.key] = row
+        self._open.add(row.key)
 
     async def of(self, run_id: str) -> list[PushRow]:
         return [row for row in self._rows.values() if row.run_id == run_id]
@@ -128,7 +131,7 @@ class PushMemory:
 
     async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None:
         if not is_open:
-            self._open.discard((row.run_id, row.config_id))
+            self._open.discard(row.key)
 
     async def release(self, holder: str) -> None:
         pass
@@ -204,9 +207,9 @@ class Push:
                 self._new.clear()
                 try:
                     rows = await self._store.claim(self._holder, HOLD)
-                    self._closed &= {(row.run_id, row.config_id) for row in rows}
+                    self._closed &= {row.key for row in rows}
                     for row in rows:
-                        if (row.run_id, row.config_id) not in self._jobs.keys() | self._closed:
+                        if row.key not in self._jobs.keys() | self._closed:
                             self._begin(session, row)
                 except StoreError as exc:
                     _log.warning("push notifications cannot be sent now: %s", exc)
@@ -219,12 +222,11 @@ class Push:
             await self._store.release(self._holder)
 
     def _begin(self, session: aiohttp.ClientSession, row: PushRow) -> None:
-        key = row.run_id, row.config_id
-        job = self._jobs[key] = asyncio.create_task(self._deliver(session, row))
+        job = self._jobs[row.key] = asyncio.create_task(self._deliver(session, row))
 
         def forget(done: asyncio.Task[None]) -> None:
-            if self._jobs.get(key) is done:
-                del self._jobs[key]
+            if self._jobs.get(row.key) is done:
+                del self._jobs[row.key]
             if not done.cancelled() and (problem := done.exception()) is not None:
                 _log.warning("push notifications of task %s stopped for now: %s", row.run_id, problem)
 
@@ -234,7 +236,7 @@ class Push:
         """Post past and new changes of a task until it has ended."""
         record = await self._service.runtime.store.load_run(row.run_id)
         if record is None:
-            await self._store.remove(row.run_id, row.config_id)
+            await self._store.remove(*row.key)
             return
         projection, config, sent, state = project_of(record), _config(row), row.sent, ""
         async with contextlib.aclosing(follow_task(self._service, record, projection)) as events:
@@ -255,7 +257,7 @@ class Push:
             await self._close(row, sent)
 
     async def _close(self, row: PushRow, sent: int) -> None:
-        self._closed.add((row.run_id, row.config_id))
+        self._closed.add(row.key)
         await self._store.note(row, sent, is_open=False)
 
     async def _post(self, session: aiohttp.ClientSession, config: pb.TaskPushNotificationConfig, given: Json) -> bool:

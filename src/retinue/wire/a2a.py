@@ -201,12 +201,15 @@ class TaskProjection:
     def _place(self) -> Json:
         return {"taskId": self.id, "contextId": self.context_id}
 
-    def message(self) -> Json:
-        """Return the answer as a message."""
+    def reply(self) -> Json:
+        """Return the task or, if the run asked for that and is complete, its answer as a message."""
+        if not self.wants_message or self.state != COMPLETED:
+            return {"task": self.task()}
         answer = self.answer or Message.assistant()
         parts = parts_json(answer.parts) or [{"text": ""}]
         known = answer.id or f"{self.id}-answer"
-        return {"messageId": known, "role": "ROLE_AGENT", "contextId": self.context_id, "parts": parts}
+        message = {"messageId": known, "role": "ROLE_AGENT", "contextId": self.context_id, "parts": parts}
+        return {"message": message}
 
     def settle(self, status: RunStatus, error: str | None, at: float) -> list[Json]:
         """End the task of a run that ended before it began: its log has no end."""

@@ -19,12 +19,10 @@ def card_json(agent: Agent, url: str, version: str, *, grpc: str | None = None, 
     `secured`: it asks for a token.
     """
     bindings = [("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"), ("HTTP+JSON", "0.3")]
-    interfaces: list[dict[str, Any]] = [
-        {"url": url, "protocolBinding": binding, "protocolVersion": of} for binding, of in bindings
-    ]
+    interfaces = [{"url": url, "protocolBinding": binding, "protocolVersion": of} for binding, of in bindings]
     if grpc is not None:
-        more = {"url": grpc, "protocolBinding": "GRPC", "tenant": agent.name}
-        interfaces.insert(2, {**more, "protocolVersion": "1.0"})
+        more = {"url": grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", "tenant": agent.name}
+        interfaces.insert(2, more)
     card: dict[str, Any] = {
         "name": agent.name,
         "description": agent.description or f"The agent {agent.name}.",
@@ -53,12 +51,10 @@ def _skills(agent: Agent) -> list[dict[str, Any]]:
     """The agent itself, its sub-agents and its tools."""
     found = [(agent.name, agent.description, "agent")]
     for child in (*agent.subagents, *agent.handoffs):
-        found.append(
-            (child, "", "sub-agent") if isinstance(child, str) else (child.name, child.description, "sub-agent")
-        )
+        name, description = (child, "") if isinstance(child, str) else (child.name, child.description)
+        found.append((name, description, "sub-agent"))
     found += [(name, tool.descriptor.description, "tool") for name, tool in agent.toolbox.items()]
-    known = {name: (description, tag) for name, description, tag in reversed(found)}
-    return [
-        {"id": name, "name": name, "description": known[name][0] or name, "tags": [known[name][1]]}
-        for name in dict.fromkeys(name for name, _, _ in found)
-    ]
+    skills: dict[str, dict[str, Any]] = {}
+    for name, description, tag in found:
+        skills.setdefault(name, {"id": name, "name": name, "description": description or name, "tags": [tag]})
+    return list(skills.values())
