@@ -15,11 +15,10 @@ from retinue import RunStatus
 from retinue.cli import steering
 from retinue.storage.schema import DELTAS_KIND
 from retinue.storage.sqlite import SqliteStore
-from tests.prepared import PYTHON
 
 from ..storage.stored import put_run, sql
 from . import staff
-from .conftest import ROOT, Cli, finished, started
+from .conftest import Cli, finished, started
 
 
 @pytest.fixture
@@ -372,7 +371,7 @@ def test_a_run_that_has_ended_is_forked_with_another_input(cli: Cli, url: str, f
 def at_work(url: str) -> tuple[subprocess.Popen[bytes], str]:
     """A process that works on a slow run, and the id of that run."""
     code = f"import asyncio; from tests.cli import staff; print(asyncio.run(staff.ask({url!r}, 'slow', 'go')))"
-    process = subprocess.Popen([PYTHON, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    process = started(program=code, stderr=None)
     path = url.removeprefix("sqlite:///")
     while not (Path(path).exists() and (rows := _begun(path))):
         assert process.poll() is None, "it ended before it began"
