@@ -265,10 +265,10 @@ def load_runtime(
     agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
     if not agents:
         raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
-    return make_runtime(agents, open_store(url), serves=serves, engine=engine, lease=lease)
+    return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
 
 
-def make_runtime(
+def runtime_on(
     agents: Iterable[Agent], store: Store, *, serves: bool, engine: str | None = None, lease: float = LEASE
 ) -> Runtime:
     """Return a runtime. One that serves recovers interrupted runs, and leaves its own to the next process."""
@@ -288,7 +288,7 @@ async def workspace_runtime(
             "code, or give --workspace DIR with the folder that declares it"
         )
     chosen = harness if agent == NAME else (await make_declared(harness, agent, None, consent)).agent
-    return make_runtime([chosen], store, serves=False)
+    return runtime_on([chosen], store, serves=False)
 
 
 def _import_target(target: str, how: str) -> Any:

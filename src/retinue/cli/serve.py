@@ -28,8 +28,7 @@ from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..subagents.harness import HarnessAgent
-from . import agents
-from .agents import check_folder, choose_model, load_runtime, make_assistant, read_catalog, warn_of
+from .agents import check_folder, choose_model, load_runtime, make_assistant, read_catalog, runtime_on, warn_of
 from .consent import make_permissions
 from .database import VARIABLE, as_misuse, optional_url
 from .interrupt import Interrupt
@@ -250,7 +249,7 @@ def make_runtime(args: argparse.Namespace) -> Runtime:
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
     harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
-    return agents.make_runtime([harness], store, serves=True, engine=args.engine, lease=lease)
+    return runtime_on([harness], store, serves=True, engine=args.engine, lease=lease)
 
 
 def _warn(args: argparse.Namespace, runtime: Runtime) -> None:

@@ -192,8 +192,8 @@ class _Found(NamedTuple):
 
 async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt) -> int:
     """Continue a run and show it."""
-    args.consent = consent = Consent(args)
-    found = await _find(args, decide)
+    consent = Consent(args)
+    found = await _find(args, decide, consent)
     with make_view(as_json=args.json) as view:
         for event in found.past:
             view.recall(event)
@@ -224,7 +224,7 @@ async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt
     return exit_code(result, interrupt, consent=consent)
 
 
-async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
+async def _find(args: argparse.Namespace, decide: Decide, consent: Consent) -> _Found:
     """Find the run of a command; raises ConfigurationError where it cannot be continued so."""
     url, run_id = database_url(args), args.run_id
     async with open_database(url) as store:
@@ -245,7 +245,7 @@ async def _find(args: argparse.Namespace, decide: Decide) -> _Found:
         if decisions and not waits:
             raise ConfigurationError(f"run {run_id} waits for nothing yet: resume it first, without decisions")
         past = [] if waits else [event async for event in stored_events(store, run_id)]
-        return _Found(record, decisions, past, await _runtime_for(store, url, root, args))
+        return _Found(record, decisions, past, await _runtime_for(store, url, root, args, consent))
 
 
 async def _has_left_tasks(store: SqlStore, run_id: str) -> bool:
@@ -285,14 +285,14 @@ async def _unless(interrupt: Interrupt, work: Coroutine[Any, Any, T]) -> T | Non
 async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Start a new run that continues as another stood after an event, and show it."""
     url, decisions = database_url(args), _parse_decisions(args.approve, args.cancel)
-    args.consent = consent = Consent(args)
+    consent = Consent(args)
     if decisions and args.input is not None:
         raise ConfigurationError("a fork continues with --input or with decisions: leave one of them out")
     async with open_database(url) as store:
         record = await find_run(store, args.run_id)
         if record.log_id not in ("", args.run_id):
             raise ConfigurationError(f"run {args.run_id} is in the background of {record.log_id}: fork that one")
-        runtime = await _make_runtime(url, record, args)
+        runtime = await _make_runtime(url, record, args, consent)
     with make_view(as_json=args.json) as view:
         async with runtime:
             try:
@@ -304,13 +304,15 @@ async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
     return exit_code(result, interrupt, consent=consent)
 
 
-async def _runtime_for(store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace) -> Runtime:
+async def _runtime_for(
+    store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace, consent: Consent | None = None
+) -> Runtime:
     """Return a runtime that reaches a run: one without agents where another process owns it."""
     if (engine := await store.engine_of(root.identity.run_id)) is not None:
         return Runtime.open(url, engine=args.engine or _engine_of(engine))
     if root.identity.run_id in await owned_logs(store):
         return Runtime.open(url, recover=False)
-    return await _make_runtime(url, root, args)
+    return await _make_runtime(url, root, args, consent)
 
 
 def _engine_of(name: str) -> str:
@@ -321,16 +323,14 @@ def _engine_of(name: str) -> str:
     return name
 
 
-async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace) -> Runtime:
+async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace, consent: Consent | None) -> Runtime:
     """Return a runtime that has the agent of a run."""
     agent = record.identity.agent
     if args.target is not None:
         runtime = load_runtime(args.target, url)
     else:
         with as_misuse():
-            runtime = await workspace_runtime(
-                args.workspace or ".", agent, args.model, url, getattr(args, "consent", None)
-            )
+            runtime = await workspace_runtime(args.workspace or ".", agent, args.model, url, consent)
     if agent not in runtime.agents:
         known = str(UnknownAgent(agent, tuple(runtime.agents)))
         raise ConfigurationError(f"{known}: name one that has it with --target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
@@ -134,18 +134,16 @@ async def _metrics(address: str | None, store: SqlStore, worker: Worker) -> Asyn
         yield
 
 
-def _figures(depths: Iterable[QueueDepth], worker: Worker) -> Iterable[str]:
-    yield "# TYPE retinue_queue_ready gauge"
-    yield "# TYPE retinue_queue_delayed gauge"
-    yield "# TYPE retinue_queue_working gauge"
-    yield "# TYPE retinue_queue_oldest_seconds gauge"
-    for one in depths:
-        label = f'{{queue="{one.queue}"}}'
-        yield f"retinue_queue_ready{label} {one.ready}"
-        yield f"retinue_queue_delayed{label} {one.delayed}"
-        yield f"retinue_queue_working{label} {one.working}"
-        yield f"retinue_queue_oldest_seconds{label} {one.oldest:.3f}"
-    yield "# TYPE retinue_worker_slots gauge"
-    yield f"retinue_worker_slots {worker.info.slots.total}"
-    yield "# TYPE retinue_worker_busy gauge"
-    yield f"retinue_worker_busy {len(worker.info.slots.working)}"
+def _figures(depths: Sequence[QueueDepth], worker: Worker) -> Iterable[str]:
+    """Yield the lines of each figure together, as Prometheus wants them."""
+    fields = {"ready": "ready", "delayed": "delayed", "working": "working", "oldest_seconds": "oldest"}
+    figures = {
+        f"retinue_queue_{name}": {f'{{queue="{one.queue}"}}': getattr(one, field) for one in depths}
+        for name, field in fields.items()
+    }
+    figures["retinue_worker_slots"] = {"": worker.info.slots.total}
+    figures["retinue_worker_busy"] = {"": len(worker.info.slots.working)}
+    for name, values in figures.items():
+        yield f"# TYPE {name} gauge"
+        for label, value in values.items():
+            yield f"{name}{label} {round(value, 3)}"
