@@ -81,6 +81,10 @@ class Changed:
         changed, left = self._change(sql, values)
         return self._link.run(changed, *left)
 
+    def value(self, sql: str, *values: Any) -> Any:
+        changed, left = self._change(sql, values)
+        return self._link.value(changed, *left)
+
     def ask(self, sql: str, *values: Any) -> Any:
         changed, left = self._change(sql, values)
         return self._link.ask(changed, *left)
@@ -88,8 +92,9 @@ class Changed:
     def run_two(self, first: str, first_values: Any, second: str, second_values: Any) -> None:
         self._link.run_two(*self._change(first, first_values), *self._change(second, second_values))
 
-    def insert_if(self, sql: str, values: Any, into: str, rows: Any) -> None:
-        self._link.insert_if(*self._change(sql, values), into, rows)
+    def require(self, sql: str, *values: Any) -> None:
+        changed, left = self._change(sql, values)
+        self._link.require(changed, *left)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
@@ -105,7 +110,7 @@ FAULTS = {
     "check_a_background_child_is_found_by_its_own_id": ("SELECT log_id FROM runs", "SELECT run_id FROM runs"),
     "check_a_log_is_claimed_only_when_it_may_be": ("ended = 0 AND (owner IS NULL", "(owner IS NULL"),
     "check_one_of_two_claims_wins": ("owner IS NULL OR", "1 = 1 OR"),
-    "check_one_of_two_runs_gets_the_thread": (", holder) FROM", ", NULL) FROM"),
+    "check_one_of_two_runs_gets_the_thread": ("COALESCE(threads.holder,", "COALESCE(NULL,"),
     "check_a_queue_keeps_its_order": ("status = 'queued'", "status = 'nothing'"),
     "check_a_queued_run_that_was_cancelled_takes_nothing": (
         "WHERE run_id = ? AND status = 'queued'",

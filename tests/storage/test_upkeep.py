@@ -16,7 +16,6 @@ from retinue.core.rows import LogRow, Private
 from retinue.core.stores import LogBatch, StoredLog, Wish
 from retinue.errors import StoreError
 from retinue.storage import prune as module
-from retinue.storage import writes
 from retinue.storage.check import check
 from retinue.storage.prune import Pruned, keep_pruning, prune
 from retinue.storage.schema import MIGRATIONS, newest_version
@@ -98,7 +97,7 @@ def watch_pruning(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = la
 
 @pytest.mark.usefixtures("one_a_row")
 async def test_a_large_run_goes_in_many_small_transactions(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "MOST_ROWS", 10)
+    monkeypatch.setattr(module, "MOST_ROWS", 10)
     monkeypatch.setattr(module, "_PAGE", 2)
     for number in range(5):
         await put_run(store, f"r{number}", thread_id=f"t{number}", deltas=25)
@@ -197,7 +196,7 @@ async def test_tasks_that_ended_long_ago_go(store: SqlStore, monkeypatch: pytest
 
 
 async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "MOST_ROWS", 10)
+    monkeypatch.setattr(module, "MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
     await put_run(store, "waits", RunStatus.SUSPENDED, thread_id="t2", deltas=5)
     assert await prune(store, 0, deltas=True, dry_run=True) == Pruned(runs=1, events=25)
@@ -214,7 +213,7 @@ async def test_without_deltas_the_rest_keeps_its_numbers(store: SqlStore, monkey
 
 @pytest.mark.usefixtures("one_a_row")
 async def test_what_was_interrupted_half_way_is_no_damage(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "MOST_ROWS", 10)
+    monkeypatch.setattr(module, "MOST_ROWS", 10)
     await put_run(store, "r1", deltas=25)
 
     def stop() -> None:

@@ -85,8 +85,8 @@ class StoredPush:
 
         def claim(link: Link) -> list[Any]:
             query = (
-                f"UPDATE push_targets SET holder = ?, held_until = {link.now} + ? WHERE is_open = 1 AND "
-                f"(holder = ? OR held_until < {link.now}) RETURNING run_id, config_id, body, sent"
+                "UPDATE push_targets SET holder = ?, held_until = wall_seconds() + ? WHERE is_open = 1 AND "
+                "(holder = ? OR held_until < wall_seconds()) RETURNING run_id, config_id, body, sent"
             )
             return link.run(query, holder, seconds, holder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +15,7 @@ from ..core.errors import LogUnreadable, StoreError
 from ..core.events import RunFinished, RunStarted
 from ..core.stores import StoredLog
 from ..tasks.task import TaskRecord
-from .database import Database, Link
+from .database import IS_EXPIRED, Database
 from .packs import UNREADABLE, unpack_events
 from .schema import BEING_PRUNED, newest_version
 from .sql import SqlStore, decode_identity, decode_message, decode_result, decode_state
@@ -221,10 +221,8 @@ async def _check_relations(database: Database, findings: _Findings) -> None:
 
 
 async def _check_owners(database: Database, findings: _Findings, is_gone: IsGone) -> None:
-    def read(link: Link) -> list[Any]:
-        return link.run(f"SELECT log_id, owner, {link.is_expired} FROM logs WHERE owner IS NOT NULL ORDER BY log_id")
-
-    for log_id, owner, expired in await database.read(read):
+    query = f"SELECT log_id, owner, {IS_EXPIRED} FROM logs WHERE owner IS NOT NULL ORDER BY log_id"
+    for log_id, owner, expired in await database.rows(query):
         if is_gone(owner):
             problem = f"the process {owner}, which owns it, is gone: {_TAKEOVER}"
             findings.add("gone", f"run {log_id!r}", problem, "warning")

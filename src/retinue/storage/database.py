@@ -31,17 +31,20 @@ class Later(NamedTuple):
     read: Callable[[], Any]
 
 
+IS_EXPIRED = "CASE WHEN boot = boot_id() THEN lease_until < boot_seconds() END"
+"""SQL for whether the lease of a log has run out; NULL if another clock measures it."""
+
+
 class Link:
-    """A connection. Placeholders are `?` for every database; a statement says RETURNING if its rows are wanted."""
+    """A connection. Statements are the same for every database.
+
+    Placeholders are `?`. A statement says RETURNING if its rows are wanted. It may call three functions:
+    `wall_seconds()` are the seconds since 1970, by one clock for everyone who uses the database. `boot_seconds()` is the
+    clock by which leases are measured, and `boot_id()` its id: only leases with the same id can be compared.
+    """
 
     locking = ""
     """Ends a SELECT that locks its rows until the commit."""
-    now = ""
-    """SQL for the seconds since 1970, by one clock for everyone who uses the database."""
-    lease_now = ""
-    """SQL for the seconds by which leases are measured."""
-    boot = ""
-    """The id of that clock: only leases with the same id can be compared."""
     list_tables = ""
     """SQL for the names of all tables."""
     is_pipelined = False
@@ -50,11 +53,6 @@ class Link:
     """If false, a failed condition shows only at the commit."""
     is_lost = False
     """True after the connection broke: another connection may work."""
-
-    @property
-    def is_expired(self) -> str:
-        """SQL for 1 if the lease of a log has run out, 0 if not, NULL if another clock measures it."""
-        return f"CASE WHEN boot = '{self.boot}' THEN CASE WHEN lease_until < {self.lease_now} THEN 1 ELSE 0 END END"
 
     def is_alive(self) -> bool:
         """Return whether it can be used, as far as is known without asking the server."""
@@ -77,6 +75,11 @@ class Link:
         """Run a statement; return its rows, if it has any."""
         raise NotImplementedError
 
+    def value(self, sql: str, *values: Any) -> Any:
+        """Return the only column of the first row, or None."""
+        found = self.run(sql, *values)
+        return found[0][0] if found else None
+
     def ask(self, sql: str, *values: Any) -> Later:
         """Run a statement whose rows are not needed before the commit."""
         rows = self.run(sql, *values)
@@ -91,11 +94,10 @@ class Link:
         """Insert rows into a table, named with its columns: `messages (thread_id, place, body)`."""
         raise NotImplementedError
 
-    def insert_if(self, sql: str, values: Sequence[Any], into: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows if a statement returns a row; otherwise raise ConditionFailed, or fail the commit."""
+    def require(self, sql: str, *values: Any) -> None:
+        """Run a statement that must return a row; otherwise raise ConditionFailed, or fail the commit."""
         if not self.run(sql, *values):
             raise ConditionFailed
-        self.insert(into, rows)
 
     def gather(self, make_sql: Callable[[int], str], row: Sequence[Any]) -> bool:
         """Run a statement for this row and for others of the transaction together, before the next other statement.
@@ -310,9 +312,13 @@ class Database:
         return await self.read(lambda link: link.run(query, *values))
 
     async def value(self, query: str, *values: Any) -> Any:
-        """Read the only column of the only row, or None."""
-        found = await self.rows(query, *values)
-        return found[0][0] if found else None
+        """Read the only column of the first row, or None."""
+        return await self.read(lambda link: link.value(query, *values))
+
+    async def change(self, statement: str, *values: Any, key: str = "") -> list[Any]:
+        """Write by one statement, and return its rows; the key is that of `write`."""
+        done: Any = await self.write(lambda link: link.ask(statement, *values), key)
+        return done
 
     async def pages(self, query: str, start: Sequence[Any], *values: Any) -> AsyncIterator[list[Any]]:
         """Yield rows in pages, so that other reads get their turn.

@@ -46,12 +46,12 @@ async def read_depths(store: SqlStore) -> list[QueueDepth]:
 def _depths(link: Link) -> list[QueueDepth]:
     # Each part has its own index, so logs that have ended or wait for an answer are not read.
     each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in (_AT_WORK, _READY, _DELAYED)]
-    turn = f"CASE WHEN COALESCE(due_at, 0) > {link.now} THEN NULL ELSE 0 END"
+    turn = "CASE WHEN COALESCE(due_at, 0) > wall_seconds() THEN NULL ELSE 0 END"
     each.append(f"SELECT queue, NULL, {turn}, GREATEST(due_at, started_at) {_ELSEWHERE}")
     found = link.run(
         "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
         "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
-        f"COALESCE(MAX({link.now} - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
+        f"COALESCE(MAX(wall_seconds() - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
         f"FROM ({' UNION ALL '.join(each)}) AS legs GROUP BY queue ORDER BY queue"
     )
     return [
@@ -67,11 +67,11 @@ async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWo
     def read(link: Link) -> list[QueueDepth]:
         waiting = link.run(
             f"SELECT DISTINCT queue, engine, agent FROM logs JOIN runs ON run_id = logs.log_id WHERE {_READY} UNION "
-            f"SELECT queue, engine, agent {_ELSEWHERE} AND COALESCE(due_at, 0) <= {link.now} ORDER BY 1, 2, 3"
+            f"SELECT queue, engine, agent {_ELSEWHERE} AND COALESCE(due_at, 0) <= wall_seconds() ORDER BY 1, 2, 3"
         )
         delayed = link.run(
             f"SELECT queue, MIN(due_at) FROM (SELECT queue, due_at FROM logs WHERE {_DELAYED} UNION ALL "
-            f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > {link.now} GROUP BY queue"
+            f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > wall_seconds() GROUP BY queue"
         )
         legs, due = [(queue, (engine, agent)) for queue, engine, agent in waiting], dict(delayed)
         return [

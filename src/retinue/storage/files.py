@@ -345,14 +345,14 @@ def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) 
         _make_folders(link, spot, len(spot.names) - 1)
         made = link.run(
             "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
-            f"VALUES (?, ?, ?, 0, 1, ?, ?, {link.now}, ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
+            "VALUES (?, ?, ?, 0, 1, ?, ?, wall_seconds(), ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
             *(*spot.key(), mark, len(data), data),
         )
         return _Version(1, mark) if made else None
     if found.is_folder:
         raise PathError(spot.shown(), _IS_FOLDER)
     version = _Version(found.version.number + 1, mark)
-    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = {link.now}, body = ? WHERE {_AT}"
+    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = wall_seconds(), body = ? WHERE {_AT}"
     link.run(update, *version, len(data), data, *spot.key())
     return version
 
@@ -366,7 +366,7 @@ def _make_folders(link: Link, spot: _Spot, depth: int) -> None:
     _refuse_file(found, spot, there)
     insert = (
         "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at) "
-        f"VALUES (?, ?, ?, 1, 1, ?, 0, {link.now}) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
+        "VALUES (?, ?, ?, 1, 1, ?, 0, wall_seconds()) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
     )
     for making in range(there + 1, depth + 1):
         found = None

@@ -56,55 +56,47 @@ class Workers:
         def write(link: Link) -> None:
             link.run(
                 "INSERT INTO workers (owner, engine, queues, agents, slots, busy, seen_until) "
-                f"VALUES (?, ?, ?, ?, ?, ?, {link.now} + ?) ON CONFLICT (owner) DO UPDATE SET "
+                "VALUES (?, ?, ?, ?, ?, ?, wall_seconds() + ?) ON CONFLICT (owner) DO UPDATE SET "
                 "busy = excluded.busy, seen_until = excluded.seen_until",
                 *(worker.owner, engine, *values, worker.lease),
             )
             # Rows of workers that died without signing off are kept for a while, so that others see it.
-            link.run(f"DELETE FROM workers WHERE seen_until < {link.now} - 3600")
+            link.run("DELETE FROM workers WHERE seen_until < wall_seconds() - 3600")
 
         await self._database.write(write, "workers")
 
     async def leave(self, owner: str) -> None:
-        await self._database.write(lambda link: link.run("DELETE FROM workers WHERE owner = ?", owner), "workers")
+        await self._database.change("DELETE FROM workers WHERE owner = ?", owner, key="workers")
 
     async def seen(self, engine: str | None = None) -> list[SeenWorker]:
-        def read(link: Link) -> list[SeenWorker]:
-            found = link.run(
-                f"SELECT owner, engine, queues, agents, slots, busy, seen_until >= {link.now} FROM workers ORDER BY owner"
+        columns = "owner, engine, queues, agents, slots, busy, seen_until >= wall_seconds()"
+        return [
+            SeenWorker(
+                owner=owner,
+                engine=name,
+                queues=_decode_names(queues),
+                agents=_decode_names(agents),
+                slots=slots,
+                busy=busy,
+                is_alive=bool(alive),
             )
-            return [
-                SeenWorker(
-                    owner=owner,
-                    engine=name,
-                    queues=_decode_names(queues),
-                    agents=_decode_names(agents),
-                    slots=slots,
-                    busy=busy,
-                    is_alive=bool(alive),
-                )
-                for owner, name, queues, agents, slots, busy, alive in found
-                if engine is None or name == engine
-            ]
-
-        return await self._database.read(read)
+            for owner, name, queues, agents, slots, busy, alive in await self._database.rows(
+                f"SELECT {columns} FROM workers ORDER BY owner"
+            )
+            if engine is None or name == engine
+        ]
 
     async def queue_of(self, log_id: str) -> str | None:
         return await self._database.value("SELECT queue FROM logs WHERE log_id = ?", log_id)
 
     async def waiting_in(self, log_id: str) -> str | None:
         """Return the queue of a log that waits for a worker; None if it does not wait for one."""
-
-        def read(link: Link) -> list[tuple[str]]:
-            due = f"turn IS NOT NULL OR (status = 'running' AND (due_at IS NULL OR due_at <= {link.now}))"
-            return link.run(
-                "SELECT queue FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? AND engine IS NOT NULL "
-                f"AND owner IS NULL AND ended = 0 AND ({due})",
-                log_id,
-            )
-
-        found = await self._database.read(read)
-        return found[0][0] if found else None
+        return await self._database.value(
+            "SELECT queue FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? AND engine IS NOT NULL "
+            "AND owner IS NULL AND ended = 0 "
+            "AND (turn IS NOT NULL OR (status = 'running' AND (due_at IS NULL OR due_at <= wall_seconds())))",
+            log_id,
+        )
 
 
 class Legs:
@@ -131,12 +123,12 @@ class Legs:
                 f"AND turn IS NOT NULL AND {OURS} "
                 "AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
                 "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) "
-                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
+                "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = boot_seconds() + ?, boot = boot_id() "
                 "FROM chosen, runs WHERE logs.log_id = chosen.log_id AND run_id = chosen.log_id "
                 "RETURNING logs.log_id, epoch, identity, started_at, status, request, "
                 "EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id), "
                 "EXISTS (SELECT 1 FROM threads WHERE threads.thread_id = runs.thread_id AND state IS NOT NULL)",
-                *(queue, list(agents), most, owner, lease, link.boot),
+                *(queue, list(agents), most, owner, lease),
             )
 
         claimed: Any = await self._database.write(claim)
@@ -148,11 +140,11 @@ class Legs:
         def release(link: Link) -> int:
             lost = (
                 f"SELECT log_id FROM logs WHERE {OURS} AND owner IS NOT NULL "
-                f"AND (lease_until < {link.lease_now} OR owner = ANY(?) OR log_id = ANY(?)) FOR UPDATE SKIP LOCKED"
+                "AND (lease_until < boot_seconds() OR owner = ANY(?) OR log_id = ANY(?)) FOR UPDATE SKIP LOCKED"
             )
             found = link.run(
                 f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER}, turn = COALESCE(turn, 0), "
-                f"due_at = COALESCE(due_at, {link.now}) WHERE log_id IN ({lost}) RETURNING log_id",
+                f"due_at = COALESCE(due_at, wall_seconds()) WHERE log_id IN ({lost}) RETURNING log_id",
                 *(list(gone), list(strays)),
             )
             if found:
@@ -167,9 +159,9 @@ class Legs:
     async def end_delays(self) -> None:
         """Let workers take the legs whose delay is over, unless they wait for their thread."""
         waits = "EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND status = 'queued')"
+        over = f"due_at <= wall_seconds() AND NOT {waits}"
 
         def end(link: Link) -> None:
-            over = f"due_at <= {link.now} AND NOT {waits}"
             if link.run(f"SELECT 1 FROM logs WHERE {over} AND turn IS NULL AND {OURS} LIMIT 1"):
                 _make_all_due(link, over)
 
@@ -187,21 +179,17 @@ class Legs:
 
     async def postpone(self, log_id: str, seconds: float) -> None:
         """Make a released leg that could not be worked on due again after so many seconds."""
-
-        def write(link: Link) -> None:
-            link.run(
-                f"UPDATE logs SET turn = NULL, due_at = {link.now} + ? WHERE log_id = ? AND owner IS NULL AND {OURS}",
-                *(seconds, log_id),
-            )
-
-        await self._database.write(write, log_id)
+        later = "UPDATE logs SET turn = NULL, due_at = wall_seconds() + ?"
+        await self._database.change(
+            f"{later} WHERE log_id = ? AND owner IS NULL AND {OURS}", seconds, log_id, key=log_id
+        )
 
 
 def _free_queued(link: Link, threads: Sequence[str] | None = None) -> None:
     free = first_queued("TRUE" if threads is None else "runs.thread_id = ANY(?)")
     if found := link.run(free, *(() if threads is None else (list(threads),))):
-        over = f"(due_at IS NULL OR due_at <= {link.now})"
-        _make_all_due(link, f"{over} AND log_id = ANY(?)", [run_id for (run_id,) in found])
+        over = "(due_at IS NULL OR due_at <= wall_seconds()) AND log_id = ANY(?)"
+        _make_all_due(link, over, [run_id for (run_id,) in found])
 
 
 def _make_all_due(link: Link, where: str, *values: Any) -> None:
@@ -212,7 +200,7 @@ def _make_all_due(link: Link, where: str, *values: Any) -> None:
         f"FROM logs WHERE turn IS NULL AND owner IS NULL AND {OURS} AND {where}"
     )
     link.run(
-        f"UPDATE logs SET turn = chosen.first + chosen.place, due_at = COALESCE(due_at, {link.now}) "
+        "UPDATE logs SET turn = chosen.first + chosen.place, due_at = COALESCE(due_at, wall_seconds()) "
         f"FROM ({chosen}) AS chosen WHERE logs.log_id = chosen.log_id AND logs.turn IS NULL AND logs.owner IS NULL",
         *values,
     )

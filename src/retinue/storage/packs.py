@@ -6,17 +6,15 @@ has the private parts, each with its place. Deltas have no private part, so rete
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache, partial, reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from ..core.content import to_json_anyway
-from ..core.errors import LogUnreadable, OwnershipLost, StoreError
+from ..core.errors import LogUnreadable
 from ..core.events import (
     DELTAS,
     EVENT_TYPES,
@@ -27,10 +25,9 @@ from ..core.events import (
     event_from_bytes,
 )
 from ..core.rows import LogRow, Private
-from ..core.stores import LEGS, LogBatch, StoredLog
-from .database import ConditionFailed, Database, Link
+from ..core.stores import StoredLog
+from .database import Link
 from .schema import DELTAS_KIND, ROWS_KIND
-from .writes import OWNED, TAKEN_OVER, leave_threads, make_due, run_write, thread_write
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
 """The rows and bytes that fill a pack."""
@@ -40,8 +37,8 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 PackedRow = tuple[str, int, int, str, int, bytes | None, bytes | None]
 """Log, seq and sub of the last row, kind, number of events, events, private parts."""
 
-_PACK = "log_id, seq, sub, kind, held, body, private"
-_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
+PACK = "log_id, seq, sub, kind, held, body, private"
+"""The columns of a pack."""
 _DELTAS, _TEXTS = frozenset(DELTAS), (TextDelta, ReasoningDelta)
 _kinds: list[Any] = list(EVENT_TYPES.values())
 _decode_events = msgspec.json.Decoder(list[reduce(lambda one, other: one | other, _kinds)]).decode
@@ -120,151 +117,6 @@ def _as_message(deltas: Sequence[Any]) -> _Message | None:
     if len({event.message_id for event in deltas}) > 1 or len({event.run_id for event in deltas}) > 1:
         return None
     return _Message(first, [event.delta for event in deltas], [event.at for event in deltas])
-
-
-@lru_cache
-def _append_many(count: int) -> str:
-    """SQL that appends a pack to each of some logs, as `BatchWrite` does to one; it divides by zero if it cannot.
-
-    The newer rows of a log are counted in a query of their own, so that the index finds them whatever the planner thinks.
-    """
-    types = "text, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bigint".split(", ")
-    first, other = ", ".join([f"?::{name}" for name in types]), ", ".join("?" * len(types))
-    rows = ", ".join([f"({first})", *[f"({other})"] * (count - 1)])
-    newer = "SELECT 1 FROM events WHERE events.log_id = given.log_id AND (seq, sub) >= (given.from_seq, given.from_sub)"
-    return (
-        f"WITH given ({_PACK}, epoch, from_seq, from_sub) AS (VALUES {rows}), "
-        "met AS (SELECT logs.log_id FROM logs JOIN given ON logs.log_id = given.log_id AND logs.epoch = given.epoch "
-        f"WHERE owner IS NOT NULL AND ended = 0 AND (SELECT COUNT(*) FROM ({newer} LIMIT 1) AS newer) = 0 "
-        "ORDER BY logs.log_id FOR UPDATE OF logs), "
-        f"done AS (INSERT INTO events ({_PACK}) SELECT {_PACK} FROM given WHERE log_id IN (TABLE met) RETURNING 1) "
-        f"SELECT 1 / (COUNT(*) = {count})::int FROM done"
-    )
-
-
-class BatchWrite:
-    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
-
-    def __init__(self, place: str, batch: LogBatch) -> None:
-        self._place, self._batch = place, batch
-        self._packs = pack_rows(batch.log_id, batch.rows)
-        saved = [update.record.thread_id for update in batch.threads]
-        self._freed = {*batch.left, *(run.identity.thread_id for run in batch.runs if run.has_ended)}
-        self.threads = [*saved, *self._freed]
-        """The threads that it changes."""
-        # Saving the thread of a root that has ended releases it too, in one statement.
-        own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
-        left = own.union(batch.left)
-        self._writes = [
-            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
-        ]
-        if only_left := sorted({*batch.left} - {*saved}):
-            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=only_left))
-        self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
-
-    def write(self, link: Link) -> None:
-        batch, log_id = self._batch, self._batch.log_id
-        try:
-            self._append(link)
-        except ConditionFailed:
-            self._check_written(link)
-            return
-        for write in self._writes:
-            write(link)
-        for reply in batch.replies:
-            answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
-            link.run(answer, reply.body, log_id, reply.wish_id)
-        if batch.released and not batch.ended:
-            if batch.rests:  # a separate statement: it sees every wish put in before the release
-                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
-                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
-            else:
-                link.notify(LEGS)
-        for topic in (log_id, *self._freed):
-            link.notify(topic)
-
-    def _append(self, link: Link) -> None:
-        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
-        batch = self._batch
-        if len(self._packs) == 1 and not batch.released and not batch.ended:
-            first = batch.rows[0]
-            if link.gather(_append_many, (*self._packs[0], batch.epoch, first.seq, first.sub)):
-                return
-        where, values = OWNED, [batch.log_id, batch.epoch]
-        if self._packs:
-            first = batch.rows[0]
-            where, values = OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
-        if batch.ended or (batch.released and batch.rests):
-            rests = ", turn = NULL, due_at = NULL"
-            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
-        elif batch.released:  # the next worker takes it before new legs
-            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
-        else:
-            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
-        link.insert_if(owned, values, f"events ({_PACK})", self._packs)
-
-    def _check_written(self, link: Link) -> None:
-        """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
-        batch = self._batch
-        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
-        epoch, owner, ended = found[0] if found else (None, None, 1)
-        is_ours = epoch == batch.epoch
-        if self._packs:
-            if self._stored_packs(link) == self._packs:
-                return
-            if is_ours and owner is not None and not ended:
-                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
-        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
-            return
-        raise OwnershipLost(self._place, batch.log_id)
-
-    def _stored_packs(self, link: Link) -> list[PackedRow]:
-        first, last = self._batch.rows[0], self._batch.rows[-1]
-        return link.run(
-            f"SELECT {_PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
-            "ORDER BY seq, sub",
-            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
-        )
-
-
-class PackedLogs:
-    """The rows of the logs of a store, in a database. The methods do what DurableStore says."""
-
-    def __init__(self, database: Database) -> None:
-        self.database, self.place = database, database.place
-
-    def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        try:
-            with self._encoding(f"run {batch.log_id!r}"):
-                work = BatchWrite(self.place, batch)
-        except StoreError as exc:
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(exc)
-            return failed
-        return self.database.write(work.write, batch.log_id, threads=work.threads)
-
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        try:
-            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
-        except UNREADABLE as exc:
-            raise self._unreadable(f"an event of run {log_id!r} after number {after}", exc) from exc
-
-    async def last_event(self, log_id: str) -> int:
-        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id) or 0
-
-    async def read_log(self, log_id: str) -> StoredLog | None:
-        return await self.database.read(lambda link: read_log(link, log_id, self.place))
-
-    @contextmanager
-    def _encoding(self, what: str) -> Generator[None]:
-        """Turn errors of encoders into StoreErrors."""
-        try:
-            yield
-        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
-            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
-
-    def _unreadable(self, what: str, error: Exception) -> StoreError:
-        return StoreError(self.place, f"what is stored of {what} cannot be read: {error}")
 
 
 def unpack_events(body: bytes) -> list[Event]:

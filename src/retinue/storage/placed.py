@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.stores import Placement
-from .database import Link
 from .sql import SqlStore
 from .writes import TAKEN_OVER, first_queued
 
 Found = list[tuple[str, Placement]]
-
-_PLACE = "logs.log_id, queue, level"
 
 
 class PlacedLogs:
@@ -34,19 +31,13 @@ class PlacedLogs:
     async def unread(self, seconds: float) -> Found:
         """Return the logs without an owner whose inbox has had a wish for so many seconds."""
 
-        def where(link: Link) -> str:
-            old = f"SELECT log_id FROM inbox WHERE reply IS NULL AND at < {link.now} - ?"
-            return f"owner IS NULL AND log_id IN ({old})"
-
-        return await self._find(where, seconds)
+        old = "SELECT log_id FROM inbox WHERE reply IS NULL AND at < wall_seconds() - ?"
+        return await self._find(f"owner IS NULL AND log_id IN ({old})", seconds)
 
     async def at_work(self) -> Found:
         """Return the logs that should be worked on now, with or without an owner."""
-
-        def running(link: Link) -> str:
-            due = f"due_at IS NULL OR due_at <= {link.now} OR epoch > 0"
-            return f"log_id IN (SELECT run_id FROM runs WHERE status = 'running') AND ({due})"
-
+        due = "due_at IS NULL OR due_at <= wall_seconds() OR epoch > 0"
+        running = f"log_id IN (SELECT run_id FROM runs WHERE status = 'running') AND ({due})"
         # Two queries, each with its own index, so that ended logs are not read.
         return await self._find("owner IS NOT NULL") + await self._find(running)
 
@@ -57,28 +48,20 @@ class PlacedLogs:
 
     async def lost(self, gone: Sequence[str]) -> list[tuple[str, str]]:
         """Return, with their owners, the logs whose lease has expired or whose owner is known to be gone."""
-
-        def read(link: Link) -> list[tuple[str, str]]:
-            return link.run(
-                "SELECT log_id, owner FROM logs WHERE owner IS NOT NULL AND engine = ? AND ended = 0 "
-                f"AND (lease_until < {link.lease_now} OR owner = ANY(?))",
-                *(self._engine, list(gone)),
-            )
-
-        return await self._database.read(read)
+        query = (
+            "SELECT log_id, owner FROM logs WHERE owner IS NOT NULL AND engine = ? AND ended = 0 "
+            "AND (lease_until < boot_seconds() OR owner = ANY(?))"
+        )
+        return await self._database.rows(query, self._engine, list(gone))
 
     async def ended(self, log_ids: Sequence[str]) -> set[str]:
         """Return those of some logs that have ended."""
         query = "SELECT log_id FROM logs WHERE log_id = ANY(?) AND ended = 1"
         return {log_id for (log_id,) in await self._database.rows(query, list(log_ids))}
 
-    async def _find(self, where: str | Callable[[Link], str], *values: Any) -> Found:
-        def read(link: Link) -> Found:
-            wanted = where if isinstance(where, str) else where(link)
-            query = f"SELECT {_PLACE} FROM logs WHERE engine = ? AND ended = 0 AND {wanted}"
-            return [
-                (log_id, Placement(engine=self._engine, queue=queue, priority=0 if level == TAKEN_OVER else -level))
-                for log_id, queue, level in link.run(query, self._engine, *values)
-            ]
-
-        return await self._database.read(read)
+    async def _find(self, where: str, *values: Any) -> Found:
+        query = f"SELECT log_id, queue, level FROM logs WHERE engine = ? AND ended = 0 AND {where}"
+        return [
+            (log_id, Placement(engine=self._engine, queue=queue, priority=0 if level == TAKEN_OVER else -level))
+            for log_id, queue, level in await self._database.rows(query, self._engine, *values)
+        ]

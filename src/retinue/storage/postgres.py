@@ -28,6 +28,9 @@ from .sql import SqlStore
 WRITERS, READERS, BLOCKING_WRITERS = 2, 2, 2
 _TYPES = {"BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "INTEGER": "BIGINT", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
+_SECONDS = "extract(epoch FROM clock_timestamp())::float8"
+_FUNCTIONS = {"wall_seconds()": _SECONDS, "boot_seconds()": _SECONDS, "boot_id()": "'server'"}
+"""Everyone measures by the server's clock."""
 _MIGRATION_LOCK = 0x7265_7469_6E75_6500
 _BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _NOTIFY_EVERY = 0.01
@@ -239,8 +242,6 @@ class PostgresLink(Link):
     """
 
     locking = " FOR UPDATE"
-    now = lease_now = "extract(epoch FROM clock_timestamp())::float8"
-    boot = "server"  # everyone measures by the server's clock
     is_pipelined = True
 
     def __init__(self, connection: psycopg.Connection[Any], schema: str, notify: Callable[[set[str]], None]) -> None:
@@ -323,14 +324,11 @@ class PostgresLink(Link):
             self.connection.cursor().executemany(_translated(f"INSERT INTO {into} VALUES {one}")[0], rows)
             self._send()
 
-    def insert_if(self, sql: str, values: Sequence[Any], into: str, rows: Sequence[Sequence[Any]]) -> None:
+    def require(self, sql: str, *values: Any) -> None:
         if self.eager:
-            super().insert_if(sql, values, into, rows)
-            return
-        columns, first = ", ".join("?" * len(rows[0])) if rows else "", rows[0] if rows else ()
-        met = f"done AS (INSERT INTO {into} SELECT {columns} FROM met RETURNING 1)" if rows else "done AS (TABLE met)"
-        self.run(f"WITH met AS ({sql}), {met} SELECT 1 / COUNT(*) FROM done", *values, *first)
-        self.insert(into, rows[1:])
+            super().require(sql, *values)
+        else:
+            self.run(f"WITH met AS ({sql}) SELECT 1 / COUNT(*) FROM met", *values)
 
     def gather(self, make_sql: Callable[[int], str], row: Sequence[Any]) -> bool:
         if self.eager:
@@ -387,6 +385,8 @@ def _translated(sql: str) -> tuple[bytes, bool]:
     """Translate a statement for the driver; also return whether its rows are wanted."""
     if sql.startswith(("CREATE TABLE", "ALTER TABLE")):
         sql = _TYPE.sub(lambda found: _TYPES[found[0]], sql)
+    for name, function in _FUNCTIONS.items():
+        sql = sql.replace(name, function)
     has_rows = not sql.startswith("WITH") and (sql.startswith("SELECT") or "RETURNING" in sql)
     return sql.replace("%", "%%").replace("?", "%s").encode(), has_rows
 

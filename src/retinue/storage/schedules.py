@@ -59,20 +59,16 @@ class Schedules:
 
     async def add(self, schedule: Schedule, engine: str, start: bytes) -> None:
         body = _encode(_Stored(schedule=schedule, start=msgspec.json.decode(start)))
-
-        def insert(link: Link) -> None:
-            link.run(
-                "INSERT INTO schedules (schedule_id, engine, next_at, body) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (schedule_id) DO NOTHING",
-                *(schedule.id, engine, schedule.next_at, body),
-            )
-
-        await self._database.write(insert, schedule.id)
+        insert = (
+            "INSERT INTO schedules (schedule_id, engine, next_at, body) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (schedule_id) DO NOTHING"
+        )
+        await self._database.change(insert, schedule.id, engine, schedule.next_at, body, key=schedule.id)
 
     async def remove(self, schedule_id: str) -> bool:
         """Remove a schedule; return whether there was one."""
         query = "DELETE FROM schedules WHERE schedule_id = ? RETURNING schedule_id"
-        return bool(await self._database.write(lambda link: link.run(query, schedule_id), schedule_id))
+        return bool(await self._database.change(query, schedule_id, key=schedule_id))
 
     async def list(self) -> list[Schedule]:
         """Return all schedules, the next one first."""
@@ -85,13 +81,9 @@ class Schedules:
 
     async def fire(self, engine: str) -> list[tuple[str, Placement]]:
         """Store the runs whose time has come; return those that were stored here."""
-
-        def due(link: Link) -> list[tuple[float, float, bytes]]:
-            query = f"SELECT {link.now}, next_at, body FROM schedules WHERE next_at <= {link.now} AND engine = ?"
-            return link.run(query, engine)
-
+        due = "SELECT wall_seconds(), next_at, body FROM schedules WHERE next_at <= wall_seconds() AND engine = ?"
         started: list[tuple[str, Placement]] = []
-        for now, next_at, body in await self._database.read(due):
+        for now, next_at, body in await self._database.rows(due, engine):
             stored = _decode(body)
             placement = Placement(engine=engine, queue=stored.schedule.queue)
             if (run_id := await self._start(stored, now, next_at, placement)) is not None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from itertools import chain
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..core.errors import StoreError
+from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
     WISHES,
+    LogBatch,
     OpenLog,
     Place,
     Placement,
     RunRecord,
+    StoredLog,
     ThreadRecord,
     ThreadSummary,
     ThreadUpdate,
@@ -28,18 +30,10 @@ from ..core.stores import (
     WhenBusy,
     Wish,
 )
-from .database import Database, Later, Link
-from .packs import UNREADABLE, PackedLogs
-from .writes import (
-    HOLDER,
-    RunBeginning,
-    delete_thread,
-    hold_thread,
-    make_due,
-    run_write,
-    take_thread,
-    thread_write,
-)
+from .database import IS_EXPIRED, Database, Later, Link
+from .packs import UNREADABLE, read_events, read_log
+from .prune import delete_thread
+from .writes import HOLDER, BatchWrite, RunBeginning, hold_thread, make_due, run_write, take_thread, thread_write
 
 T = TypeVar("T")
 
@@ -54,7 +48,8 @@ _MOST_VALUES = 1_000
 """Values in one statement."""
 _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
 _RUN = "identity, started_at, result, status, run_id, log_id"
-_WISH = "inbox.log_id, wish_id, run_id, kind, body"
+_ALL, _NEWEST = 2**62, (float("inf"), "")
+"""The limit and the place of a list that has none."""
 
 
 async def _begin_after(
@@ -64,18 +59,22 @@ async def _begin_after(
     return await begin()
 
 
-def _of_user(unowned: bool) -> str:
-    return "(user_id = ? OR user_id IS NULL)" if unowned else "user_id = ?"
+def _only(unowned: bool, user_id: str | None, **given: str | None) -> tuple[str, list[str]]:
+    """Return SQL that selects by the columns whose values are given, and these values."""
+    user = {"(user_id = ? OR user_id IS NULL)" if unowned else "user_id = ?": user_id}
+    wanted = user | {f"{name} = ?": value for name, value in given.items()}
+    values = {condition: value for condition, value in wanted.items() if value is not None}
+    return " AND ".join(["TRUE", *values]), [*values.values()]
 
 
-class SqlStore(PackedLogs):
+class SqlStore:
     """A store in a database: threads, runs, owners of logs and inboxes. The methods do what DurableStore says."""
 
     has_queues = False
     """True if workers can share it: it has the queues of their legs."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database)
+        self.database, self.place = database, database.place
         self._unsure: set[tuple[str, str]] = set()
         """Claims whose outcome was lost: log and owner."""
         self._beginnings: dict[str, asyncio.Future[str | None]] = {}
@@ -135,14 +134,13 @@ class SqlStore(PackedLogs):
         on_unreadable: Callable[[StoreError], None] | None = None,
     ) -> list[RunRecord]:
         """Return root runs, newest first. Pass each that cannot be read to `on_unreadable`, or log a warning."""
-        given = {"thread_id = ?": thread_id, _of_user(unowned): user_id, "status = ?": status}
-        wanted: dict[str, list[Any]] = {condition: [value] for condition, value in given.items() if value is not None}
-        if before is not None:
-            wanted["(started_at, run_id) < (?, ?)"] = [*before]
-        where = " AND ".join([_IS_ROOT, *wanted])
-        query = f"SELECT {_RUN} FROM runs WHERE {where} ORDER BY started_at DESC, run_id DESC LIMIT ?"
+        only, values = _only(unowned, user_id, thread_id=thread_id, status=status)
+        query = (
+            f"SELECT {_RUN} FROM runs WHERE {_IS_ROOT} AND {only} AND (started_at, run_id) < (?, ?) "
+            "ORDER BY started_at DESC, run_id DESC LIMIT ?"
+        )
         runs: list[RunRecord] = []
-        for row in await self.database.rows(query, *chain(*wanted.values()), 2**62 if limit is None else limit):
+        for row in await self.database.rows(query, *values, *(before or _NEWEST), _ALL if limit is None else limit):
             try:
                 runs.append(self._decode_run(row))
             except StoreError as exc:
@@ -159,16 +157,13 @@ class SqlStore(PackedLogs):
         unowned: bool = False,
     ) -> list[ThreadSummary]:
         newest = f"SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND {_IS_ROOT}"
-        given = {"thread_id = ?": thread_id, _of_user(unowned): user_id}
-        wanted = {condition: value for condition, value in given.items() if value is not None}
-        where, values = " AND ".join(wanted) or "TRUE", wanted.values()
+        only, values = _only(unowned, user_id, thread_id=thread_id)
         query = (
             f"SELECT thread_id, user_id, used_at FROM (SELECT thread_id, user_id, COALESCE(({newest}), made_at) AS used_at "
-            f"FROM threads WHERE {where}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
+            f"FROM threads WHERE {only}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
             "ORDER BY used_at DESC, thread_id DESC LIMIT ?"
         )
-        place = before or (float("inf"), "")
-        found = await self.database.rows(query, *values, *place, 2**62 if limit is None else limit)
+        found = await self.database.rows(query, *values, *(before or _NEWEST), _ALL if limit is None else limit)
         return [ThreadSummary(thread_id=name, user_id=user, used_at=used) for name, user, used in found]
 
     async def create_thread(self, record: ThreadRecord) -> bool:
@@ -177,7 +172,7 @@ class SqlStore(PackedLogs):
 
         def create(link: Link) -> bool:
             made = link.run(
-                f"INSERT INTO threads (thread_id, user_id, made_at) VALUES (?, ?, {link.now}) "
+                "INSERT INTO threads (thread_id, user_id, made_at) VALUES (?, ?, wall_seconds()) "
                 "ON CONFLICT (thread_id) DO NOTHING RETURNING thread_id",
                 *(record.thread_id, record.user_id),
             )
@@ -236,10 +231,9 @@ class SqlStore(PackedLogs):
         return await self.database.value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id) or 0.0
 
     async def take_thread(self, run_id: str) -> str | None:
-        found = await self.database.rows("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
-        if not found:
+        thread_id = await self.database.value("SELECT thread_id FROM runs WHERE run_id = ?", run_id)
+        if thread_id is None:
             raise StoreError(self.place, f"there is no run {run_id!r}")
-        thread_id = found[0][0]
         return await self.database.write(lambda link: take_thread(link, run_id, thread_id), run_id, threads=[thread_id])
 
     async def hold_thread(self, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
@@ -250,6 +244,21 @@ class SqlStore(PackedLogs):
 
     async def holder_of(self, thread_id: str) -> str | None:
         return await self.database.value(HOLDER, thread_id)
+
+    def write(self, batch: LogBatch) -> asyncio.Future[None]:
+        with self._encoding(f"run {batch.log_id!r}"):
+            work = BatchWrite(self.place, batch)
+        return self.database.write(work.write, batch.log_id, threads=work.threads)
+
+    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
+        with self._decoding(f"an event of run {log_id!r} after number {after}"):
+            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
+
+    async def last_event(self, log_id: str) -> int:
+        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id)
+
+    async def read_log(self, log_id: str) -> StoredLog | None:
+        return await self.database.read(lambda link: read_log(link, log_id, self.place))
 
     async def read_request(self, run_id: str) -> bytes | None:
         return await self.database.value("SELECT request FROM runs WHERE run_id = ?", run_id)
@@ -268,11 +277,11 @@ class SqlStore(PackedLogs):
             nonlocal tried
             mine, tried = owner if tried else None, True
             return link.ask(
-                f"UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = {link.lease_now} + ?, boot = ? "
+                "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = boot_seconds() + ?, boot = boot_id() "
                 "WHERE log_id = ? AND ended = 0 AND (owner IS NULL OR owner = ? "
-                f"OR (boot = ? AND lease_until < {link.lease_now}) "
+                "OR (boot = boot_id() AND lease_until < boot_seconds()) "
                 "OR (owner = ? AND lease_until = COALESCE(?, lease_until))) RETURNING epoch",
-                *(owner, lease, link.boot, log_id, mine, link.boot, gone, seen),
+                *(owner, lease, log_id, mine, gone, seen),
             )
 
         try:
@@ -296,39 +305,32 @@ class SqlStore(PackedLogs):
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:
             # Lock the logs in the order in which everyone locks them.
+            mine = f"SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}"
             return link.ask(
-                f"UPDATE logs SET lease_until = {link.lease_now} + ?, boot = ? WHERE owner = ? AND log_id IN "
-                f"(SELECT log_id FROM logs WHERE owner = ? ORDER BY log_id{link.locking}) RETURNING log_id",
-                *(lease, link.boot, owner, owner),
+                "UPDATE logs SET lease_until = boot_seconds() + ?, boot = boot_id() "
+                f"WHERE owner = ? AND log_id IN ({mine}) RETURNING log_id",
+                *(lease, owner, owner),
             )
 
         renewed: Any = await self.database.write(renew)
         return {log_id for (log_id,) in renewed}
 
     async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
-        only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id,))
-
-        def read(link: Link) -> list[Any]:
-            owned = link.run(
-                f"SELECT log_id, owner, epoch, lease_until, {link.is_expired}, engine "
-                f"FROM logs WHERE owner IS NOT NULL{only}",
-                *given,
-            )
-            return owned + link.run(
-                "SELECT logs.log_id, owner, epoch, lease_until, 1, engine FROM runs JOIN logs ON logs.log_id = run_id "
-                f"WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only}",
-                *given,
-            )
-
+        only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id, log_id))
+        query = (
+            f"SELECT log_id, owner, epoch, lease_until, {IS_EXPIRED}, engine FROM logs WHERE owner IS NOT NULL{only} "
+            "UNION ALL SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM runs JOIN logs "
+            f"ON logs.log_id = run_id WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only}"
+        )
         return [
             OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired), engine)
-            for log_id, owner, epoch, lease_until, expired, engine in await self.database.read(read)
+            for log_id, owner, epoch, lease_until, expired, engine in await self.database.rows(query, *given)
         ]
 
     async def put_wish(self, wish: Wish) -> None:
         def put(link: Link) -> None:
             link.run(
-                f"INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) VALUES (?, ?, ?, ?, ?, {link.now}) "
+                "INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) VALUES (?, ?, ?, ?, ?, wall_seconds()) "
                 "ON CONFLICT (log_id, wish_id) DO NOTHING",
                 *(wish.log_id, wish.wish_id, wish.run_id, wish.kind, wish.body),
             )
@@ -349,9 +351,9 @@ class SqlStore(PackedLogs):
         return await self.database.value("SELECT reply FROM inbox WHERE log_id = ? AND wish_id = ?", log_id, wish_id)
 
     async def _wishes(self, where: str, value: str) -> list[Wish]:
-        found = await self.database.rows(
-            f"SELECT {_WISH} FROM inbox {where} AND reply IS NULL ORDER BY at, wish_id", value
-        )
+        columns = "inbox.log_id, wish_id, run_id, kind, body"
+        query = f"SELECT {columns} FROM inbox {where} AND reply IS NULL ORDER BY at, wish_id"
+        found = await self.database.rows(query, value)
         return [
             Wish(log_id=log, wish_id=wish, run_id=run, kind=kind, body=body) for log, wish, run, kind, body in found
         ]
@@ -368,7 +370,21 @@ class SqlStore(PackedLogs):
         )
 
     def _decode(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
-        try:
+        with self._decoding(what):
             return decode(body)
+
+    @contextmanager
+    def _decoding(self, what: str) -> Generator[None]:
+        """Turn errors of decoders into StoreErrors."""
+        try:
+            yield
         except UNREADABLE as exc:
-            raise self._unreadable(what, exc) from exc
+            raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
+
+    @contextmanager
+    def _encoding(self, what: str) -> Generator[None]:
+        """Turn errors of encoders into StoreErrors."""
+        try:
+            yield
+        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
+            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc

@@ -158,14 +158,14 @@ def _use_wal(link: Link) -> None:
 class SqliteLink(Link):
     """A connection to a file. A writer has the file to itself, so it needs no row locks."""
 
-    now, lease_now = "wall_seconds()", "boot_seconds()"
     list_tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
     def __init__(self, connection: sqlite3.Connection, clock: BootClock, check_file: Callable[[], None]) -> None:
-        self._connection, self._check_file, self.boot = connection, check_file, clock.boot
+        self._connection, self._check_file = connection, check_file
         self.begin_statement = "BEGIN IMMEDIATE"
         connection.create_function("wall_seconds", 0, time.time)
         connection.create_function("boot_seconds", 0, clock.seconds)
+        connection.create_function("boot_id", 0, lambda: clock.boot)
 
     def is_alive(self) -> bool:
         self._check_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -13,10 +13,8 @@ from ..core.runs import WAITING
 from ..core.stores import Store
 from ..tasks.repository import Change, TaskLiveness, TaskSettings, is_long
 from ..tasks.task import TaskRecord, TaskScope, encoded
+from .database import IS_EXPIRED, Link
 from .stores import sql_store
-
-if TYPE_CHECKING:
-    from .database import Link
 
 T = TypeVar("T")
 
@@ -62,7 +60,7 @@ class SqlTaskRepository:
         insert = (
             "INSERT INTO tasks (agent, session_id, task_id, user_id, log_id, place, is_open, saved_at, body) "
             # The column is only for logs in this database.
-            "VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, {}, ?) "
+            "VALUES (?, ?, ?, ?, (SELECT log_id FROM logs WHERE log_id = ?), ?, ?, wall_seconds(), ?) "
             "ON CONFLICT (agent, session_id, task_id) DO NOTHING RETURNING task_id"
         )
 
@@ -70,7 +68,7 @@ class SqlTaskRepository:
             last = "SELECT MAX(place) FROM tasks WHERE agent = ? AND session_id = ?"
             place = (link.run(last, scope.agent, scope.session_id)[0][0] or 0) + 1
             values = (*_key(scope, record.task_id), scope.user_id, record.log_id, place, _is_open(record), body)
-            made.extend(link.run(insert.format(link.now), *values))
+            made.extend(link.run(insert, *values))
 
         await self._write(scope, record.task_id, work)
         if not made:
@@ -106,7 +104,7 @@ class SqlTaskRepository:
             if changed is None or changed == record:
                 return record
             written, body = encoded(changed)
-            update = f"UPDATE tasks SET is_open = ?, saved_at = {link.now}, body = ? WHERE {_AT}"
+            update = f"UPDATE tasks SET is_open = ?, saved_at = wall_seconds(), body = ? WHERE {_AT}"
             link.run(update, _is_open(written), body, *_key(scope, task_id))
             return written
 
@@ -157,16 +155,12 @@ class SqlTaskRepository:
     async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
         if not _can_be_stored(scope):
             return {}
-
-        def read(link: Link) -> list[Any]:
-            return link.run(
-                f"SELECT tasks.user_id, task_id, ended, owner, epoch, lease_until, {link.is_expired}, status FROM tasks "
-                "LEFT JOIN logs ON logs.log_id = tasks.log_id LEFT JOIN runs ON runs.run_id = tasks.log_id "
-                "WHERE tasks.agent = ? AND session_id = ? AND is_open = 1 AND tasks.log_id IS NOT NULL",
-                *(scope.agent, scope.session_id),
-            )
-
-        found = await self._read(read)
+        query = (
+            f"SELECT tasks.user_id, task_id, ended, owner, epoch, lease_until, {IS_EXPIRED}, status FROM tasks "
+            "LEFT JOIN logs ON logs.log_id = tasks.log_id LEFT JOIN runs ON runs.run_id = tasks.log_id "
+            "WHERE tasks.agent = ? AND session_id = ? AND is_open = 1 AND tasks.log_id IS NOT NULL"
+        )
+        found = await self._rows(query, scope.agent, scope.session_id)
         return {task_id: _liveness(*log) for user_id, task_id, *log in found if user_id == scope.user_id}
 
     def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:

@@ -1,18 +1,18 @@
-"""Writes of threads and runs, each encoded first and then written in one transaction; removal, in bounded ones."""
+"""Writes of threads, runs and logs, each encoded first and then written in one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
 from ..core.content import to_json_anyway
-from ..core.errors import OwnershipLost, StoreError, ThreadBusy
-from ..core.stores import LEGS, WISHES, Placement, RunRecord, ThreadUpdate, WhenBusy
-from .database import Database, Later, Link
-from .schema import BEING_PRUNED, DELTAS_KIND, THINNED
+from ..core.errors import OwnershipLost, StoreError
+from ..core.stores import LEGS, WISHES, LogBatch, Placement, RunRecord, ThreadUpdate, WhenBusy
+from .database import ConditionFailed, Later, Link
+from .packs import PACK, PackedRow, pack_rows
 
 encode = msgspec.json.Encoder().encode
 
@@ -22,11 +22,16 @@ _INTERRUPTED = encode("a newer run was started")
 _LOG = "log_id, owner, epoch, lease_until, boot"
 _RUN = "run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity"
 _QUEUED = "FROM runs WHERE thread_id = ? AND status = 'queued'"
-_LAST_QUEUED = f"SELECT run_id {_QUEUED} ORDER BY place DESC LIMIT 1"
 _NEXT_PLACE = f"SELECT COALESCE(MAX(place), 0) + 1 {_QUEUED}"
 """The place of a new run in the queue of its thread. The database gives it: the clocks of clients may differ."""
+_TAKE_THREAD = (
+    "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) ON CONFLICT (thread_id) DO UPDATE SET "
+    f"holder = COALESCE(threads.holder, CASE WHEN NOT EXISTS (SELECT 1 {_QUEUED}) THEN excluded.holder END) RETURNING "
+    f"CASE WHEN holder = ? THEN NULL ELSE COALESCE((SELECT run_id {_QUEUED} ORDER BY place DESC LIMIT 1), holder) END"
+)
+"""Give a thread to a new run unless another run has it or waits for it; return the run before the new one."""
+_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
-_PLACED = "engine, queue, flow, level, above"
 
 
 def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Link], None]:
@@ -40,7 +45,7 @@ def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Li
         link.run_two(
             "DELETE FROM messages WHERE thread_id = ? AND place >= ?",
             (thread_id, keep),
-            f"INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, {link.now}) "
+            "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, wall_seconds()) "
             "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state, "
             "saved_at = excluded.saved_at, holder = NULLIF(threads.holder, ?)",
             (thread_id, record.user_id, state, ended or ""),
@@ -52,20 +57,16 @@ def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Li
 
 def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], None]:
     """Write a run. One that ends releases its thread; one that had ended before is not changed."""
-    result = None
-    if record.result is not None:
-        result = to_json_anyway(record.result)
-    ends = record.has_ended
-    values = (*_run_values(record), record.status, result)
-    identity = record.identity
+    result = None if record.result is None else to_json_anyway(record.result)
+    values, identity, ends = (*_run_values(record), record.status, result), record.identity, record.has_ended
+    upsert = (
+        f"INSERT INTO runs ({_RUN}, status, result, ended_at) "
+        f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {'wall_seconds()' if ends else 'NULL'}) "
+        "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
+        "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
+    )
 
     def write(link: Link) -> None:
-        upsert = (
-            f"INSERT INTO runs ({_RUN}, status, result, ended_at) "
-            f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {link.now if ends else 'NULL'}) "
-            "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
-            "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
-        )
         if ends and release:
             free = "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?"
             link.run_two(free, (identity.thread_id, identity.run_id), upsert, values)
@@ -110,7 +111,7 @@ def make_due(link: Link, where: str, *values: Any) -> None:
     """
     link.run(
         f"UPDATE logs SET turn = COALESCE(turn, {NEXT_TURN}), "
-        f"due_at = COALESCE(due_at, {link.now}) WHERE engine = '{POSTGRES}' AND ended = 0 AND {where}",
+        f"due_at = COALESCE(due_at, wall_seconds()) WHERE engine = '{POSTGRES}' AND ended = 0 AND {where}",
         *values,
     )
     link.notify(LEGS)
@@ -131,95 +132,60 @@ class RunBeginning:
         saved_at: float | None = None,
     ) -> None:
         self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
-        self._saved_at = saved_at
-        self._identity = record.identity
-        self._values = (*_run_values(record), request)
-        self._placement, self._epoch = placement, 0 if owner is None else 1
+        self._identity, self._values = record.identity, (*_run_values(record), request)
+        self._placement, self._saved_at = placement, saved_at
 
     def write(self, link: Link) -> Any:
         """Store the run and own its log; return the run before it, if its thread is taken."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
         if self._saved_at is not None:
-            found = link.run("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id)
-            if found and found[0][0] != self._saved_at:
+            saved_at = link.value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id)
+            if saved_at is not None and saved_at != self._saved_at:
                 return ""
-        if not link.eager:
-            before: Any = self._write_at_once(link)
-        else:
-            insert = "INSERT INTO threads (thread_id, user_id) VALUES (?, ?) ON CONFLICT (thread_id) DO NOTHING"
-            link.run(insert, thread_id, self._identity.user_id)
-            if link.run("SELECT 1 FROM logs WHERE log_id = ?", run_id):
-                self._check_begun(link)
-                return take_thread(link, run_id, thread_id)
-            before = _value(
-                link,
-                f"SELECT COALESCE(({_LAST_QUEUED}), holder) FROM threads WHERE thread_id = ?",
-                *(thread_id, thread_id),
-            )
-            if before is not None and self._when_busy == "reject":
-                return before
-            columns, values, given = self._log(link)
-            link.run(f"INSERT INTO logs ({columns}) VALUES ({values})", *given)
-            place = None if before is None else _value(link, _NEXT_PLACE, thread_id)
-            status = "running" if before is None else "queued"
-            link.insert(f"runs ({_RUN}, request, status, place)", [(*self._values, status, place)])
-            if before is None:
-                link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
+        if link.eager and link.run("SELECT 1 FROM logs WHERE log_id = ?", run_id):
+            self._check_begun(link)
+            return take_thread(link, run_id, thread_id)
+        before = link.ask(_TAKE_THREAD, thread_id, self._identity.user_id, run_id, thread_id, run_id, thread_id)
+        mine = "FROM threads WHERE thread_id = ?" + (" AND holder = ?" if self._when_busy == "reject" else "")
+        given = (thread_id, run_id) if self._when_busy == "reject" else (thread_id,)
+        self._insert_log(link, mine, given)
+        link.run(
+            f"INSERT INTO runs ({_RUN}, request, status, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+            f"CASE WHEN holder = ? THEN 'running' ELSE 'queued' END, CASE WHEN holder = ? THEN NULL ELSE ({_NEXT_PLACE}) END "
+            + mine,
+            *(*self._values, run_id, run_id, thread_id, *given),
+        )
         if self._when_busy == "interrupt":
             self._cancel_others(link)
         if self._placement is not None:
             self._make_due(link, self._placement)
-        return before
+        return Later(lambda: before.read()[0][0])
 
-    def _log(self, link: Link) -> tuple[str, str, tuple[Any, ...]]:
-        """Return the columns of the log, SQL for their values, and what is given for it."""
-        columns, values = _LOG, f"?, ?, {self._epoch}, {link.lease_now} + ?, ?"
-        given: tuple[Any, ...] = (self._identity.run_id, self._owner, self._lease, link.boot)
+    def _insert_log(self, link: Link, mine: str, given: tuple[str, ...]) -> None:
+        columns, values = _LOG, [self._identity.run_id, self._owner, 0 if self._owner is None else 1, self._lease]
         if (placement := self._placement) is not None:
-            columns, values = f"{_LOG}, {_PLACED}", f"{values}, ?, ?, ?, ?, ?"
             flow = self._identity.user_id or self._identity.thread_id
-            given = (*given, placement.engine, placement.queue, flow, -placement.priority, placement.above)
-        return columns, values, given
+            columns = f"{_LOG}, engine, queue, flow, level, above"
+            values += [placement.engine, placement.queue, flow, -placement.priority, placement.above]
+        more = ", ?" * (len(values) - 4)
+        selected = f"?, ?, ?, boot_seconds() + ?, boot_id(){more}"
+        link.run(f"INSERT INTO logs ({columns}) SELECT {selected} {mine}", *values, *given)
 
     def _make_due(self, link: Link, placement: Placement) -> None:
         """Let a worker take the run when its time comes, unless it waits for its thread."""
         run_id = self._identity.run_id
-        mine = "log_id = ? AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
         if placement.delay > 0:
-            link.run(f"UPDATE logs SET due_at = {link.now} + ? WHERE log_id = ?", placement.delay, run_id)
+            link.run("UPDATE logs SET due_at = wall_seconds() + ? WHERE log_id = ?", placement.delay, run_id)
         else:
+            mine = "log_id = ? AND EXISTS (SELECT 1 FROM runs WHERE run_id = ? AND status = 'running')"
             make_due(link, mine, run_id, run_id)
-
-    def _write_at_once(self, link: Link) -> Later:
-        """Write everything in one statement, which fails if the log exists."""
-        run_id, thread_id = self._identity.run_id, self._identity.thread_id
-        refused = "before.run_id IS NOT NULL" if self._when_busy == "reject" else "FALSE"
-        columns, values, given = self._log(link)
-        before = link.ask(
-            "WITH before AS (SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM logs WHERE log_id = ?) THEN "
-            f"COALESCE(({_LAST_QUEUED}), (SELECT holder FROM threads WHERE thread_id = ?)) END AS run_id, "
-            f"({_NEXT_PLACE}) AS place), "
-            f"log AS (INSERT INTO logs ({columns}) SELECT {values} FROM before "
-            f"WHERE NOT ({refused}) ON CONFLICT (log_id) DO NOTHING RETURNING log_id), "
-            f"run AS (INSERT INTO runs ({_RUN}, request, status, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-            "CASE WHEN before.run_id IS NULL THEN 'running' ELSE 'queued' END, "
-            "CASE WHEN before.run_id IS NOT NULL THEN place END FROM before, log), "
-            "thread AS (INSERT INTO threads (thread_id, user_id, holder) SELECT ?, ?, ? FROM before, log "
-            "WHERE before.run_id IS NULL ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder) "
-            f"SELECT run_id, 1 / CASE WHEN {refused} OR EXISTS (SELECT 1 FROM log) THEN 1 ELSE 0 END FROM before",
-            *(run_id, thread_id, thread_id, thread_id),
-            *given,
-            *self._values,
-            *(thread_id, self._identity.user_id, run_id),
-        )
-        return Later(lambda: before.read()[0][0])
 
     def _cancel_others(self, link: Link) -> None:
         """Ask the run that has the thread, and all that are queued, to stop: this one is the last of them."""
         run_id, thread_id = self._identity.run_id, self._identity.thread_id
         link.run(
             "INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) "
-            f"SELECT log_id, ?, run_id, 'cancel', ?, {link.now} FROM runs WHERE run_id <> ? AND "
+            "SELECT log_id, ?, run_id, 'cancel', ?, wall_seconds() FROM runs WHERE run_id <> ? AND "
             "(run_id = (SELECT holder FROM threads WHERE thread_id = ?) OR (thread_id = ? AND status = 'queued')) "
             "ON CONFLICT (log_id, wish_id) DO NOTHING",
             *(f"interrupt-{run_id}", _INTERRUPTED, run_id, thread_id, thread_id),
@@ -241,6 +207,111 @@ class RunBeginning:
             raise StoreError(self._place, f"there is a run {run_id!r} already")
 
 
+@lru_cache
+def _append_many(count: int) -> str:
+    """SQL that appends a pack to each of some logs, as `BatchWrite` does to one; it divides by zero if it cannot.
+
+    The newer rows of a log are counted in a query of their own, so that the index finds them whatever the planner thinks.
+    """
+    types = "text, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bigint".split(", ")
+    first, other = ", ".join([f"?::{name}" for name in types]), ", ".join("?" * len(types))
+    rows = ", ".join([f"({first})", *[f"({other})"] * (count - 1)])
+    newer = "SELECT 1 FROM events WHERE events.log_id = given.log_id AND (seq, sub) >= (given.from_seq, given.from_sub)"
+    return (
+        f"WITH given ({PACK}, epoch, from_seq, from_sub) AS (VALUES {rows}), "
+        "met AS (SELECT logs.log_id FROM logs JOIN given ON logs.log_id = given.log_id AND logs.epoch = given.epoch "
+        f"WHERE owner IS NOT NULL AND ended = 0 AND (SELECT COUNT(*) FROM ({newer} LIMIT 1) AS newer) = 0 "
+        "ORDER BY logs.log_id FOR UPDATE OF logs), "
+        f"done AS (INSERT INTO events ({PACK}) SELECT {PACK} FROM given WHERE log_id IN (TABLE met) RETURNING 1) "
+        f"SELECT 1 / (COUNT(*) = {count})::int FROM done"
+    )
+
+
+class BatchWrite:
+    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
+
+    def __init__(self, place: str, batch: LogBatch) -> None:
+        self._place, self._batch = place, batch
+        self._packs = pack_rows(batch.log_id, batch.rows)
+        saved = [update.record.thread_id for update in batch.threads]
+        self._freed = {*batch.left, *(run.identity.thread_id for run in batch.runs if run.has_ended)}
+        self.threads = [*saved, *self._freed]
+        """The threads that it changes."""
+        # Saving the thread of a root that has ended releases it too, in one statement.
+        own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
+        left = own.union(batch.left)
+        self._writes = [
+            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
+        ]
+        if only_left := sorted({*batch.left} - {*saved}):
+            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=only_left))
+        self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
+
+    def write(self, link: Link) -> None:
+        batch, log_id = self._batch, self._batch.log_id
+        try:
+            self._append(link)
+        except ConditionFailed:
+            self._check_written(link)
+            return
+        for write in self._writes:
+            write(link)
+        answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
+        for reply in batch.replies:
+            link.run(answer, reply.body, log_id, reply.wish_id)
+        if batch.released and not batch.ended:
+            if batch.rests:  # a separate statement: it sees every wish put in before the release
+                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
+                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
+            else:
+                link.notify(LEGS)
+        for topic in (log_id, *self._freed):
+            link.notify(topic)
+
+    def _append(self, link: Link) -> None:
+        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
+        batch, where = self._batch, OWNED
+        values: list[Any] = [batch.log_id, batch.epoch]
+        if self._packs:
+            first = batch.rows[0]
+            if len(self._packs) == 1 and not batch.released and not batch.ended:
+                if link.gather(_append_many, (*self._packs[0], batch.epoch, first.seq, first.sub)):
+                    return
+            where, values = OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
+        if batch.ended or (batch.released and batch.rests):
+            rests = ", turn = NULL, due_at = NULL"
+            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
+        elif batch.released:  # the next worker takes it before new legs
+            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
+        else:
+            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
+        link.require(owned, *values)
+        link.insert(f"events ({PACK})", self._packs)
+
+    def _check_written(self, link: Link) -> None:
+        """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
+        batch = self._batch
+        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
+        epoch, owner, ended = found[0] if found else (None, None, 1)
+        is_ours = epoch == batch.epoch
+        if self._packs:
+            if self._stored_packs(link) == self._packs:
+                return
+            if is_ours and owner is not None and not ended:
+                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
+        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
+            return
+        raise OwnershipLost(self._place, batch.log_id)
+
+    def _stored_packs(self, link: Link) -> list[PackedRow]:
+        first, last = self._batch.rows[0], self._batch.rows[-1]
+        return link.run(
+            f"SELECT {PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
+            "ORDER BY seq, sub",
+            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
+        )
+
+
 def leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
     marks = ", ".join("?" * len(thread_ids))
     link.run(f"UPDATE threads SET holder = NULL WHERE holder = ? AND thread_id IN ({marks})", log_id, *thread_ids)
@@ -254,7 +325,7 @@ def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str,
     """Hold a thread for a child in a log; if another log has it, return that log."""
     if not link.run(f"SELECT 1 FROM logs WHERE {OWNED}", log_id, epoch):
         raise OwnershipLost(place, log_id)
-    holder = _value(link, HOLDER, thread_id)
+    holder = link.value(HOLDER, thread_id)
     if holder in (None, log_id):
         link.run(
             "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) "
@@ -267,11 +338,10 @@ def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str,
 
 def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
     """Give a queued run its thread if it is its turn; else return the run before it."""
-    place = _value(link, "SELECT place FROM runs WHERE run_id = ? AND status = 'queued'", run_id)
+    place = link.value("SELECT place FROM runs WHERE run_id = ? AND status = 'queued'", run_id)
     if place is None:
         return None
-    before = _value(
-        link,
+    before = link.value(
         f"SELECT COALESCE((SELECT run_id {_QUEUED} AND place < ? ORDER BY place DESC LIMIT 1), holder) "
         "FROM threads WHERE thread_id = ?",
         *(thread_id, place, thread_id),
@@ -288,89 +358,3 @@ def first_queued(where: str) -> str:
         "SELECT DISTINCT ON (runs.thread_id) run_id FROM runs JOIN threads ON threads.thread_id = runs.thread_id "
         f"WHERE status = 'queued' AND holder IS NULL AND {where} ORDER BY runs.thread_id, place"
     )
-
-
-def _value(link: Link, query: str, *values: Any) -> Any:
-    found = link.run(query, *values)
-    return found[0][0] if found else None
-
-
-MOST_ROWS = 500
-"""Rows changed in one transaction, so that others do not wait long for it."""
-_SOME_ROWS = "log_id = ? AND (seq, sub) IN (SELECT seq, sub FROM events WHERE log_id = ? {} ORDER BY seq, sub LIMIT ?)"
-
-
-async def delete_thread(database: Database, thread_id: str) -> bool:
-    """Delete a thread with its runs and their logs; raise ThreadBusy if a log of it has not ended."""
-
-    def find(link: Link) -> tuple[bool, list[tuple[str, int]]]:
-        known = bool(link.run("SELECT 1 FROM threads WHERE thread_id = ?", thread_id))
-        # Also the logs of their placed children.
-        query = (
-            "SELECT log_id, ended FROM (WITH RECURSIVE found (log_id, ended) AS ("
-            "SELECT logs.log_id, ended FROM runs JOIN logs ON logs.log_id = run_id WHERE thread_id = ? "
-            "UNION SELECT logs.log_id, logs.ended FROM logs JOIN found ON logs.above = found.log_id) "
-            "SELECT log_id, ended FROM found) AS found ORDER BY log_id"
-        )
-        return known, link.run(query, thread_id)
-
-    known, runs = await database.read(find)
-    for run_id, ended in runs:
-        if not ended:
-            raise ThreadBusy(thread_id, run_id)
-    left: Sequence[str] = [run_id for run_id, _ in runs]
-    while left:
-        left, _, _ = await database.write(partial(remove_runs, run_ids=left, deltas=False))
-    await database.write(partial(remove_threads, thread_ids=[thread_id], before=float("inf")), threads=[thread_id])
-    return known
-
-
-def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Sequence[str], int, int]:
-    """Prune runs until one transaction has changed enough; return the runs that are left, and counts of runs and
-    events."""
-    only = f"AND (kind = '{DELTAS_KIND}' OR body IS NULL)" if deltas else ""
-    drop = f"DELETE FROM events WHERE {_SOME_ROWS.format(only)} RETURNING held"
-    clear = f"UPDATE events SET private = NULL WHERE {_SOME_ROWS.format('AND private IS NOT NULL')} RETURNING seq"
-    runs, events, room = 0, 0, MOST_ROWS
-    for place, run_id in enumerate(run_ids):
-        if room <= 0:
-            return run_ids[place:], runs, events
-        log = link.run(f"SELECT ended FROM logs WHERE log_id = ?{link.locking}", run_id)
-        if log and not log[0][0]:
-            continue
-        held = [row[0] for row in link.run(drop, run_id, run_id, room)]
-        changed, events = len(held), events + sum(held)
-        if deltas and changed < room:
-            changed += len(link.run(clear, run_id, run_id, room - changed))
-        is_done = changed < room
-        if deltas or not is_done:
-            link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", THINNED if is_done else BEING_PRUNED, run_id)
-        if not is_done:
-            return run_ids[place:], runs, events
-        runs += 1 if deltas else _remove_run(link, run_id)
-        room -= changed + 1
-    return [], runs, events
-
-
-def _remove_run(link: Link, run_id: str) -> int:
-    """Remove a run whose events are removed, with its background children; return 0 if another process did."""
-    link.run("DELETE FROM inbox WHERE log_id = ?", run_id)
-    link.run("DELETE FROM push_targets WHERE run_id = ?", run_id)
-    link.run("DELETE FROM logs WHERE log_id = ?", run_id)
-    link.run("DELETE FROM runs WHERE log_id = ? AND log_id <> run_id", run_id)
-    return len(link.run("DELETE FROM runs WHERE run_id = ? RETURNING run_id", run_id))
-
-
-def remove_threads(link: Link, thread_ids: Sequence[str], before: float) -> tuple[int, int]:
-    threads = messages = 0
-    link.lock_threads(thread_ids)
-    for thread_id in thread_ids:
-        dropped = link.run(
-            "DELETE FROM threads WHERE thread_id = ? AND holder IS NULL AND saved_at < ? AND NOT EXISTS "
-            "(SELECT 1 FROM runs WHERE runs.thread_id = threads.thread_id) RETURNING thread_id",
-            *(thread_id, before),
-        )
-        if dropped:
-            threads += 1
-            messages += len(link.run("DELETE FROM messages WHERE thread_id = ? RETURNING place", thread_id))
-    return threads, messages
