@@ -60,10 +60,6 @@ class Tasks:
         self.records[task_id] = changed = change(record) or record
         return changed
 
-    async def update_all(self, changes: Any) -> None:
-        for scope, task_id, change in changes:
-            await self.update(scope, task_id, change)
-
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         return None
 

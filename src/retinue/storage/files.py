@@ -140,12 +140,10 @@ class StoreFilesystem:
         return BytesIO(self._load(path, LARGEST)[1] or b"")
 
     def write(self, path: str, data: bytes) -> None:
-        spot = self._file_to_write(path, data)
-        mark = token_hex(8)
-        self._write(path, lambda link: _put(link, spot, data, mark))
+        self._put(path, data, _ANY)
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
-        spot = self._file(path)
+        spot = self._spot(path)
         deadline, pause = time.monotonic() + LONGEST_WAIT, 0.001
         while True:
             found = self._read(path, lambda link: _load(link, spot, LARGEST))
@@ -155,8 +153,7 @@ class StoreFilesystem:
             after = change(before)
             if after is None:
                 return version
-            written = self._put_if(path, version, after)
-            if written is not None:
+            if (written := self._put(path, after, version)) is not None:
                 return written
             if time.monotonic() > deadline:
                 raise PathError(path, f"others have changed it all the time for {LONGEST_WAIT:.0f} s: try again")
@@ -164,7 +161,7 @@ class StoreFilesystem:
             pause = min(pause * 2, 0.05)
 
     def make_folder(self, path: str) -> None:
-        spot = self._folder(path)
+        spot = self._spot(path, is_folder=True)
         self._write(path, lambda link: _make_folders(link, spot, len(spot.names)))
 
     def list(self, path: str = "") -> list[FileEntry]:
@@ -177,7 +174,7 @@ class StoreFilesystem:
         return list(walk_files(self.list, path, True, lambda above, _: above))
 
     def stamp(self, path: str) -> Stamp | None:
-        spot = self._file(path)
+        spot = self._spot(path)
         found = self._read(path, lambda link: _find(link, spot))
         return None if found is None or found.is_folder else found.version
 
@@ -190,14 +187,15 @@ class StoreFilesystem:
         return None if found is None else frozenset([(name, row.version) for name, row in found.items()])
 
     def exists(self, path: str) -> bool:
-        spot = self._spot(split_path(path))
-        if self._is_kept_back(split_path(path)[:-1]):
+        try:
+            spot = self._spot(path) if split_path(path) else self._spot(path, is_folder=True)
+        except PathDenied:
             return False
         return not spot.names or self._read(path, lambda link: _find(link, spot)) is not None
 
     def delete(self, path: str) -> None:
         """Delete a file or an empty folder."""
-        spot = self._file(path)
+        spot = self._spot(path)
         removed: list[bool] = []  # one success is enough: the job may run twice
         self._write(path, lambda link: removed.append(_remove(link, spot)))
         if not any(removed):
@@ -207,42 +205,24 @@ class StoreFilesystem:
     def _root(self) -> tuple[int, str, str, tuple[str, ...]]:
         return id(self._database), self.space, self.isolation, self._base
 
-    def _spot(self, names: tuple[str, ...]) -> _Spot:
-        return _Spot(self.space, (*self._base, *names), len(self._base))
-
-    def _folder(self, path: str) -> _Spot:
-        """Return the spot of a folder; raise PathDenied if it is kept back."""
+    def _spot(self, path: str, *, is_folder: bool = False) -> _Spot:
+        """Return the spot of a file or folder; raise PathDenied if it is kept back."""
         names = split_path(path)
-        if self._is_kept_back(names):
-            raise PathDenied(path, _KEPT_BACK)
-        return self._spot(names)
-
-    def _file(self, path: str) -> _Spot:
-        """Return the spot of a file; raise PathDenied if its folder is kept back."""
-        names = split_path(path)
-        if not names:
+        if not names and not is_folder:
             raise PathError(path, "it is the root folder of this workspace, not a file")
-        if self._is_kept_back(names[:-1]):
+        if self._is_kept_back(names if is_folder else names[:-1]):
             raise PathDenied(path, _KEPT_BACK)
-        return self._spot(names)
-
-    def _file_to_write(self, path: str, data: bytes) -> _Spot:
-        spot = self._file(path)
-        if path.endswith("/"):
-            raise PathError(path, "it names a folder, not a file")
-        if len(data) > LARGEST:
-            raise PathError(path, f"{len(data):,} bytes are over the limit of {LARGEST:,} for a file in a store")
-        return spot
+        return _Spot(self.space, (*self._base, *names), len(self._base))
 
     def _is_kept_back(self, names: tuple[str, ...]) -> bool:
         return self._kept_back is not None and self._kept_back((*self._base, *names))
 
     def _children(self, path: str) -> dict[str, _Row] | None:
-        spot = self._folder(path)
+        spot = self._spot(path, is_folder=True)
         return self._read(path, lambda link: _children(link, spot))
 
     def _load(self, path: str, most: int) -> tuple[_Row, bytes | None]:
-        spot = self._file(path)
+        spot = self._spot(path)
         found = self._read(path, lambda link: _load(link, spot, most))
         if found is None:
             raise FileMissing(path, _MISSING)
@@ -250,10 +230,13 @@ class StoreFilesystem:
             raise PathError(path, _IS_FOLDER)
         return found
 
-    def _put_if(self, path: str, version: _Version | None, data: bytes) -> Stamp | None:
-        spot = self._file_to_write(path, data)
-        mark = token_hex(8)
-        return self._write(path, lambda link: _put_if(link, spot, version, data, mark))
+    def _put(self, path: str, data: bytes, expected: _Version | None) -> _Version | None:
+        spot, mark = self._spot(path), token_hex(8)
+        if path.endswith("/"):
+            raise PathError(path, "it names a folder, not a file")
+        if len(data) > LARGEST:
+            raise PathError(path, f"{len(data):,} bytes are over the limit of {LARGEST:,} for a file in a store")
+        return self._write(path, lambda link: _put(link, spot, data, mark, expected))
 
     def _read(self, path: str, work: Callable[[Link], T]) -> T:
         return self._reported(path, lambda: self._database.read_blocking(work))
@@ -273,6 +256,10 @@ class _Version(NamedTuple):
 
     number: int
     mark: str
+
+
+_ANY = _Version(-1, "")
+"""Stands for any version, also that of a file that is not there."""
 
 
 class _Row(NamedTuple):
@@ -324,19 +311,18 @@ def _children(link: Link, spot: _Spot) -> dict[str, _Row] | None:
     return None if own is None else {}
 
 
-def _put(link: Link, spot: _Spot, data: bytes, mark: str) -> None:
-    """Replace a file, or create it with the folders above it."""
-    while _write(link, spot, _find(link, spot, lock=True), data, mark) is None:
-        continue
-
-
-def _put_if(link: Link, spot: _Spot, expected: _Version | None, data: bytes, mark: str) -> _Version | None:
-    """As `_put`, if the file still has the expected version (None: it is not there); return None if it has not."""
-    found = _find(link, spot, lock=True)
-    version = None if found is None else found.version
-    if version is not None and version.mark == mark:
-        return version  # an earlier try wrote it, and its outcome was lost
-    return _write(link, spot, found, data, mark) if version == expected else None
+def _put(link: Link, spot: _Spot, data: bytes, mark: str, expected: _Version | None) -> _Version | None:
+    """Replace a file, or create it with the folders above it; return None, and do nothing, if it has not the expected
+    version (None: it is not there)."""
+    while True:
+        found = _find(link, spot, lock=True)
+        version = None if found is None else found.version
+        if version is not None and version.mark == mark:
+            return version  # an earlier try wrote it, and its outcome was lost
+        if expected not in (_ANY, version):
+            return None
+        if (written := _write(link, spot, found, data, mark)) is not None:
+            return written
 
 
 def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> _Version | None:
@@ -399,12 +385,9 @@ def _refuse_file(found: _Row | None, spot: _Spot, depth: int | None = None) -> N
 
 async def folders_with_tasks(store: Store) -> list[tuple[StoreFilesystem, str]]:
     """Return the filesystems in a database that hold task records, each with the agent whose they are."""
-
-    def read(link: Link) -> list[tuple[str, str]]:
-        return link.run("SELECT space, folder FROM files WHERE name = 'tasks' AND is_folder = 1 ORDER BY space, folder")
-
+    query = "SELECT space, folder FROM files WHERE name = 'tasks' AND is_folder = 1 ORDER BY space, folder"
     found: list[tuple[StoreFilesystem, str]] = []
-    for space, folder in await sql_store(store).database.read(read):
+    for space, folder in await sql_store(store).database.rows(query):
         *base, above, agent = ("", *folder.split("/"))
         if above == "agents" and _SPACE.fullmatch(space):
             found.append((StoreFilesystem(store, space).below("/".join(filter(None, base))), agent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -112,9 +111,6 @@ class SqlTaskRepository:
         if isinstance(after, Exception):
             raise after
         return after
-
-    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
-        await asyncio.gather(*[self.update(scope, task_id, change) for scope, task_id, change in changes])
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,11 +12,11 @@ from msgspec import Struct
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp
 from ..core.functions import in_thread
-from .repository import Change, TaskLiveness, TaskSettings, is_long, open_scopes
+from .repository import Records, SessionRecords, TaskSettings, is_long, open_scopes
 from .task import TaskRecord, TaskScope, encoded
 
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
-_FileChange = Callable[[dict[str, TaskRecord]], Any]
+_FileChange = Callable[[Records], Any]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -58,7 +58,7 @@ class _Queue:
         self.writer: asyncio.Task[None] | None = None
 
 
-class WorkspaceTaskRepository:
+class WorkspaceTaskRepository(SessionRecords):
     """Visible to every process that works on the same files. Writes that arrive during one are joined."""
 
     def __init__(self, filesystem: Filesystem, agent: str, settings: TaskSettings | None = None) -> None:
@@ -70,33 +70,11 @@ class WorkspaceTaskRepository:
     def __repr__(self) -> str:
         return f"WorkspaceTaskRepository({self._filesystem!r}, {self._agent!r})"
 
-    async def add(self, record: TaskRecord) -> None:
-        def put(records: dict[str, TaskRecord]) -> None:
-            if record.task_id in records:
-                raise TaskStoreError(self._path(record.parent_session_id), f"task {record.task_id} is there already")
-            records[record.task_id] = record
-
-        await self._write(record.parent_session_id, put)
-
-    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        record = (await self._current(scope.session_id)).get(task_id)
-        return record if record is not None and record.user_id == scope.user_id else None
-
-    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
-        records = await self._current(scope.session_id)
-        return [record for record in records.values() if record.user_id == scope.user_id]
-
     async def everything(self) -> Sequence[TaskRecord]:
         """Return every task of this agent, of all sessions and users."""
         sessions = await in_thread(self._filesystem.stamps, {"path": self._folder, "suffix": ".json"})
         found = [await self._current(name.removesuffix(".json")) for name in sorted(sessions)]
         return [record for records in found for record in records.values()]
-
-    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
-        return await self._write(scope.session_id, _changing(scope, task_id, change))
-
-    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
-        await asyncio.gather(*[self.update(scope, task_id, change) for scope, task_id, change in changes])
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):
@@ -116,9 +94,6 @@ class WorkspaceTaskRepository:
 
     async def open_scopes(self) -> Sequence[TaskScope]:
         return await in_thread(self._open_scopes, {})
-
-    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
-        return {}
 
     def _open_scopes(self) -> list[TaskScope]:
         found: list[TaskRecord] = []
@@ -237,19 +212,6 @@ def _file_name(session_id: str) -> str:
     """Return the name of the file of a session: its id. Names that begin like `c:` are refused as drive letters."""
     is_like_a_drive = session_id[:1].isalpha() and session_id[1:2] == ":"
     return session_id.replace(":", "%3A", 1) if is_like_a_drive else session_id
-
-
-def _changing(scope: TaskScope, task_id: str, change: Change) -> _FileChange:
-    def apply(records: dict[str, TaskRecord]) -> TaskRecord | None:
-        record = records.get(task_id)
-        if record is None or record.user_id != scope.user_id:
-            return None
-        changed = change(record)
-        if changed is not None and changed != record:
-            records[task_id] = changed
-        return records[task_id]
-
-    return apply
 
 
 def _outcome(change: _FileChange, records: dict[str, TaskRecord]) -> Any:

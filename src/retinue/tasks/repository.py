@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -15,6 +15,10 @@ LONGEST_RESULT = 4096
 
 Change = Callable[[TaskRecord], TaskRecord | None]
 """The next record, or None to leave it. It may be called more than once and must do nothing else."""
+
+
+Records = dict[str, TaskRecord]
+"""The tasks of a session, by id."""
 
 
 class TaskSettings(Struct, frozen=True, kw_only=True):
@@ -69,9 +73,6 @@ class TaskRepository(Protocol):
         """Apply a change and return the record as it is afterwards; None if there is no such task."""
         ...
 
-    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
-        """Apply several changes at once, each as `update`."""
-
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         """Store a result that is too long for its record, and return its place; None if it is not too long."""
         ...
@@ -94,7 +95,56 @@ def is_long(text: str) -> bool:
     return len(text) > LONGEST_RESULT // 4 and len(text.encode(errors="replace")) > LONGEST_RESULT
 
 
-class MemoryTaskRepository:
+class SessionRecords:
+    """Base of repositories that keep the records of a session together: they read and write all of them at once."""
+
+    async def add(self, record: TaskRecord) -> None:
+        def put(records: Records) -> None:
+            if record.task_id in records:
+                place = self._path(record.parent_session_id)
+                raise TaskStoreError(place, f"task {record.task_id} is there already")
+            records[record.task_id] = record
+
+        await self._write(record.parent_session_id, put)
+
+    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
+        return _find(await self._current(scope.session_id), scope, task_id)
+
+    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
+        records = await self._current(scope.session_id)
+        return [record for record in records.values() if record.user_id == scope.user_id]
+
+    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
+        def apply(records: Records) -> TaskRecord | None:
+            record = _find(records, scope, task_id)
+            changed = None if record is None else change(record)
+            if changed is not None and changed != record:
+                records[task_id] = changed
+            return changed or record
+
+        return await self._write(scope.session_id, apply)
+
+    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
+        return {}
+
+    def _path(self, session_id: str) -> str:
+        """Return the place of a session, for people."""
+        raise NotImplementedError
+
+    async def _current(self, session_id: str) -> Records:
+        raise NotImplementedError
+
+    async def _write(self, session_id: str, change: Callable[[Records], Any]) -> Any:
+        """Apply a change to the records of a session, as one atomic step; return what it returns."""
+        raise NotImplementedError
+
+
+def _find(records: Records, scope: TaskScope, task_id: str) -> TaskRecord | None:
+    record = records.get(task_id)
+    return record if record is not None and record.user_id == scope.user_id else None
+
+
+class MemoryTaskRepository(SessionRecords):
     """Task records in the memory of this process, for tests and short-lived agents.
 
     Agents that share one see each other's tasks, as those of one name do.
@@ -102,36 +152,10 @@ class MemoryTaskRepository:
 
     def __init__(self, settings: TaskSettings | None = None) -> None:
         self.settings = settings or TaskSettings()
-        self._sessions: dict[str, dict[str, TaskRecord]] = {}
+        self._sessions: dict[str, Records] = {}
 
     def __repr__(self) -> str:
         return f"MemoryTaskRepository({sum(map(len, self._sessions.values()))} tasks)"
-
-    async def add(self, record: TaskRecord) -> None:
-        records = self._sessions.setdefault(record.parent_session_id, {})
-        if record.task_id in records:
-            raise TaskStoreError(record.parent_session_id, f"task {record.task_id} is there already")
-        records[record.task_id] = record
-
-    async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
-        record = self._sessions.get(scope.session_id, {}).get(task_id)
-        return record if record is not None and record.user_id == scope.user_id else None
-
-    async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
-        records = self._sessions.get(scope.session_id, {})
-        return [record for record in records.values() if record.user_id == scope.user_id]
-
-    async def update(self, scope: TaskScope, task_id: str, change: Change) -> TaskRecord | None:
-        record = await self.get(scope, task_id)
-        if record is None:
-            return None
-        changed = change(record) or record
-        self._sessions[scope.session_id][task_id] = changed
-        return changed
-
-    async def update_all(self, changes: Sequence[tuple[TaskScope, str, Change]]) -> None:
-        for scope, task_id, change in changes:
-            await self.update(scope, task_id, change)
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         return None
@@ -140,11 +164,16 @@ class MemoryTaskRepository:
         return record.result
 
     async def open_scopes(self) -> Sequence[TaskScope]:
-        records = [record for session in self._sessions.values() for record in session.values()]
-        return open_scopes(records)
+        return open_scopes([record for session in self._sessions.values() for record in session.values()])
 
-    async def liveness(self, scope: TaskScope) -> Mapping[str, TaskLiveness]:
-        return {}
+    def _path(self, session_id: str) -> str:
+        return session_id
+
+    async def _current(self, session_id: str) -> Records:
+        return self._sessions.get(session_id, {})
+
+    async def _write(self, session_id: str, change: Callable[[Records], Any]) -> Any:
+        return change(self._sessions.setdefault(session_id, {}))
 
 
 def open_scopes(records: Iterable[TaskRecord]) -> list[TaskScope]:

@@ -383,9 +383,8 @@ class TaskService:
         if due:
             known = await self.repository.liveness(scope)  # a task whose life is known needs no heartbeat
             beating = [task.record for task in due if task.record.task_id not in known]
-            if beating:
-                now_alive = partial(beat, now=self._clock(), node=self.node)
-                await self.repository.update_all([(one.scope, one.task_id, now_alive) for one in beating])
+            now_alive = partial(beat, now=self._clock(), node=self.node)
+            await asyncio.gather(*[self.repository.update(one.scope, one.task_id, now_alive) for one in beating])
             for task in due:
                 task.last_beat = now
 

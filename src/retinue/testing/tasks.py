@@ -167,9 +167,8 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         other = TaskScope("boss", "s2", "ann")
         for task_id, scope in (("t1", S1), ("t2", S1), ("t3", other)):
             await repository.add(task_record(task_id, scope, node="n1", status=TaskStatus.RUNNING))
-        await repository.update_all(
-            [(S1, "t1", _beating), (S1, "t2", _beating), (other, "t3", _beating), (S1, "gone", _beating)]
-        )
+        tasks = ((S1, "t1"), (S1, "t2"), (other, "t3"), (S1, "gone"))
+        await asyncio.gather(*[repository.update(scope, task_id, _beating) for scope, task_id in tasks])
         for reader in self._readers(repository):
             assert [record.version for record in [*await reader.list(S1), *await reader.list(other)]] == [2, 2, 2]
 
