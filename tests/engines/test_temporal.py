@@ -22,7 +22,7 @@ from retinue.core.model import ModelRequest
 from retinue.core.stores import Placement, Wish
 from retinue.engines import temporal_sweeper, temporal_worker
 from retinue.engines.temporal_workflow import LEG, WORKFLOW, RetinueRun
-from retinue.storage.placed import PlacedLogs
+from retinue.storage.legs import PlacedLogs
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 

@@ -348,10 +348,6 @@ class DurableStore(Store, EventStore, Protocol):
         """Return the engine that schedules a log; None if there is none."""
         ...
 
-    async def log_of(self, run_id: str) -> str | None:
-        """Return the log of a root run or background child."""
-        ...
-
     async def renew(self, owner: str, lease: float) -> set[str]:
         """Renew every lease of an owner; return the logs it still owns."""
         ...

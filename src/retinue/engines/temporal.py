@@ -33,7 +33,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..core.engine import DoLeg, WorkerInfo
 from ..core.errors import ConfigurationError, EngineError
 from ..core.stores import DurableStore, Placement, RunRecord
-from ..storage.placed import PlacedLogs
+from ..storage.legs import PlacedLogs
 from ..storage.sql import SqlStore
 from .temporal_worker import LegWorker
 from .temporal_workflow import AGENT, QUESTIONS, STEP, WORKFLOW

@@ -6,7 +6,7 @@ A run has an id made from its activity, so that a retry finds the same run inste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,9 +93,9 @@ class AgentActivities:
             raise DecisionRefused(result["error"])
         return result
 
-    async def _follow(self, run_id: str, end: Awaitable[RunResult[Any]]) -> dict[str, Any]:
+    async def _follow(self, run_id: str, end: Coroutine[Any, Any, RunResult[Any]]) -> dict[str, Any]:
         """Wait for a run. If the activity is cancelled, cancel the run."""
-        work = asyncio.create_task(_awaited(end))
+        work = asyncio.create_task(end)
         timeout = activity.info().heartbeat_timeout
         every = _BEAT if timeout is None else min(_BEAT, timeout.total_seconds() / 4)
         try:
@@ -140,10 +140,6 @@ def outcome(result: RunResult[Any]) -> dict[str, Any]:
 def _own_id() -> str:
     info = activity.info()
     return f"{info.workflow_run_id}-{info.activity_id}"
-
-
-async def _awaited(end: Awaitable[RunResult[Any]]) -> RunResult[Any]:
-    return await end
 
 
 async def _refusing(work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:

@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from temporalio.api.activity.v1 import ActivityOptions
 from temporalio.api.common.v1 import Priority, WorkflowExecution
 from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.api.workflow.v1 import WorkflowExecutionOptions
+from temporalio.api.workflow.v1 import PendingActivityInfo, WorkflowExecutionOptions
 from temporalio.api.workflowservice.v1 import UpdateActivityOptionsRequest, UpdateWorkflowExecutionOptionsRequest
-from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowHandle
 
 from ..core.engine import WorkerInfo
 from ..core.errors import EngineError, RetinueError
 from ..core.processes import has_process_ended
 from ..core.stores import RunRecord
-from ..storage.legs import Workers
-from ..storage.placed import Found, PlacedLogs
+from ..storage.legs import Found, PlacedLogs, Workers
 from ..storage.schedules import Schedules
 from .temporal_workflow import LEG, WORKFLOW
 
@@ -93,11 +93,15 @@ class Sweeper:
 
     async def _is_queued(self, log_id: str) -> bool:
         """Return whether the next leg of a run waits in a queue; also if the run has ended or nothing is known of it."""
-        workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
-        described = await self._engine.call(workflow.describe)
-        legs = [one for one in described.raw_description.pending_activities if one.activity_type.name == LEG]
+        described, legs = await self._describe(log_id)
         waits = [one.state == SCHEDULED and one.next_attempt_schedule_time.ToSeconds() <= time.time() for one in legs]
         return described.status is not WorkflowExecutionStatus.RUNNING or any(waits)
+
+    async def _describe(self, log_id: str) -> tuple[WorkflowExecutionDescription, list[PendingActivityInfo]]:
+        """Return the workflow of a run as Temporal knows it, and those of its activities that are legs."""
+        workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
+        described = await self._engine.call(workflow.describe)
+        return described, [one for one in described.raw_description.pending_activities if one.activity_type.name == LEG]
 
     async def start(self, found: Found) -> None:
         """Start or wake the workflows of runs."""
@@ -140,9 +144,7 @@ class Sweeper:
 
         Without an owner: nobody has the log, and an activity that seems to be at work has ended without Temporal.
         """
-        workflow: WorkflowHandle[Any, Any] = self._engine.client.get_workflow_handle(log_id)
-        described = await self._engine.call(workflow.describe)
-        legs = [one for one in described.raw_description.pending_activities if one.activity_type.name == LEG]
+        described, legs = await self._describe(log_id)
         started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
         for one in legs:
             worker = one.last_worker_identity
@@ -155,34 +157,30 @@ class Sweeper:
                 left = {"end": "left", **standing(await self._store.load_run(log_id))}
                 await self._engine.call(lambda activity=activity, left=left: activity.complete(left))
             elif one.state == SCHEDULED and owner is not None and one.priority.priority_key != 1:
-                await self._put_leg_first(log_id, described.run_id, one.activity_id)
+                await self._put_first(log_id, described.run_id, one.activity_id)
 
-    async def _put_leg_first(self, log_id: str, run_id: str | None, activity_id: str) -> None:
-        """Have a leg that waits in a queue again come before those of runs that have not begun, if the server can."""
-        request = UpdateActivityOptionsRequest(
-            namespace=self._engine.namespace,
-            execution=WorkflowExecution(workflow_id=log_id, run_id=run_id or ""),
-            id=activity_id,
-            activity_options=ActivityOptions(priority=Priority(priority_key=1)),
-            update_mask=FieldMask(paths=["priority.priority_key"]),
-        )
-        service = self._engine.client.workflow_service
+    async def _put_first(self, log_id: str, run_id: str | None, activity_id: str | None = None) -> None:
+        """Have a leg that waits in a queue again, or the next tasks of a workflow, come before those of runs that have not
+        begun, if the server can."""
+        service, namespace = self._engine.client.workflow_service, self._engine.namespace
+        execution = WorkflowExecution(workflow_id=log_id, run_id=run_id or "")
+        first, mask = Priority(priority_key=1), FieldMask(paths=["priority.priority_key"])
+        if activity_id is None:
+            change = UpdateWorkflowExecutionOptionsRequest(
+                namespace=namespace,
+                workflow_execution=execution,
+                workflow_execution_options=WorkflowExecutionOptions(priority=first),
+                update_mask=mask,
+            )
+            request = partial(service.update_workflow_execution_options, change)
+        else:
+            options = ActivityOptions(priority=first)
+            leg = UpdateActivityOptionsRequest(
+                namespace=namespace, execution=execution, id=activity_id, activity_options=options, update_mask=mask
+            )
+            request = partial(service.update_activity_options, leg)
         try:
-            await self._engine.call(lambda: service.update_activity_options(request))
-        except EngineError as exc:
-            _log.debug("run %s waits for its turn: %s", log_id, exc)
-
-    async def _put_first(self, log_id: str, run_id: str | None) -> None:
-        """Have the next tasks of a workflow come before those of runs that have not begun, if the server can."""
-        request = UpdateWorkflowExecutionOptionsRequest(
-            namespace=self._engine.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=log_id, run_id=run_id or ""),
-            workflow_execution_options=WorkflowExecutionOptions(priority=Priority(priority_key=1)),
-            update_mask=FieldMask(paths=["priority.priority_key"]),
-        )
-        service = self._engine.client.workflow_service
-        try:
-            await self._engine.call(lambda: service.update_workflow_execution_options(request))
+            await self._engine.call(request)
         except EngineError as exc:
             _log.debug("run %s waits for its turn: %s", log_id, exc)
 

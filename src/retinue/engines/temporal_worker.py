@@ -36,7 +36,7 @@ from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, LegStatus, NewRun, Worke
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
 from ..loop.tickets import encode_decisions
-from ..storage.placed import PlacedLogs
+from ..storage.legs import PlacedLogs
 from ..wire.resources import DecisionBody
 from .temporal_steps import outcome
 from .temporal_sweeper import Sweeper, standing

@@ -9,11 +9,12 @@ import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.errors import StoreError
 from ..core.stores import Watch
+from .schema import read_version
 
 T = TypeVar("T")
 
@@ -164,15 +165,11 @@ class Lane:
     def submit(self, work: Callable[[Link], T], key: str = "", threads: Sequence[str] = ()) -> asyncio.Future[T]:
         """Start a job; the future is done when it is committed."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        self._add(_Job(key, work, threads, loop, done))
-        return done
+        return self._add(_Job(key, work, threads, loop, loop.create_future()))
 
     def submit_from_thread(self, work: Callable[[Link], T], key: str = "") -> Future[T]:
         """As `submit`, from a thread without an event loop."""
-        done: Future[T] = Future()
-        self._add(_Job(key, work, (), None, done))
-        return done
+        return self._add(_Job(key, work, (), None, Future()))
 
     def close(self) -> None:
         """Finish the jobs that wait, then disconnect. Blocking."""
@@ -183,15 +180,16 @@ class Lane:
         if self._worker is not None:
             self._worker.join()
 
-    def _add(self, job: _Job) -> None:
+    def _add(self, job: _Job) -> Any:
         with self._adding:
-            if not self._closed:
-                self._jobs.put(job)
-                if self._worker is None:
-                    self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
-                    self._worker.start()
-                return
-        _settle([(job.done, (None, StoreError(self._place, "it was closed")))])
+            if self._closed:
+                job.done.set_exception(StoreError(self._place, "it was closed"))
+                return job.done
+            self._jobs.put(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name="retinue-store", daemon=True)
+                self._worker.start()
+        return job.done
 
     def _serve(self) -> None:
         is_open = True
@@ -357,6 +355,20 @@ class Database:
             lane.close()
 
     def _read_version(self) -> int:
+        try:
+            with closing(self._open()) as link:
+                return read_version(link, self.place)
+        except StoreError:
+            raise
+        except Exception as exc:
+            raise self._problem(exc) from exc
+
+    def _open(self) -> Link:
+        """Connect; change nothing."""
+        raise NotImplementedError
+
+    def _problem(self, error: Exception) -> Exception:
+        """Turn an error of the driver into a StoreError that says what to do; return other errors as they are."""
         raise NotImplementedError
 
 

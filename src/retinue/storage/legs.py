@@ -1,4 +1,4 @@
-"""Legs in PostgreSQL: the queue of logs that wait for a worker, the workers, and the sweeps that find lost legs.
+"""Legs in a database: those that PostgreSQL schedules, the workers of all engines, and the sweeps that find lost legs.
 
 A leg waits while its log has a `turn` and no owner. Claiming it sets the owner. The end of the leg clears the turn
 (`writes.py`), or keeps it if another worker must continue.
@@ -16,11 +16,13 @@ import msgspec
 from msgspec import Struct
 
 from ..core.engine import FirstLeg, Leg, WorkerInfo
-from ..core.stores import LEGS, RunRecord
+from ..core.stores import LEGS, Placement, RunRecord
 from .database import Later, Link
 from .sql import SqlStore, decode_identity
 from .writes import NEXT_TURN, POSTGRES, TAKEN_OVER, first_queued
 
+Found = list[tuple[str, Placement]]
+"""Runs, each with its place."""
 OURS = f"engine = '{POSTGRES}' AND ended = 0"
 _encode = msgspec.json.encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -224,3 +226,58 @@ def _leg(
     )
     first = FirstLeg(record=record, request=request, has_wishes=has_wishes, is_new_thread=not has_thread)
     return Leg(log_id=log_id, epoch=epoch, first=first)
+
+
+class PlacedLogs:
+    """The logs of an engine outside the database, to find those that the engine may have missed."""
+
+    def __init__(self, store: SqlStore, engine: str) -> None:
+        self._database, self._engine = store.database, engine
+
+    async def find(self, log_id: str) -> Placement | None:
+        """Return the placement of a log that has not ended."""
+        found = await self._find("log_id = ?", log_id)
+        return found[0][1] if found else None
+
+    async def freed(self, thread_id: str | None = None) -> Found:
+        """Return the queued runs that are next on a free thread, of one thread or of all."""
+        mine, values = ("TRUE", ()) if thread_id is None else ("runs.thread_id = ?", (thread_id,))
+        return await self._find(f"owner IS NULL AND log_id IN ({first_queued(mine)})", *values)
+
+    async def unread(self, seconds: float) -> Found:
+        """Return the logs without an owner whose inbox has had a wish for so many seconds."""
+
+        old = "SELECT log_id FROM inbox WHERE reply IS NULL AND at < wall_seconds() - ?"
+        return await self._find(f"owner IS NULL AND log_id IN ({old})", seconds)
+
+    async def at_work(self) -> Found:
+        """Return the logs that should be worked on now, with or without an owner."""
+        due = "due_at IS NULL OR due_at <= wall_seconds() OR epoch > 0"
+        running = f"log_id IN (SELECT run_id FROM runs WHERE status = 'running') AND ({due})"
+        # Two queries, each with its own index, so that ended logs are not read.
+        return await self._find("owner IS NOT NULL") + await self._find(running)
+
+    async def owners(self) -> list[str]:
+        """Return the owners of logs."""
+        query = "SELECT DISTINCT owner FROM logs WHERE owner IS NOT NULL AND engine = ?"
+        return [owner for (owner,) in await self._database.rows(query, self._engine)]
+
+    async def lost(self, gone: Sequence[str]) -> list[tuple[str, str]]:
+        """Return, with their owners, the logs whose lease has expired or whose owner is known to be gone."""
+        query = (
+            "SELECT log_id, owner FROM logs WHERE owner IS NOT NULL AND engine = ? AND ended = 0 "
+            "AND (lease_until < boot_seconds() OR owner = ANY(?))"
+        )
+        return await self._database.rows(query, self._engine, list(gone))
+
+    async def ended(self, log_ids: Sequence[str]) -> set[str]:
+        """Return those of some logs that have ended."""
+        query = "SELECT log_id FROM logs WHERE log_id = ANY(?) AND ended = 1"
+        return {log_id for (log_id,) in await self._database.rows(query, list(log_ids))}
+
+    async def _find(self, where: str, *values: Any) -> Found:
+        query = f"SELECT log_id, queue, level FROM logs WHERE engine = ? AND ended = 0 AND {where}"
+        return [
+            (log_id, Placement(engine=self._engine, queue=queue, priority=0 if level == TAKEN_OVER else -level))
+            for log_id, queue, level in await self._database.rows(query, self._engine, *values)
+        ]

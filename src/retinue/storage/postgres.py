@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -40,7 +41,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _TOGETHER = 32
 """Rows that one statement handles at most."""
 _FEW = 8
-"""Rows that one statement inserts."""
+"""Rows that one statement inserts: the server soon has a statement prepared for each number of rows."""
 
 _SCHEMA = "retinue"
 _SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
@@ -118,7 +119,7 @@ class PostgresAddress:
         return connection
 
     def problem(self, error: Exception) -> Exception:
-        """Turn an error of the driver into a StoreError of one line; return other errors as they are."""
+        """Turn an error of the driver into a StoreError of one line that says what to do; return other errors as they are."""
         if isinstance(error, UnicodeEncodeError):
             return StoreError(self.place, f"it cannot store what is not text: {error}")
         if not isinstance(error, psycopg.Error):
@@ -154,7 +155,7 @@ class PostgresDatabase(Database):
 
     def __init__(self, address: PostgresAddress) -> None:
         super().__init__(address.place)
-        self._address = address
+        self._address, self._problem = address, address.problem
         self._listener = Listener(address.connect, address.schema)
         self._exclusive = self._lane(most=1)
         self._writers = [self._lane() for _ in range(WRITERS)]
@@ -176,13 +177,16 @@ class PostgresDatabase(Database):
         self._listener.close()
 
     def _lane(self, begin: bytes = b"", most: int = MOST) -> Lane:
-        return Lane(self.place, lambda: self._connect(begin), self._address.problem, most=most)
+        return Lane(self.place, lambda: self._connect(begin), self._problem, most=most)
 
     def _connect(self, begin: bytes) -> Link:
-        link = PostgresLink(self._address.connect(), self._address.schema, self._notify)
+        link = self._open()
         try:
             if not self._is_current:  # else another connection has seen it
-                if self._version_of(link) < newest_version():
+                link.begin()
+                version = read_version(link, self.place)
+                link.rollback()
+                if version < newest_version():
                     upgrade(link, self.place)
                 self._is_current = True
         except BaseException:
@@ -191,22 +195,8 @@ class PostgresDatabase(Database):
         link.begin_statement = begin
         return link
 
-    def _version_of(self, link: PostgresLink) -> int:
-        link.begin()
-        try:
-            return read_version(link, self.place)
-        finally:
-            link.rollback()
-
-    def _read_version(self) -> int:
-        try:
-            link = PostgresLink(self._address.connect(), self._address.schema, self._notify)
-            try:
-                return self._version_of(link)
-            finally:
-                link.close()
-        except psycopg.Error as exc:
-            raise self._address.problem(exc) from exc
+    def _open(self) -> PostgresLink:
+        return PostgresLink(self._address.connect(), self._address.schema, self._notify)
 
     def _notify(self, topics: set[str]) -> None:
         """Wake watches in a transaction of its own: on a server, transactions that notify commit one after the other.
@@ -307,22 +297,17 @@ class PostgresLink(Link):
         return answer.fetchall() if has_rows else []
 
     def ask(self, sql: str, *values: Any) -> Later:
-        return Later(self._execute(_translated(sql)[0], values).fetchall)
+        answer = self._execute(_translated(sql)[0], values)
+        return Later(lambda: answer.fetchall() if answer.description else [])
 
     def run_two(self, first: str, first_values: Sequence[Any], second: str, second_values: Sequence[Any]) -> None:
         self.run(f"WITH first AS ({first}) {second}", *first_values, *second_values)
 
     def insert(self, into: str, rows: Sequence[Sequence[Any]]) -> None:
-        if not rows:
-            return
-        one = f"({', '.join('?' * len(rows[0]))})"
-        if len(rows) <= _FEW:  # one statement for each number of rows: the server soon has all of them prepared
-            values = [value for row in rows for value in row]
-            self.run(f"INSERT INTO {into} VALUES {', '.join([one] * len(rows))}", *values)
-        else:
-            self._is_open = True
-            self.connection.cursor().executemany(_translated(f"INSERT INTO {into} VALUES {one}")[0], rows)
-            self._send()
+        for first in range(0, len(rows), _FEW):
+            some = rows[first : first + _FEW]
+            one = f"({', '.join('?' * len(some[0]))})"
+            self.run(f"INSERT INTO {into} VALUES {', '.join([one] * len(some))}", *chain(*some))
 
     def require(self, sql: str, *values: Any) -> None:
         if self.eager:

@@ -6,16 +6,19 @@ Types are SQLite's; PostgreSQL replaces them by its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.errors import StoreError
-from .database import Link
+
+if TYPE_CHECKING:
+    from .database import Link
 
 ROWS_KIND, DELTAS_KIND = "rows", "deltas"
 """Kinds of packs."""
 BEING_PRUNED, THINNED = 1, 2
 """Marks of a log: some of its rows are gone; all deltas and private parts are gone, and nothing else."""
 
-Step = str | Callable[[Link], None]
+Step: TypeAlias = "str | Callable[[Link], None]"
 
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (

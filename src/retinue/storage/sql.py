@@ -299,9 +299,6 @@ class SqlStore:
     async def engine_of(self, log_id: str) -> str | None:
         return await self.database.value("SELECT engine FROM logs WHERE log_id = ?", log_id)
 
-    async def log_of(self, run_id: str) -> str | None:
-        return await self.database.value("SELECT log_id FROM runs WHERE run_id = ?", run_id)
-
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:
             # Lock the logs in the order in which everyone locks them.

@@ -109,18 +109,9 @@ class SqliteDatabase(Database):
 
     def _read_version(self) -> int:
         self._check_place()
-        if not os.path.exists(self.place):
-            return 0
-        link = self._open()
-        try:
-            return read_version(link, self.place)
-        except sqlite3.DatabaseError as exc:
-            raise self._problem(exc) from exc
-        finally:
-            link.close()
+        return super()._read_version() if os.path.exists(self.place) else 0
 
     def _problem(self, error: Exception) -> Exception:
-        """Turn an error of SQLite into a StoreError that says what to do; return other errors as they are."""
         if isinstance(error, UnicodeEncodeError):
             return StoreError(self.place, f"it cannot store what is not text: {error}")
         if not isinstance(error, sqlite3.DatabaseError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -48,14 +48,15 @@ class _Records(dict[str, TaskRecord]):
         self.changed[task_id] = None
 
 
-class _Queue:
-    """Changes to one file that wait to be written together."""
+class _Batch:
+    """Changes to one file that are written together, after the batch before them."""
 
-    __slots__ = ("changes", "writer")
-
-    def __init__(self) -> None:
-        self.changes: list[tuple[_FileChange, asyncio.Future[Any]]] = []
-        self.writer: asyncio.Task[None] | None = None
+    def __init__(self, write: Callable[[_Batch], Coroutine[Any, Any, list[Any]]]) -> None:
+        self.changes: list[_FileChange] = []
+        self.is_open = True
+        """False once it is being written: it takes no more changes."""
+        self.written = asyncio.create_task(write(self))
+        """Returns the outcome of each change."""
 
 
 class WorkspaceTaskRepository(SessionRecords):
@@ -65,7 +66,8 @@ class WorkspaceTaskRepository(SessionRecords):
         self.settings = settings or TaskSettings()
         self._filesystem, self._folder, self._agent = filesystem, f"agents/{agent}/tasks", agent
         self._read: dict[str, _Contents] = {}
-        self._queues: dict[str, _Queue] = {}
+        self._batches: dict[tuple[asyncio.AbstractEventLoop, str], _Batch] = {}
+        """The last batch of each session, while it is not written. Event loops do not wait for each other."""
 
     def __repr__(self) -> str:
         return f"WorkspaceTaskRepository({self._filesystem!r}, {self._agent!r})"
@@ -148,39 +150,26 @@ class WorkspaceTaskRepository(SessionRecords):
 
     async def _write(self, session_id: str, change: _FileChange) -> Any:
         """Write a change together with the others that wait, and return its outcome."""
-        queue = self._queues.setdefault(session_id, _Queue())
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        queue.changes.append((change, done))
-        if queue.writer is None or queue.writer.done():  # one that was cancelled before it began did not reset it
-            queue.writer = asyncio.create_task(self._drain(session_id, queue))
-        return await asyncio.shield(done)
+        key = asyncio.get_running_loop(), session_id
+        batch = last = self._batches.get(key)
+        if batch is None or not batch.is_open or batch.written.done():  # one that was cancelled is done
+            batch = self._batches[key] = _Batch(lambda made: self._write_batch(key, made, last))
+        batch.changes.append(change)
+        place = len(batch.changes) - 1
+        outcome = (await asyncio.shield(batch.written))[place]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    async def _drain(self, session_id: str, queue: _Queue) -> None:
-        batch: list[tuple[_FileChange, asyncio.Future[Any]]] = []
+    async def _write_batch(self, key: Any, batch: _Batch, last: _Batch | None) -> list[Any]:
         try:
-            while queue.changes:
-                batch, queue.changes = queue.changes, []
-                changes = [change for change, _ in batch]
-                try:
-                    args = {"session_id": session_id, "changes": changes}
-                    outcomes: list[Any] = await in_thread(self._write_now, args)
-                except Exception as exc:
-                    outcomes = [exc] * len(batch)
-                for (_, done), outcome in zip(batch, outcomes, strict=True):
-                    if done.done():
-                        continue
-                    if isinstance(outcome, Exception):
-                        done.set_exception(outcome)
-                    else:
-                        done.set_result(outcome)
+            if last is not None:
+                await asyncio.wait({last.written})
+            batch.is_open = False
+            return await in_thread(self._write_now, {"session_id": key[1], "changes": batch.changes})
         finally:
-            for _, done in batch:
-                done.cancel()  # those without an answer: this task was cancelled
-            queue.writer = None
-            if queue.changes:  # they came while this task was being cancelled
-                queue.writer = asyncio.create_task(self._drain(session_id, queue))
-            else:
-                self._queues.pop(session_id, None)
+            if self._batches.get(key) is batch:
+                del self._batches[key]
 
     def _write_now(self, session_id: str, changes: list[_FileChange]) -> list[Any]:
         """Read, change and write back a file as one atomic step. Blocking."""

@@ -139,13 +139,15 @@ def is_node_gone(node: str) -> bool:
 
 def is_unwatched(record: TaskRecord) -> bool:
     """Return whether a server executes a task whose process has ended, and no process continues its parent run."""
-    if record.status.is_terminal or not record.is_remote or record.log_id is not None:
-        return False
-    return record.node is not None and is_node_gone(record.node)
+    return record.is_remote and _has_lost_process(record)
 
 
 def is_abandoned(record: TaskRecord) -> bool:
     """Return whether the process of a task has ended and no other can continue it, because its run was not stored."""
-    if record.status.is_terminal or record.is_remote or record.log_id is not None:
+    return not record.is_remote and _has_lost_process(record)
+
+
+def _has_lost_process(record: TaskRecord) -> bool:
+    if record.status.is_terminal or record.log_id is not None or record.node is None:
         return False
-    return record.node is not None and is_node_gone(record.node)
+    return is_node_gone(record.node)

@@ -38,7 +38,6 @@ class DurableStoreSuite(ThreadSuite):
             assert await other.load_run("r1") == stored_run("r1")
             assert await other.read_request("r1") == b"r1"
             assert await other.owner_of("r1") == "p1"
-            assert await other.log_of("r1") == "r1"
             assert await other.read_events("r1") == ([], False)
             assert await other.read_log("r1") == StoredLog(rows=[])
 
@@ -195,8 +194,7 @@ class DurableStoreSuite(ThreadSuite):
             for record in (child, done):
                 await store.write(LogBatch(log_id="r1", epoch=1, runs=[record]))
                 assert await other.load_run("child") == record
-            assert await other.log_of("child") == "r1"
-            assert await other.log_of("unknown") is None
+            assert await other.load_run("unknown") is None
             assert await other.read_request("child") is None
             assert [log.log_id for log in await other.open_logs()] == ["r1"]
 
