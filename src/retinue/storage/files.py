@@ -187,10 +187,10 @@ class StoreFilesystem:
         return None if found is None else frozenset([(name, row.version) for name, row in found.items()])
 
     def exists(self, path: str) -> bool:
-        try:
-            spot = self._spot(path) if split_path(path) else self._spot(path, is_folder=True)
-        except PathDenied:
+        names = split_path(path)
+        if self._is_kept_back(names[:-1]):
             return False
+        spot = _Spot(self.space, (*self._base, *names), len(self._base))
         return not spot.names or self._read(path, lambda link: _find(link, spot)) is not None
 
     def delete(self, path: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..core.errors import StoreError
+from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
@@ -33,7 +33,16 @@ from ..core.stores import (
 from .database import IS_EXPIRED, Database, Later, Link
 from .packs import UNREADABLE, read_events, read_log
 from .prune import delete_thread
-from .writes import HOLDER, BatchWrite, RunBeginning, hold_thread, make_due, run_write, take_thread, thread_write
+from .writes import (
+    OWNED,
+    BatchWrite,
+    RunBeginning,
+    leave_threads,
+    make_due,
+    run_write,
+    take_thread,
+    thread_write,
+)
 
 T = TypeVar("T")
 
@@ -48,6 +57,8 @@ _MOST_VALUES = 1_000
 """Values in one statement."""
 _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
 _RUN = "identity, started_at, result, status, run_id, log_id"
+_HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
+"""A log that has ended holds no thread."""
 _ALL, _NEWEST = 2**62, (float("inf"), "")
 """The limit and the place of a list that has none."""
 
@@ -120,7 +131,13 @@ class SqlStore:
         identity = record.identity
         with self._encoding(f"run {identity.run_id!r}"):
             write = run_write(record)
-        await self.database.write(write, record.log_id or identity.run_id, threads=[identity.thread_id])
+
+        def save(link: Link) -> None:
+            write(link)
+            if record.has_ended:
+                leave_threads(link, identity.run_id, [identity.thread_id])
+
+        await self.database.write(save, record.log_id or identity.run_id, threads=[identity.thread_id])
 
     async def list_runs(
         self,
@@ -238,12 +255,22 @@ class SqlStore:
 
     async def hold_thread(self, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
         def hold(link: Link) -> str | None:
-            return hold_thread(link, self.place, log_id, epoch, thread_id, user_id)
+            if not link.run(f"SELECT 1 FROM logs WHERE {OWNED}", log_id, epoch):
+                raise OwnershipLost(self.place, log_id)
+            holder = link.value(_HOLDER, thread_id)
+            if holder not in (None, log_id):
+                return holder
+            link.run(
+                "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) "
+                "ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder",
+                *(thread_id, user_id, log_id),
+            )
+            return None
 
         return await self.database.write(hold, log_id, threads=[thread_id])
 
     async def holder_of(self, thread_id: str) -> str | None:
-        return await self.database.value(HOLDER, thread_id)
+        return await self.database.value(_HOLDER, thread_id)
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
         with self._encoding(f"run {batch.log_id!r}"):

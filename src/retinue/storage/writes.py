@@ -34,8 +34,8 @@ _NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >=
 OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
 
 
-def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Link], None]:
-    """Write a thread, without the messages that are stored already. If its run `ended`, release it."""
+def thread_write(update: ThreadUpdate, left: str | None = None) -> Callable[[Link], None]:
+    """Write a thread, without the messages that are stored already. If a log `left` it, release it."""
     record, keep = update.record, update.keep
     thread_id, count = record.thread_id, len(record.messages)
     rows = [(thread_id, place, to_json_anyway(record.messages[place])) for place in range(keep, count)]
@@ -48,32 +48,24 @@ def thread_write(update: ThreadUpdate, ended: str | None = None) -> Callable[[Li
             "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, wall_seconds()) "
             "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state, "
             "saved_at = excluded.saved_at, holder = NULLIF(threads.holder, ?)",
-            (thread_id, record.user_id, state, ended or ""),
+            (thread_id, record.user_id, state, left or ""),
         )
         link.insert("messages (thread_id, place, body)", rows)
 
     return write
 
 
-def run_write(record: RunRecord, *, release: bool = True) -> Callable[[Link], None]:
-    """Write a run. One that ends releases its thread; one that had ended before is not changed."""
-    result = None if record.result is None else to_json_anyway(record.result)
-    values, identity, ends = (*_run_values(record), record.status, result), record.identity, record.has_ended
+def run_write(record: RunRecord) -> Callable[[Link], object]:
+    """Write a run; one that had ended before is not changed."""
     upsert = (
         f"INSERT INTO runs ({_RUN}, status, result, ended_at) "
-        f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {'wall_seconds()' if ends else 'NULL'}) "
+        f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {'wall_seconds()' if record.has_ended else 'NULL'}) "
         "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
         "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
     )
-
-    def write(link: Link) -> None:
-        if ends and release:
-            free = "UPDATE threads SET holder = NULL WHERE thread_id = ? AND holder = ?"
-            link.run_two(free, (identity.thread_id, identity.run_id), upsert, values)
-        else:
-            link.run(upsert, *values)
-
-    return write
+    result = None if record.result is None else to_json_anyway(record.result)
+    values = (*_run_values(record), record.status, result)
+    return lambda link: link.run(upsert, *values)
 
 
 def _run_values(record: RunRecord) -> tuple[Any, ...]:
@@ -233,19 +225,18 @@ class BatchWrite:
     def __init__(self, place: str, batch: LogBatch) -> None:
         self._place, self._batch = place, batch
         self._packs = pack_rows(batch.log_id, batch.rows)
-        saved = [update.record.thread_id for update in batch.threads]
-        self._freed = {*batch.left, *(run.identity.thread_id for run in batch.runs if run.has_ended)}
-        self.threads = [*saved, *self._freed]
-        """The threads that it changes."""
-        # Saving the thread of a root that has ended releases it too, in one statement.
-        own = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
-        left = own.union(batch.left)
-        self._writes = [
+        saved = {update.record.thread_id for update in batch.threads}
+        # A root that ends leaves its thread.
+        left = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
+        left.update(batch.left)
+        self.threads, self._left = [*saved, *left], left
+        """The threads that it changes, and those that it releases."""
+        self._writes: list[Callable[[Link], object]] = [
             thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
         ]
-        if only_left := sorted({*batch.left} - {*saved}):
-            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=only_left))
-        self._writes += [run_write(run, release=run.identity.thread_id not in own & {*saved}) for run in batch.runs]
+        if rest := sorted(left - saved):
+            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=rest))
+        self._writes += [run_write(run) for run in batch.runs]
 
     def write(self, link: Link) -> None:
         batch, log_id = self._batch, self._batch.log_id
@@ -265,7 +256,7 @@ class BatchWrite:
                 make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
             else:
                 link.notify(LEGS)
-        for topic in (log_id, *self._freed):
+        for topic in (log_id, *self._left):
             link.notify(topic)
 
     def _append(self, link: Link) -> None:
@@ -313,27 +304,9 @@ class BatchWrite:
 
 
 def leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
+    """Release threads that a log holds."""
     marks = ", ".join("?" * len(thread_ids))
     link.run(f"UPDATE threads SET holder = NULL WHERE holder = ? AND thread_id IN ({marks})", log_id, *thread_ids)
-
-
-HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
-"""A log that has ended holds no thread."""
-
-
-def hold_thread(link: Link, place: str, log_id: str, epoch: int, thread_id: str, user_id: str | None) -> str | None:
-    """Hold a thread for a child in a log; if another log has it, return that log."""
-    if not link.run(f"SELECT 1 FROM logs WHERE {OWNED}", log_id, epoch):
-        raise OwnershipLost(place, log_id)
-    holder = link.value(HOLDER, thread_id)
-    if holder in (None, log_id):
-        link.run(
-            "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) "
-            "ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder",
-            *(thread_id, user_id, log_id),
-        )
-        return None
-    return holder
 
 
 def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
