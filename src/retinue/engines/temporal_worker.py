@@ -32,7 +32,7 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
-from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, LegStatus, NewRun, WorkerInfo
+from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, NewRun, WorkerInfo
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
 from ..loop.tickets import encode_decisions
@@ -266,10 +266,10 @@ class LegWorker:
             if activity.info().attempt <= _UNKNOWN:
                 raise _retried(UnknownRun(log_id), _SOON)
             _log.warning("run %s is not in this database: its workflow is closed", log_id)
-            return {"end": "ended", **_outcome(None, carry=False)}
+            return {"end": "ended", **standing(None)}
         agent = record.identity.agent
         if self._stopping:
-            return {"end": "left", **_outcome(record, carry=False)}
+            return {"end": "left", **standing(record)}
         if order.get("cancel"):
             await self._cancel(log_id)
         elif agent not in self._info.agents:
@@ -322,7 +322,9 @@ class LegWorker:
             status = self._info.look(log_id)
             if status is not None and not status.is_ours:
                 raise RunElsewhere(log_id, f"{self._info.owner}, whose lease has run out")
-            activity.heartbeat(_shown(status))
+            activity.heartbeat(
+                {"agent": status.agent, "step": status.step, "questions": list(status.questions)} if status else {}
+            )
 
     async def _cancel(self, log_id: str) -> None:
         """Put a cancel into the inbox of a run, unless there is one or the run has ended."""
@@ -341,7 +343,8 @@ class LegWorker:
                 await self._sweeper.start(await self._logs.freed(record.identity.thread_id))
             except RetinueError as exc:
                 _log.warning("what waits for thread %s is started later: %s", record.identity.thread_id, exc)
-        return {"end": end, **_outcome(record, carry=bool(order.get("carry")))}
+        result = None if record is None or not order.get("carry") else record.result
+        return {"end": end, **standing(record), **({} if result is None else outcome(result))}
 
 
 def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
@@ -353,14 +356,3 @@ def _retried(exc: Exception, seconds: float | None = None) -> ApplicationError:
 def _refused(exc: Exception) -> ApplicationError:
     """An error that another try would not change."""
     return ApplicationError(str(exc), type=type(exc).__name__, non_retryable=True, category=_EXPECTED)
-
-
-def _shown(status: LegStatus | None) -> dict[str, Any]:
-    return {} if status is None else {"agent": status.agent, "step": status.step, "questions": list(status.questions)}
-
-
-def _outcome(record: RunRecord | None, *, carry: bool) -> dict[str, Any]:
-    """Return the status of a run for its workflow; with `carry`, also its outcome."""
-    result = None if record is None else record.result
-    known = standing(record)
-    return {**known, **outcome(result)} if carry and result is not None else known

@@ -103,8 +103,8 @@ class Link:
     def gather(self, make_sql: Callable[[int], str], row: Sequence[Any]) -> bool:
         """Run a statement for this row and for others of the transaction together, before the next other statement.
 
-        `make_sql` makes it for a number of rows, which differ in their first value. It must fail if it cannot be done for one of them. Return False, and do
-        nothing, where statements are not run together.
+        `make_sql` makes it for a number of rows, which differ in their first value. It fails if it cannot be done for one of
+        them. Return False, and do nothing, where statements are not run together.
         """
         return False
 

@@ -288,7 +288,7 @@ class _Spot(NamedTuple):
 
 def _find(link: Link, spot: _Spot, depth: int | None = None, *, lock: bool = False) -> _Row | None:
     """Return the row of a spot, or of its first `depth` names; with `lock`, lock it until the commit."""
-    query = f"SELECT {_COLUMNS} FROM files WHERE {_AT} {link.locking if lock else ''}"
+    query = f"SELECT {_COLUMNS} FROM files WHERE {_AT}{link.locking if lock else ''}"
     return next(map(_row, link.run(query, *spot.key(depth))), None)
 
 

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _decode_task = msgspec.json.Decoder(TaskRecord).decode
 _AT = "agent = ? AND session_id = ? AND task_id = ?"
+_TASK = f"SELECT body FROM tasks WHERE {_AT}"
 
 
 class SqlTaskRepository:
@@ -76,7 +77,7 @@ class SqlTaskRepository:
     async def get(self, scope: TaskScope, task_id: str) -> TaskRecord | None:
         if not _can_be_stored(scope, task_id):
             return None
-        return await self._read(lambda link: self._find(link, scope, task_id))
+        return self._one(await self._rows(_TASK, *_key(scope, task_id)), scope)
 
     async def list(self, scope: TaskScope) -> Sequence[TaskRecord]:
         if not _can_be_stored(scope):
@@ -93,7 +94,7 @@ class SqlTaskRepository:
         def work(link: Link) -> TaskRecord | Exception | None:
             """Lock the record and change it, unless it has ended."""
             nonlocal written
-            record = self._find(link, scope, task_id, link.locking)
+            record = self._one(link.run(_TASK + link.locking, *_key(scope, task_id)), scope)
             if record is None or record.status.is_terminal or record == written:
                 return record
             try:
@@ -122,7 +123,7 @@ class SqlTaskRepository:
         )
 
         def work(link: Link) -> None:
-            has_ended = f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0 {link.locking}"
+            has_ended = f"SELECT task_id FROM tasks WHERE {_AT} AND is_open = 0{link.locking}"
             if not link.run(has_ended, *key):
                 link.run(insert, *key, data)
 
@@ -159,11 +160,10 @@ class SqlTaskRepository:
         found = await self._rows(query, scope.agent, scope.session_id)
         return {task_id: _liveness(*log) for user_id, task_id, *log in found if user_id == scope.user_id}
 
-    def _find(self, link: Link, scope: TaskScope, task_id: str, locking: str = "") -> TaskRecord | None:
-        for row in link.run(f"SELECT body FROM tasks WHERE {_AT} {locking}", *_key(scope, task_id)):
-            record = self._decode(row[0], scope)
-            return record if record.user_id == scope.user_id else None
-        return None
+    def _one(self, found: Sequence[Any], scope: TaskScope) -> TaskRecord | None:
+        """Return the record in the only row, if it is there and of that user."""
+        record = self._decode(found[0][0], scope) if found else None
+        return record if record is not None and record.user_id == scope.user_id else None
 
     def _decode(self, body: bytes, scope: TaskScope) -> TaskRecord:
         try:
@@ -174,9 +174,6 @@ class SqlTaskRepository:
 
     async def _rows(self, query: str, *values: str) -> list[Any]:
         return await _as_task_errors(self._database.rows(query, *values))
-
-    async def _read(self, work: Callable[[Link], T]) -> T:
-        return await _as_task_errors(self._database.read(work))
 
     async def _write(self, scope: TaskScope, task_id: str, work: Callable[[Link], T]) -> T:
         return await _as_task_errors(self._database.write(work, f"{scope.session_id}/{task_id}"))
