@@ -25,7 +25,8 @@ from .local import LocalBackend
 
 
 class LocalBackground:
-    """The background of one runtime."""
+    """The background of one runtime. A child that was detached lives until it ends, its token is set, or the runtime is
+    closed."""
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
@@ -34,34 +35,41 @@ class LocalBackground:
         """For each background child that waits: True once it was answered, False once it is given up."""
 
     def service(self, repository: TaskRepository) -> TaskService:
+        """Return the service of a repository; a runtime has one for each."""
         if id(repository) not in self._services:
             self._services[id(repository)] = TaskService(repository)
         return self._services[id(repository)]
 
     def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
+        """Return the reporter of a task: it writes to the log of the parent run, which stays open until the task ends."""
         x = self._backend.hold(ctx.run.run_id)
         return NullReporter() if x is None else LogReporter(self._backend, x, ctx, record, service)
 
     def log_id(self, ctx: ToolContext) -> str | None:
+        """Return the id of the stored log of a call; None if nothing is stored."""
         x = self._backend.execution_of(ctx.run.run_id)
         return None if x is None or x.log.writer is None else x.log.writer.log_id
 
     def is_recovered(self, ctx: ToolContext) -> bool:
+        """Return whether the call belongs to a run that was recovered after its process died."""
         x = self._backend.execution_of(ctx.run.run_id)
         return x is not None and x.log.is_resumed
 
     async def is_held_elsewhere(self, ctx: ToolContext, thread_id: str) -> bool:
+        """Return whether a run of another log, in any process, has the thread of a conversation."""
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None or x.log.writer is None:
             return False
         return await x.log.writer.holder_of(thread_id) not in (None, x.log.writer.log_id)
 
     def child_status(self, ctx: ToolContext, run_id: str) -> RunStatus | None:
+        """Return the status of a child that this run has started; None if it has not begun."""
         x = self._backend.execution_of(ctx.run.run_id)
         child = None if x is None else x.log.tree.runs.get(run_id)
         return None if child is None else child.status
 
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
+        """Write to the log that a child was started. It may begin after its parent has ended."""
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None:
             return
@@ -72,6 +80,7 @@ class LocalBackground:
         self._backend.announce(x, request)
 
     def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
+        """Report the end of a task whose process died before it could, and end its child if no process continues it."""
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None:
             return
@@ -83,15 +92,18 @@ class LocalBackground:
             _report(x, ctx.call_id, record, record.status)
 
     def give_slot_back(self, ctx: ToolContext) -> None:
+        """Release the slot of this call, because it waits for a child; the call never takes it back."""
         if (x := self._backend.execution_of(ctx.run.run_id)) is not None:
             x.give_slot_back(ctx.call_id)
 
     def detach(self, run_id: str) -> None:
+        """Let a child outlive its call."""
         self._backend.detach(run_id)
 
     async def wait_for_answer(
         self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
     ) -> bool:
+        """Wait until a suspended detached child is answered, then call `answered`; False if the token was set."""
         answer, cancelled = self._answer(run_id), asyncio.create_task(token.wait())
         try:
             await asyncio.wait({answer, cancelled}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,6 +121,7 @@ class LocalBackground:
         return self._answers.setdefault(run_id, asyncio.get_running_loop().create_future())
 
     async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
+        """End a detached child that waits, or is not at work here; its conversation stays."""
         x = self._backend.execution_of(ctx.run.run_id)
         if x is None:
             raise ExecutionBackendError(run_id, "the run that started it is not there any more")

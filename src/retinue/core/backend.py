@@ -198,7 +198,7 @@ class Resolver(Protocol):
         ...
 
     background: Any
-    """The `tasks.background.Background` of the runtime, for tools that start background work."""
+    """The `LocalBackground` of the runtime, for tools that start background work."""
 
     prices: bool
     """True if `price` knows any price."""

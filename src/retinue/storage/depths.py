@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .database import Link
 from .legs import OURS, SeenWorker, Workers
 from .sql import SqlStore
 from .writes import POSTGRES
@@ -40,18 +39,14 @@ _ELSEWHERE = (
 
 async def read_depths(store: SqlStore) -> list[QueueDepth]:
     """Return the number of waiting and working legs of each queue."""
-    return await store.database.read(_depths)
-
-
-def _depths(link: Link) -> list[QueueDepth]:
     # Each part has its own index, so logs that have ended or wait for an answer are not read.
     each = [f"SELECT queue, owner, turn, due_at FROM logs WHERE {part}" for part in (_AT_WORK, _READY, _DELAYED)]
     turn = "CASE WHEN COALESCE(due_at, 0) > wall_seconds() THEN NULL ELSE 0 END"
     each.append(f"SELECT queue, NULL, {turn}, GREATEST(due_at, started_at) {_ELSEWHERE}")
-    found = link.run(
+    found = await store.database.rows(
         "SELECT queue, COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), "
         "COUNT(*) FILTER (WHERE owner IS NULL AND turn IS NULL), COUNT(*) FILTER (WHERE owner IS NOT NULL), "
-        f"COALESCE(MAX(wall_seconds() - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
+        "COALESCE(MAX(wall_seconds() - due_at) FILTER (WHERE owner IS NULL AND turn IS NOT NULL), 0) "
         f"FROM ({' UNION ALL '.join(each)}) AS legs GROUP BY queue ORDER BY queue"
     )
     return [
@@ -63,42 +58,23 @@ def _depths(link: Link) -> list[QueueDepth]:
 async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker]]:
     """Return the depth of each queue, with the reasons why legs wait; and the workers."""
     workers = await Workers(store).seen()
-
-    def read(link: Link) -> list[QueueDepth]:
-        waiting = link.run(
-            f"SELECT DISTINCT queue, engine, agent FROM logs JOIN runs ON run_id = logs.log_id WHERE {_READY} UNION "
-            f"SELECT queue, engine, agent {_ELSEWHERE} AND COALESCE(due_at, 0) <= wall_seconds() ORDER BY 1, 2, 3"
-        )
-        delayed = link.run(
-            f"SELECT queue, MIN(due_at) FROM (SELECT queue, due_at FROM logs WHERE {_DELAYED} UNION ALL "
-            f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > wall_seconds() GROUP BY queue"
-        )
-        legs, due = [(queue, (engine, agent)) for queue, engine, agent in waiting], dict(delayed)
-        return [
-            replace(
-                one,
-                reasons=tuple(
-                    _reasons(one.queue, [leg for queue, leg in legs if queue == one.queue], due.get(one.queue), workers)
-                ),
-            )
-            for one in _depths(link)
-        ]
-
-    return await store.database.read(read), workers
-
-
-def _reasons(
-    queue: str, legs: Sequence[tuple[str, str]], due_at: float | None, workers: Sequence[SeenWorker]
-) -> Iterator[str]:
-    """Return why legs wait, by engine and agent."""
-    said = list[str]()
-    for engine, agent in legs:
+    waiting = await store.database.rows(
+        f"SELECT DISTINCT queue, engine, agent FROM logs JOIN runs ON run_id = logs.log_id WHERE {_READY} UNION "
+        f"SELECT queue, engine, agent {_ELSEWHERE} AND COALESCE(due_at, 0) <= wall_seconds() ORDER BY 1, 2, 3"
+    )
+    delayed = await store.database.rows(
+        f"SELECT queue, MIN(due_at) FROM (SELECT queue, due_at FROM logs WHERE {_DELAYED} UNION ALL "
+        f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > wall_seconds() GROUP BY queue"
+    )
+    reasons: dict[str, dict[str, None]] = {}
+    for queue, engine, agent in waiting:
         alive = [worker for worker in workers if worker.is_alive and worker.engine == engine]
-        problem = unserved(queue, agent, alive) or _busy(queue, agent, alive)
-        said += [] if problem is None else [problem]
-    yield from dict.fromkeys(said)
-    if due_at is not None:
-        yield f"not due before {datetime.fromtimestamp(due_at, UTC).strftime('%Y-%m-%d %H:%M:%S UTC')}"
+        if (problem := unserved(queue, agent, alive) or _busy(queue, agent, alive)) is not None:
+            reasons.setdefault(queue, {})[problem] = None
+    for queue, due_at in delayed:
+        at = datetime.fromtimestamp(due_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        reasons.setdefault(queue, {})[f"not due before {at}"] = None
+    return [replace(one, reasons=tuple(reasons.get(one.queue, ()))) for one in await read_depths(store)], workers
 
 
 def unserved(queue: str, agent: str, workers: Sequence[SeenWorker]) -> str | None:

@@ -72,6 +72,7 @@ class Workers:
 
     async def seen(self, engine: str | None = None) -> list[SeenWorker]:
         columns = "owner, engine, queues, agents, slots, busy, seen_until >= wall_seconds()"
+        found = await self._database.rows(f"SELECT {columns} FROM workers ORDER BY owner")
         return [
             SeenWorker(
                 owner=owner,
@@ -82,9 +83,7 @@ class Workers:
                 busy=busy,
                 is_alive=bool(alive),
             )
-            for owner, name, queues, agents, slots, busy, alive in await self._database.rows(
-                f"SELECT {columns} FROM workers ORDER BY owner"
-            )
+            for owner, name, queues, agents, slots, busy, alive in found
             if engine is None or name == engine
         ]
 

@@ -131,16 +131,13 @@ class LogWriter:
         rests: bool = False,
     ) -> None:
         """Flush, with these records in the same transaction; with `released` or `ended` it is the last write."""
-        extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
+        extra = self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
-        extra.released, extra.ended, extra.rests = (
-            extra.released or released,
-            extra.ended or ended,
-            extra.rests or rests,
-        )
-        self.is_leaving = self.is_leaving or released or ended
-        self._extra = extra
+        extra.released |= released
+        extra.ended |= ended
+        extra.rests |= rests
+        self.is_leaving |= released or ended
         await self.flush()
 
     def stop(self, problem: Exception) -> None:

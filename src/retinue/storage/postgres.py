@@ -76,9 +76,6 @@ class PostgresStore(SqlStore):
     def __init__(self, url: str, durability: Durability = "process") -> None:
         super().__init__(PostgresDatabase(PostgresAddress(url)))
 
-    def __repr__(self) -> str:
-        return f"PostgresStore({self.place!r})"
-
 
 class PostgresAddress:
     """A parsed URL. `place` is the part that may be shown: it has no password."""

@@ -91,6 +91,9 @@ class SqlStore:
         self._beginnings: dict[str, asyncio.Future[str | None]] = {}
         """The last run that is being begun on each thread: the next one comes after it."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place!r})"
+
     async def open(self) -> None:
         """Create or migrate the schema; raise StoreError if the database cannot be used."""
         await self.database.open()

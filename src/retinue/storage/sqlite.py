@@ -34,9 +34,6 @@ class SqliteStore(SqlStore):
         super().__init__(SqliteDatabase(path, durability))
         self.path = path
 
-    def __repr__(self) -> str:
-        return f"SqliteStore({self.path!r})"
-
 
 class BootClock(NamedTuple):
     """A clock that runs while the machine is up, asleep or not, and the id of the boot that started it."""

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from ..core.content import to_json_anyway
 from ..core.errors import OwnershipLost, StoreError
@@ -19,7 +20,7 @@ encode = msgspec.json.Encoder().encode
 POSTGRES = "postgres"
 """The engine whose legs this database schedules itself."""
 _INTERRUPTED = encode("a newer run was started")
-_LOG = "log_id, owner, epoch, lease_until, boot"
+_LOG = "log_id, owner, epoch, lease_until, boot, engine, queue, flow, level, above"
 _RUN = "run_id, log_id, parent_run_id, thread_id, user_id, agent, started_at, identity"
 _QUEUED = "FROM runs WHERE thread_id = ? AND status = 'queued'"
 _NEXT_PLACE = f"SELECT COALESCE(MAX(place), 0) + 1 {_QUEUED}"
@@ -109,63 +110,60 @@ def make_due(link: Link, where: str, *values: Any) -> None:
     link.notify(LEGS)
 
 
-class RunBeginning:
+class RunBeginning(Struct):
     """A new run: its record, its log and its thread. A thread carries one run at a time; others are queued."""
 
-    def __init__(
-        self,
-        place: str,
-        record: RunRecord,
-        request: bytes,
-        owner: str | None,
-        lease: float,
-        when_busy: WhenBusy,
-        placement: Placement | None = None,
-        saved_at: float | None = None,
-    ) -> None:
-        self._place, self._owner, self._lease, self._when_busy = place, owner, lease, when_busy
-        self._identity, self._values = record.identity, (*_run_values(record), request)
-        self._placement, self._saved_at = placement, saved_at
+    place: str
+    record: RunRecord
+    request: bytes
+    owner: str | None
+    lease: float
+    when_busy: WhenBusy
+    placement: Placement | None = None
+    saved_at: float | None = None
+    values: tuple[Any, ...] = ()
+    """The columns of the run."""
+
+    def __post_init__(self) -> None:
+        self.values = (*_run_values(self.record), self.request)
 
     def write(self, link: Link) -> Any:
         """Store the run and own its log; return the run before it, if its thread is taken."""
-        run_id, thread_id = self._identity.run_id, self._identity.thread_id
-        if self._saved_at is not None:
+        run_id, thread_id, user_id = self.values[0], self.record.identity.thread_id, self.record.identity.user_id
+        if self.saved_at is not None:
             saved_at = link.value("SELECT saved_at FROM threads WHERE thread_id = ?", thread_id)
-            if saved_at is not None and saved_at != self._saved_at:
+            if saved_at is not None and saved_at != self.saved_at:
                 return ""
         if link.eager and link.run("SELECT 1 FROM logs WHERE log_id = ?", run_id):
             self._check_begun(link)
             return take_thread(link, run_id, thread_id)
-        before = link.ask(_TAKE_THREAD, thread_id, self._identity.user_id, run_id, thread_id, run_id, thread_id)
-        mine = "FROM threads WHERE thread_id = ?" + (" AND holder = ?" if self._when_busy == "reject" else "")
-        given = (thread_id, run_id) if self._when_busy == "reject" else (thread_id,)
-        self._insert_log(link, mine, given)
+        before = link.ask(_TAKE_THREAD, thread_id, user_id, run_id, thread_id, run_id, thread_id)
+        mine, given = "FROM threads WHERE thread_id = ?", [thread_id]
+        if self.when_busy == "reject":
+            mine, given = f"{mine} AND holder = ?", [thread_id, run_id]
+        placed: tuple[Any, ...] = (None,) * 5
+        if (placement := self.placement) is not None:
+            flow = user_id or thread_id
+            placed = placement.engine, placement.queue, flow, -placement.priority, placement.above
+        link.run(
+            f"INSERT INTO logs ({_LOG}) SELECT ?, ?, ?, boot_seconds() + ?, boot_id(), ?, ?, ?, ?, ? {mine}",
+            *(run_id, self.owner, 0 if self.owner is None else 1, self.lease, *placed, *given),
+        )
         link.run(
             f"INSERT INTO runs ({_RUN}, request, status, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-            f"CASE WHEN holder = ? THEN 'running' ELSE 'queued' END, CASE WHEN holder = ? THEN NULL ELSE ({_NEXT_PLACE}) END "
-            + mine,
-            *(*self._values, run_id, run_id, thread_id, *given),
+            "CASE WHEN holder = ? THEN 'running' ELSE 'queued' END, "
+            f"CASE WHEN holder = ? THEN NULL ELSE ({_NEXT_PLACE}) END {mine}",
+            *(*self.values, run_id, run_id, thread_id, *given),
         )
-        if self._when_busy == "interrupt":
+        if self.when_busy == "interrupt":
             self._cancel_others(link)
-        if self._placement is not None:
-            self._make_due(link, self._placement)
+        if self.placement is not None:
+            self._make_due(link, self.placement)
         return Later(lambda: before.read()[0][0])
-
-    def _insert_log(self, link: Link, mine: str, given: tuple[str, ...]) -> None:
-        columns, values = _LOG, [self._identity.run_id, self._owner, 0 if self._owner is None else 1, self._lease]
-        if (placement := self._placement) is not None:
-            flow = self._identity.user_id or self._identity.thread_id
-            columns = f"{_LOG}, engine, queue, flow, level, above"
-            values += [placement.engine, placement.queue, flow, -placement.priority, placement.above]
-        more = ", ?" * (len(values) - 4)
-        selected = f"?, ?, ?, boot_seconds() + ?, boot_id(){more}"
-        link.run(f"INSERT INTO logs ({columns}) SELECT {selected} {mine}", *values, *given)
 
     def _make_due(self, link: Link, placement: Placement) -> None:
         """Let a worker take the run when its time comes, unless it waits for its thread."""
-        run_id = self._identity.run_id
+        run_id = self.record.identity.run_id
         if placement.delay > 0:
             link.run("UPDATE logs SET due_at = wall_seconds() + ? WHERE log_id = ?", placement.delay, run_id)
         else:
@@ -174,7 +172,7 @@ class RunBeginning:
 
     def _cancel_others(self, link: Link) -> None:
         """Ask the run that has the thread, and all that are queued, to stop: this one is the last of them."""
-        run_id, thread_id = self._identity.run_id, self._identity.thread_id
+        run_id, thread_id = self.record.identity.run_id, self.record.identity.thread_id
         link.run(
             "INSERT INTO inbox (log_id, wish_id, run_id, kind, body, at) "
             "SELECT log_id, ?, run_id, 'cancel', ?, wall_seconds() FROM runs WHERE run_id <> ? AND "
@@ -191,12 +189,12 @@ class RunBeginning:
 
     def _check_begun(self, link: Link) -> None:
         """Raise unless an earlier attempt stored this run and its outcome was lost."""
-        run_id = self._identity.run_id
+        run_id = self.record.identity.run_id
         log = link.run("SELECT owner, epoch FROM logs WHERE log_id = ?", run_id)
         run = link.run("SELECT identity, request FROM runs WHERE run_id = ?", run_id)
         # A run that an engine schedules may have been claimed since.
-        if (self._placement is None and log != [(self._owner, 1)]) or run != [self._values[-2:]]:
-            raise StoreError(self._place, f"there is a run {run_id!r} already")
+        if (self.placement is None and log != [(self.owner, 1)]) or run != [self.values[-2:]]:
+            raise StoreError(self.place, f"there is a run {run_id!r} already")
 
 
 @lru_cache

@@ -23,7 +23,7 @@ from ..core.tools import Tool
 from ..plugins import Compaction, ResultFiles
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
-from ..tasks.service import Background, TaskService
+from ..tasks.service import TaskService
 from ..tasks.task import TaskScope
 from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
@@ -36,6 +36,7 @@ from .tools import AgentTools
 from .work import OnTimeout, Workers
 
 if TYPE_CHECKING:
+    from ..backends.background import LocalBackground
     from ..core.backend import Resolver
     from ..core.context import ToolContext
     from ..core.runs import Out, RunIdentity
@@ -235,7 +236,7 @@ class HarnessAgent(Agent[Out]):
             names = [given for given in self.subagents if isinstance(given, str)]
             self.catalog.set_named_agents({name: resolver.agent(name) for name in names})
             assert self.task_repository is not None
-            background: Background = resolver.background
+            background: LocalBackground = resolver.background
             service = background.service(self.task_repository)
             for plugin in self.plugins:
                 if isinstance(plugin, Subagents):

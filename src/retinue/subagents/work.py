@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -20,11 +20,14 @@ from ..core.messages import as_messages
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..tasks.repository import TaskRepository
-from ..tasks.service import TASK_CANCELLED, Background, TaskService, Waits, Work
+from ..tasks.service import TASK_CANCELLED, TaskService, Waits, Work
 from ..tasks.task import TaskRecord, TaskScope, TaskStatus, at
 from .catalog import Catalog, Entry
 from .declarations import RemoteSubagentStub, remote_stub
 from .spawned import Spawned, Turns
+
+if TYPE_CHECKING:
+    from ..backends.background import LocalBackground
 
 OnTimeout = Literal["promote", "cancel"]
 
@@ -135,7 +138,7 @@ class Workers:
                     await asyncio.wait_for(token.wait(), LOOK_EVERY)
             return outcome
 
-        background: Background = resolver.background
+        background: LocalBackground = resolver.background
         background.service(self.repository).attach(record, work)
 
     async def is_busy_elsewhere(self, spawned: Spawned, ctx: ToolContext) -> bool:
@@ -331,7 +334,7 @@ def _questions(outcome: RunResult) -> str:
     return "; ".join([ticket.message or ticket.action for ticket in outcome.suspended.values()])
 
 
-def _background(ctx: ToolContext) -> Background:
+def _background(ctx: ToolContext) -> LocalBackground:
     return ctx.resolver.background
 
 

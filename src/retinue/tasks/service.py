@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from ..core.agents import Agent
-from ..core.context import GRACE, CancellationToken, ToolContext
+from ..core.context import GRACE, CancellationToken
 from ..core.errors import RetinueError
 from ..core.processes import process_identity
 from ..core.runs import RunResult, RunStatus
@@ -340,13 +339,12 @@ class TaskService:
                     soon = self._sweeper.proof if self._sweeper.suspects else settings.sweep_every
                     self._next_sweep = time.monotonic() + min(soon, settings.sweep_every)
                     self._is_down = False
-            except RetinueError as exc:
-                if not self._is_down:
+            except Exception as exc:
+                if not isinstance(exc, RetinueError):
+                    _log.exception("looking after tasks failed; it is tried again")
+                elif not self._is_down:
                     self._is_down = True
                     _log.error("lost tasks cannot be looked for, which is tried again: %s", exc)
-                self._next_sweep = time.monotonic() + settings.sweep_every
-            except Exception:
-                _log.exception("looking after tasks failed; it is tried again")
                 self._next_sweep = time.monotonic() + settings.sweep_every
             self._woken.clear()
             if self._local:
@@ -401,53 +399,3 @@ def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
 def _log_failure(job: asyncio.Task[None]) -> None:
     if not job.cancelled() and (error := job.exception()) is not None:
         _log.error("a task record could not be written", exc_info=error)
-
-
-class Background(Protocol):
-    """Contract: a child that was detached lives until it ends, its token is set, or the runtime is closed."""
-
-    def service(self, repository: TaskRepository) -> TaskService:
-        """Return the service of a repository; a runtime has one for each."""
-        ...
-
-    def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
-        """Return the reporter of a task: it writes to the log of the parent run, which stays open until the task ends."""
-        ...
-
-    def log_id(self, ctx: ToolContext) -> str | None:
-        """Return the id of the stored log of a call; None if nothing is stored."""
-        ...
-
-    def is_recovered(self, ctx: ToolContext) -> bool:
-        """Return whether the call belongs to a run that was recovered after its process died."""
-        ...
-
-    async def is_held_elsewhere(self, ctx: ToolContext, thread_id: str) -> bool:
-        """Return whether a run of another log, in any process, has the thread of a conversation."""
-        ...
-
-    def child_status(self, ctx: ToolContext, run_id: str) -> RunStatus | None:
-        """Return the status of a child that this run has started; None if it has not begun."""
-        ...
-
-    def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
-        """Write to the log that a child was started. It may begin after its parent has ended."""
-
-    def close_task(self, ctx: ToolContext, record: TaskRecord, reason: str) -> None:
-        """Report the end of a task whose process died before it could, and end its child if no process continues it."""
-
-    def give_slot_back(self, ctx: ToolContext) -> None:
-        """Release the slot of this call, because it waits for a child; the call never takes it back."""
-
-    def detach(self, run_id: str) -> None:
-        """Let a child outlive its call."""
-
-    async def wait_for_answer(
-        self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
-    ) -> bool:
-        """Wait until a suspended detached child is answered, then call `answered`; False if the token was set."""
-        ...
-
-    async def give_up(self, ctx: ToolContext, agent: Agent, run_id: str, reason: str) -> RunResult:
-        """End a detached child that waits, or is not at work here; its conversation stays."""
-        ...
