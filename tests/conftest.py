@@ -37,6 +37,13 @@ def fold_check() -> Iterator[FoldCheck]:
         yield check
 
 
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask servers again after milliseconds, where a process waits up to two seconds."""
+    for name, seconds in {"remote.FIRST_PAUSE": 0.002, "a2a.FIRST_PAUSE": 0.002, "remote.LONGEST_PAUSE": 0.05}.items():
+        monkeypatch.setattr(f"retinue.backends.{name}", seconds)
+
+
 @pytest.fixture(scope="session")
 def _the_postgres_server() -> Iterator[TestServer]:
     from .databases import postgres_server

@@ -29,6 +29,8 @@ from tests.waiting import until
 from .processes import Sample, sample
 from .test_children import TRANSPORTS, boss, of_child, remote, text_of
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 class LosingProxy(Proxy):
     """Loses the answer to the request with this number, which the server has read."""

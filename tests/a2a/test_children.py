@@ -34,6 +34,8 @@ from tests.waiting import until
 
 from .processes import Sample, sample
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 TRANSPORTS = [["JSONRPC"], ["HTTP+JSON"], ["GRPC"]]
 
 

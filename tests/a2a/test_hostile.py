@@ -17,6 +17,8 @@ from retinue.backends.a2a_client import A2AClient
 
 from .test_children import boss, of_child
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 SECRET = "s3cr3t-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {SECRET}"}
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]

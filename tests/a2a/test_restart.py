@@ -58,15 +58,18 @@ def two_free_ports() -> int:
 
 async def test_any_worker_answers_for_a_task(tmp_path: Path) -> None:
     database, port = f"sqlite:///{tmp_path}/app.db", two_free_ports()
-    async with served(AGENTS, "--db", database, "--workers", "2", folder=tmp_path, port=port) as server:
+    options = ("--db", database, "--workers", "2")
+    async with served(AGENTS, *options, token=None, folder=tmp_path, port=port) as server:
+        (token,) = (line.removeprefix("token: ") for line in server.lines if line.startswith("token: "))
+        assert (await server.site.get("/api/v1/session")).body["user_id"] == "local"
         card = (await server.site.get("/.well-known/agent-card.json")).body
         assert card["supportedInterfaces"][2]["url"] == f"127.0.0.1:{port + 1}"
         own = (await server.site.get("/a2a/payer/.well-known/agent-card.json")).body
         assert "GRPC" not in [one["protocolBinding"] for one in own["supportedInterfaces"]]
         for transport in (one for one in ALL if one != "GRPC"):
-            async with calling(server.site.url, transport, "payer", TOKEN, streaming=False) as caller:
+            async with calling(server.site.url, transport, "payer", token, streaming=False) as caller:
                 task_id = task_of(await caller.send("pay"))
-            async with calling(server.site.url, transport, "payer", TOKEN) as caller:
+            async with calling(server.site.url, transport, "payer", token) as caller:
                 assert answers(await caller.send({"approved": True}, taskId=task_id)) == "done: paid 3"
 
 

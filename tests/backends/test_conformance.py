@@ -16,6 +16,8 @@ from retinue.testing import BackendSuite
 
 from .example import ExampleBackend, ExampleHarness, example, over_http
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 @pytest.mark.parametrize("make", [example, over_http])
 @pytest.mark.parametrize("check", BackendSuite.names())

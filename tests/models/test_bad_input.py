@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import re
+import socket
 import subprocess
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -344,7 +345,11 @@ async def test_nobody_listens() -> None:
     await close_model(model)
 
 
-async def test_no_such_host() -> None:
+async def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_unknown(*args: Any, **options: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", is_unknown)  # to ask a name server takes seconds where there is none
     model = open_model("vllm:x", base_url="http://no-such-host.invalid/v1")
     with pytest.raises(ModelError, match="cannot connect to http://no-such-host.invalid/v1"):
         await hear(model)

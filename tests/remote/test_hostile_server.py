@@ -19,6 +19,8 @@ from retinue.core.secrets import redact, secrets_of
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.task_protocol import decode_task
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 KEY = 'k3y "with" quotes/and+signs'
 PASSWORD = "pa55:word"
 COOKIE = "c00kie-value"

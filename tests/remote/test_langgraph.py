@@ -23,6 +23,8 @@ from tests.waiting import until
 from .langgraph_server import ASSISTANT, GraphServer
 from .proxy import Proxy
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 class Harness:
     def __init__(self, server: GraphServer) -> None:

@@ -34,6 +34,8 @@ from tests.remote.server import TaskServer
 
 from ..waiting import until
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 SECRET = "s3cret-token"
 GONE = f"{process_identity().rpartition('/')[0]}/0"
 """The identity of a process that has ended: its id was given to this one later."""

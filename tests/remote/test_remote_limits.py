@@ -22,6 +22,8 @@ from tests.waiting import until
 
 from .server import TaskServer
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 SPENT = Usage(requests=1, input_tokens=90, output_tokens=10)
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 

@@ -118,19 +118,22 @@ async def test_tokens_of_the_database_are_accepted_beside_the_one_given(tmp_path
         assert (await ann.get("/api/v1/session")).status == 401
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_no_token_is_made_where_the_database_has_some(tmp_path: Path, workers: int) -> None:
-    options = ("--db", f"sqlite:///{tmp_path}/app.db", "--workers", str(workers))
-    secret = (await retinue("tokens", "add", "ann", *options[:2])).splitlines()[-1]
+async def test_no_token_is_made_where_the_database_has_some(tmp_path: Path) -> None:
+    options = ("--db", f"sqlite:///{tmp_path}/app.db")
+    secret = (await retinue("tokens", "add", "ann", *options)).splitlines()[-1]
     async with served(AGENTS, *options, token=None) as server, as_user(server, secret) as ann:
-        assert [line for line in server.lines if "rtn_" in line] == []
-        assert "tokens: those of the database; see retinue tokens" in server.lines
+        await _has_no_token_of_its_own(server)
         assert (await ann.get("/api/v1/session")).body["user_id"] == "ann"
-        assert (await server.site.get("/api/v1/session")).status == 401
-        (listed,) = json.loads(await retinue("tokens", "list", "--json", *options[:2]))
-        await retinue("tokens", "revoke", listed["token_id"], *options[:2])
+        (listed,) = json.loads(await retinue("tokens", "list", "--json", *options))
+        await retinue("tokens", "revoke", listed["token_id"], *options)
     async with served(AGENTS, *options, token=None) as server:
         assert (await server.site.get("/api/v1/session")).body["user_id"] == "local"
+
+
+async def _has_no_token_of_its_own(server: Served) -> None:
+    assert [line for line in server.lines if "rtn_" in line] == []
+    assert "tokens: those of the database; see retinue tokens" in server.lines
+    assert (await server.site.get("/api/v1/session")).status == 401
 
 
 @pytest.mark.parametrize(("name", "kind"), [("wait_for", "a tool"), ("start_agents", "an async function")])
@@ -176,18 +179,24 @@ UPGRADE = {
 
 
 async def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
-    options = ("--db", f"sqlite:///{tmp_path}/app.db", "--workers", "2")
-    async with served("tests.server.served:runtime", *options, folder=tmp_path) as server:
+    database = ("--db", f"sqlite:///{tmp_path}/app.db")
+    secret = (await retinue("tokens", "add", "ann", *database)).splitlines()[-1]
+    options = (*database, "--workers", "2")
+    async with (
+        served("tests.server.served:runtime", *options, token=None, folder=tmp_path) as server,
+        as_user(server, secret) as ann,
+    ):
+        await _has_no_token_of_its_own(server)
         while len(_pids(tmp_path, "a")) < 2:
-            await _start_alone(server, tmp_path, "a")
+            await _start_alone(server, secret, tmp_path, "a")
         victim = _pids(tmp_path, "a").pop()
         os.kill(victim, signal.SIGKILL)
         (tmp_path / "a").touch()
-        for run in (await server.site.get(RUNS)).body["items"]:
-            assert (await server.site.result(run["run_id"]))["response"] == "done: a came"
+        for run in (await ann.get(RUNS)).body["items"]:
+            assert (await ann.result(run["run_id"]))["response"] == "done: a came"
         (tmp_path / "b").touch()
         while len(_pids(tmp_path, "b") - {victim}) < 2:
-            await _start_alone(server, tmp_path, "b")
+            await _start_alone(server, secret, tmp_path, "b")
         assert await server.end() == 0
         errors = await server.errors()
         assert "a worker ended with exit code -9: another takes its place" in errors
@@ -196,10 +205,10 @@ async def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
-async def _start_alone(server: Served, folder: Path, name: str) -> None:
+async def _start_alone(server: Served, token: str, folder: Path, name: str) -> None:
     """Start a run over a connection of its own, which any worker may take, and wait until it works."""
     before = _lines(folder, name)
-    async with as_user(server, TOKEN) as site:
+    async with as_user(server, token) as site:
         await site.start("waiter", name)
     await until(lambda: len(_lines(folder, name)) > len(before))
 
