@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from retinue import Agent, HarnessAgent, LocalFilesystem, Runtime, tool
 from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, WorkspaceTaskRepository
@@ -22,6 +24,7 @@ from tests.waiting import until as wait_until
 
 LEASE = 3.0
 SETTINGS = TaskSettings(heartbeat=0.2, orphan_after=3.0, sweep_every=0.2, look_every=0.05)
+STORED = replace(SETTINGS, heartbeat=0.02)
 
 
 def harness(root: Path, turns: list[Any], url: str = "") -> HarnessAgent:
@@ -52,7 +55,7 @@ def harness(root: Path, turns: list[Any], url: str = "") -> HarnessAgent:
         "boss",
         ScriptedModel(turn),
         filesystem=files,
-        task_repository=SqlTaskRepository(url, SETTINGS) if url else WorkspaceTaskRepository(files, "boss", SETTINGS),
+        task_repository=SqlTaskRepository(url, STORED) if url else WorkspaceTaskRepository(files, "boss", SETTINGS),
         subagents=[Agent("worker", ScriptedModel(work), tools=[look_on], description="Works.", max_steps=10_000)],
     )
 

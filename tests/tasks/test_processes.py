@@ -24,6 +24,7 @@ from retinue.testing.tasks import task_record
 
 from ..effort import share
 from ..prepared import PYTHON
+from ..waiting import until
 from .node import SETTINGS, harness
 from .office import eventually, plain
 
@@ -118,9 +119,15 @@ async def test_a_killed_executor_is_found_once(tmp_path: Path, node: Start) -> N
     task_id = said(process)
     await eventually(lambda: (tmp_path / "calls.txt").exists())
     services = [TaskService(WorkspaceTaskRepository(Local(tmp_path), "boss", SETTINGS)) for _ in range(2)]
-    for _ in range(3):  # as long as it lives, nobody gives up on it, though each has watched for long enough
+    repository = services[0].repository
+    for _ in range(3):  # as long as it lives, nobody gives up on it
+        before = await repository.get(S1, task_id)
         assert [await service.sweep() for service in services] == [[], []]
-        await asyncio.sleep(0.5)
+
+        async def has_beaten(before: Any = before) -> bool:
+            return await repository.get(S1, task_id) != before
+
+        await until(has_beaten)
     process.send_signal(signal.SIGKILL)
     process.wait()
     swept = [found for service in services for found in await service.sweep()]

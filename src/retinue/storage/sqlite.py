@@ -19,7 +19,7 @@ from .schema import newest_version, read_version, upgrade
 from .sql import SqlStore
 
 _BUSY_SECONDS = 10.0
-_POLL_SECONDS = 0.1
+_FIRST_POLL, _LONGEST_POLL = 0.01, 0.1
 _LOCKED = ("locked", "busy")
 _TRANSIENT = ("full", "disk I/O error", "unable to open", "readonly")
 """Parts of messages about problems that may pass."""
@@ -124,10 +124,14 @@ class SqliteDatabase(Database):
 
 
 class _Poll:
-    """A watch that polls, because a file sends no notifications."""
+    """A watch that polls, because a file sends no notifications: often at first, then less."""
+
+    def __init__(self) -> None:
+        self._pause = _FIRST_POLL
 
     async def wait(self, seconds: float) -> None:
-        await asyncio.sleep(min(_POLL_SECONDS, seconds))
+        await asyncio.sleep(min(self._pause, seconds))
+        self._pause = min(self._pause * 1.5, _LONGEST_POLL)
 
 
 def _use_wal(link: Link) -> None:
