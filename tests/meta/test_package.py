@@ -100,3 +100,12 @@ def test_importing_loads_no_server_database_terminal_or_model_layer() -> None:
 
 def test_the_version_is_in_the_changelog() -> None:
     assert f"## {retinue.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "missing"), [("server", "server", "starlette"), ("temporal", "temporal", "temporalio")]
+)
+def test_a_part_that_is_not_installed_says_what_to_install(module: str, extra: str, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import retinue.{module}"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stderr.endswith(f'ModuleNotFoundError: retinue.{module} needs: pip install "retinue[{extra}]"\n')
