@@ -255,6 +255,29 @@ async def test_children_of_one_call_that_ask_alike_can_each_be_answered() -> Non
     assert texts(result) == ['["asker: answered 0","asker: answered 1","asker: answered 2"]']
 
 
+async def test_a_child_with_a_set_in_its_seed_is_found_again() -> None:
+    tags, orders = StateKey("tags", set[int]), iter(([0, 8], [8, 0]))
+
+    class Keys(Plugin):
+        def register(self, r: Registrar) -> None:
+            r.key(tags)
+
+    child = Agent("child", ScriptedModel([call("ask", id="q"), say("answered")]), tools=[ask], plugins=[Keys()])
+
+    @tool
+    async def delegate(ctx: ToolContext) -> ToolResult:
+        """Delegate, with a set that iterates in another order each time, as text does in another process."""
+        outcome = await ctx.run_child(child, "x", seed={tags: set(next(orders))})
+        return ToolResult.suspended("?") if outcome.status.is_waiting else ToolResult.success(outcome.response)
+
+    async with boss(delegate) as runtime:
+        result = await runtime.run("boss", "go")
+        result = await runtime.resume(result.run_id, {"q": Decision.resume("yes")})
+        places = {event.ns async for event in runtime.events(result.run_id)}
+    assert texts(result) == ["answered"]
+    assert places == {(), ("tools:c1",)}
+
+
 async def test_the_call_above_stands_for_the_one_thing_that_waits_below() -> None:
     for key in ("c1", "child_c1"):
         runtime = Runtime(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from gc import get_referents
@@ -95,7 +95,28 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict | list):  # a record may hold deep values
         check_shape(made)
+    if not shape.kinds.isdisjoint(_SETS):
+        sort_sets(value, made)
     return made
+
+
+def sort_sets(value: Any, made: Any) -> None:
+    """Sort the lists in the JSON of a value that are sets in it: equal values have equal JSON, in every process."""
+    pairs: Iterable[tuple[Any, Any]]
+    if made.__class__ is list:
+        pairs = zip(cast("list[Any]", value), made, strict=False) if isinstance(value, _LISTS) else ()
+    elif value.__class__ is dict:
+        pairs = zip(value.values(), made.values(), strict=False)
+    else:  # a record
+        pairs = [(getattr(value, name, None), item) for name, item in made.items()]
+    for item, written in pairs:
+        if written.__class__ in (list, dict):
+            sort_sets(item, written)
+    if isinstance(value, set | frozenset):
+        try:
+            made.sort()
+        except TypeError:  # objects, or items of several kinds
+            made.sort(key=to_json_bytes)
 
 
 def _is_plain(value: dict[Any, Any]) -> bool:
@@ -141,7 +162,10 @@ def to_json_anyway(value: Any) -> bytes:
 def _encode_foreign(value: Any) -> Any:
     dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
     if dump is not None:
-        return dump(mode="json")
+        made = dump(mode="json")
+        if made.__class__ is dict:
+            sort_sets(value, made)
+        return made
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
 
 
@@ -149,6 +173,7 @@ to_json_bytes: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_encode_fo
 """Return compact JSON text in UTF-8; TypeError names the type that has no JSON form."""
 _read = msgspec.json.decode
 _LISTS = (list, tuple, set, frozenset)
+_SETS = frozenset({set, frozenset})
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})

@@ -23,7 +23,7 @@ import jsonschema_rs
 import msgspec
 from msgspec import Struct
 
-from .content import check_shape, to_json_text, to_json_value
+from .content import check_shape, sort_sets, to_json_text, to_json_value
 from .errors import ConfigurationError, InvalidArguments
 
 if TYPE_CHECKING:
@@ -85,9 +85,20 @@ class TypeCodec:
         except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
             raise TypeError(str(exc).partition("\n")[0]) from exc
 
+    @cached_property
+    def _has_sets(self) -> bool:
+        """False if the type certainly has no sets: pydantic describes each as a list of unique items."""
+        try:
+            return "uniqueItems" in to_json_text(self.schema())
+        except (TypeError, ValueError, RuntimeError):  # it has no schema
+            return True
+
     def encode(self, value: Any) -> Any:
         if self._adapter is not None:
-            return self._adapter.dump_python(value, mode="json", warnings="error")
+            made = self._adapter.dump_python(value, mode="json", warnings="error")
+            if self._has_sets and made.__class__ in (list, dict):
+                sort_sets(value, made)
+            return made
         encoded = to_json_value(value, exact=True)
         self.decode(encoded)  # a value that cannot be read back must not be written
         return encoded
