@@ -48,7 +48,7 @@ from .a2a_cards import Cards
 from .a2a_follow import follow_task, project_of, read_task
 from .a2a_push import Push
 from .auth import User
-from .http import ApiError, Scope, as_api_error, authorize, check_scope, remote_trace, traced
+from .http import ApiError, Scope, admit, as_api_error, check_scope, remote_trace, traced
 from .runs import ends_of
 from .service import Service
 
@@ -116,10 +116,7 @@ class Tasks(RequestHandler):
         runtime, user = self.service.runtime, context.state.get("user")
         try:
             if user is None:
-                user = await authorize(self.service, headers, "none")
-                self.service.limits.count_request(user.id)
-                if self.service.closing.is_set():
-                    raise ApiError(503, "closing", "the server ends: try again, here or elsewhere")
+                user = await admit(self.service, headers, "none")
             version = headers.get("a2a-version", "").strip()
             if version and version.split(".")[0] != "1" and not version.startswith("0.3"):
                 raise VersionNotSupportedError(f"A2A version {version[:20]!r} is not served here: use 1.0 or 0.3")

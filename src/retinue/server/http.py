@@ -169,10 +169,7 @@ def as_api_error(error: Exception) -> ApiError:
 async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Call:
     """Check a request in this order: credentials, scope, rate, origin, path, query, body."""
     headers = headers_of(request)
-    user = await authorize(service, headers, endpoint.scope)
-    service.limits.count_request(user.id)
-    if service.closing.is_set():
-        raise ApiError(503, "closing", "the server ends: try again, here or elsewhere", {"retry-after": "1"})
+    user = await admit(service, headers, endpoint.scope)
     if request.method not in _READS:
         check_origin(service, headers)
     check_path(request)
@@ -202,12 +199,17 @@ def is_text(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
-async def authorize(service: Service, headers: Mapping[str, str], scope: Scope) -> User:
+async def admit(service: Service, headers: Mapping[str, str], scope: Scope) -> User:
+    """Return the user of a request. Raise without credentials or the scope, after too many requests, or if the server is
+    about to end."""
     user = await service.auth.user_of(headers)
     if user is None:
         advice = "send a valid token as `Authorization: Bearer …` or `x-api-key`"
         raise ApiError(401, "unauthorized", advice, {"www-authenticate": "Bearer"})
     check_scope(user, scope)
+    service.limits.count_request(user.id)
+    if service.closing.is_set():
+        raise ApiError(503, "closing", "the server ends: try again, here or elsewhere", {"retry-after": "1"})
     return user
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,8 +17,8 @@ from .auth import User
 from .feeds import BEAT, Batch, Frame
 from .http import (
     ApiError,
+    admit,
     as_api_error,
-    authorize,
     check_origin,
     check_path,
     error_response,
@@ -30,11 +31,16 @@ from .service import Service
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
 RESTART, GOING_WRONG, FORBIDDEN = 1012, 1011, 1008
+_CLOSING = RESTART, "connect again"
 _MOST_SUBSCRIPTIONS = 256
 _BEAT = b'{"beat":true}'
-_REVOKED = "the token is no longer valid"
 _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
 """The errors that a send raises once the client has left, or the socket was closed here."""
+
+End = tuple[int, str]
+"""The code and the reason with which a socket is closed."""
+Work = Coroutine[Any, Any, End | None]
+"""A part of the work on a socket. It returns None if the client has left."""
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,28 +62,19 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def routes(service: Service) -> list[WebSocketRoute]:
-    async def one(socket: WebSocket) -> None:
-        async def open_batches(user: User) -> AsyncIterator[Batch]:
-            query, last = read_query(socket, EventsQuery), socket.headers.get("last-event-id")
-            return await _open(service, user, query, last, **socket.path_params)
+    async def one(socket: WebSocket, user: User) -> list[Work]:
+        query, last = read_query(socket, EventsQuery), socket.headers.get("last-event-id")
+        batches = await _open(service, user, query, last, **socket.path_params)
+        return [_send_events(socket, batches), _until_left(socket)]
 
-        await _serve(service, socket, open_batches)
-
-    async def many(socket: WebSocket) -> None:
-        with contextlib.ExitStack() as stack:
-            try:
-                user = await _check(service, socket)
-                stack.enter_context(service.limits.stream(user.id))
-            except Exception as exc:
-                await socket.send_denial_response(error_response(exc))
-                return
-            await socket.accept()
-            await Subscriptions(service, socket, user).serve()
+    async def many(socket: WebSocket, user: User) -> list[Work]:
+        subscriptions = Subscriptions(service, socket, user)
+        return [subscriptions.receive_all(), subscriptions.until_closing()]
 
     return [
-        WebSocketRoute("/api/v1/runs/{run_id}/events", one),
-        WebSocketRoute("/api/v1/threads/{thread_id}/events", one),
-        WebSocketRoute("/api/v1/events", many),
+        WebSocketRoute("/api/v1/runs/{run_id}/events", partial(_serve, service, one)),
+        WebSocketRoute("/api/v1/threads/{thread_id}/events", partial(_serve, service, one)),
+        WebSocketRoute("/api/v1/events", partial(_serve, service, many)),
     ]
 
 
@@ -98,77 +95,65 @@ async def _open(
     return await open_thread(service, user, thread_id, query, last)
 
 
-async def _check(service: Service, socket: WebSocket) -> User:
-    headers = headers_of(socket)
-    user = await authorize(service, headers, "read")
-    service.limits.count_request(user.id)
-    if service.closing.is_set():
-        raise ApiError(503, "closing", "the server ends: connect again, here or elsewhere", {"retry-after": "1"})
-    check_origin(service, headers)
-    check_path(socket)
-    return user
-
-
 async def _serve(
-    service: Service, socket: WebSocket, open_batches: Callable[[User], Awaitable[AsyncIterator[Batch]]]
+    service: Service, begin: Callable[[WebSocket, User], Awaitable[list[Work]]], socket: WebSocket
 ) -> None:
-    """Send the events of one run or thread: each message is a flat event."""
+    """Check a request, then do its work until a part of it ends or the token is revoked. That end closes the socket."""
     with contextlib.ExitStack() as stack:
         try:
-            user = await _check(service, socket)
-            batches = await open_batches(user)
+            headers = headers_of(socket)
+            user = await admit(service, headers, "read")
+            check_origin(service, headers)
+            check_path(socket)
             stack.enter_context(service.limits.stream(user.id))
+            works = await begin(socket, user)
         except Exception as exc:
             await socket.send_denial_response(error_response(exc))
             return
         await socket.accept()
-        revoked = asyncio.create_task(_until_revoked(service, socket, user))
-        sending = asyncio.create_task(_send_events(socket, batches))
-        done = await _first_done(revoked, sending, asyncio.create_task(_left(socket)))
-        if revoked in done:
-            with contextlib.suppress(*_LEFT):
-                await socket.close(FORBIDDEN, _REVOKED)
+        tasks = [asyncio.create_task(work) for work in (*works, _until_revoked(service, headers, user))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ends = [task.result() for task in tasks if task in done and task.exception() is None]
+        with contextlib.suppress(*_LEFT):
+            for end in ends:
+                if end is not None:
+                    await socket.close(*end)
 
 
-async def _first_done(*tasks: asyncio.Task[None]) -> set[asyncio.Task[None]]:
-    """Wait until one of several tasks is done, and stop the others."""
-    try:
-        return (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _until_revoked(service: Service, socket: WebSocket, user: User) -> None:
+async def _until_revoked(service: Service, headers: Mapping[str, str], user: User) -> End:
     """Return when the token of a socket is no longer valid."""
-    headers = headers_of(socket)
     while await still_allowed(service, headers, user):  # noqa: ASYNC110 - another process may revoke it
         await asyncio.sleep(BEAT)
+    return FORBIDDEN, "the token is no longer valid"
 
 
-async def _left(socket: WebSocket) -> None:
+async def _until_left(socket: WebSocket) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
 
 
-async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> None:
-    code, reason = 1000, ""
+async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> End | None:
+    """Send the events of one run or thread: each message is a flat event."""
     try:
         async for batch in batches:
             for frame in batch.frames:
                 await _send(socket, _with_id(batch.name_of(frame), frame))
             if not batch.frames:
                 await _send(socket, _BEAT)
+        return 1000, ""
     except ServerCloses:
-        code, reason = RESTART, "connect again"
+        return _CLOSING
     except (WebSocketDisconnect, OSError):
-        return
+        return None
     except Exception as exc:
-        code, reason = GOING_WRONG, as_api_error(exc).detail[:100]
+        return GOING_WRONG, as_api_error(exc).detail[:100]
     finally:
         await batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    await socket.close(code, reason)
 
 
 def _with_id(name: str, frame: Frame) -> bytes:
@@ -194,33 +179,24 @@ class Subscriptions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock = asyncio.Lock()
 
-    async def serve(self) -> None:
-        revoked = asyncio.create_task(_until_revoked(self._service, self._socket, self._user))
-        closing = asyncio.create_task(self._until_closing())
-        try:
-            done = await _first_done(asyncio.create_task(self._receive_all()), revoked, closing)
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        with contextlib.suppress(*_LEFT):
-            if revoked in done:
-                await self._socket.close(FORBIDDEN, _REVOKED)
-            elif closing in done:
-                await self._socket.close(RESTART, "connect again")
-
-    async def _until_closing(self) -> None:
+    async def until_closing(self) -> End:
         """Show from time to time that the server is there; return when it ends."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT):
                     await self._service.closing.wait()
-                    return
+                    return _CLOSING
             await self._send(_BEAT)
 
-    async def _receive_all(self) -> None:
-        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-            await self._receive(message)
+    async def receive_all(self) -> None:
+        """Do what the client asks for, until it leaves."""
+        try:
+            while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+                await self._receive(message)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _receive(self, message: Any) -> None:
         try:
