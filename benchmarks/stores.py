@@ -26,7 +26,6 @@ from retinue.core.rows import LogRow
 from retinue.core.runs import RunIdentity
 from retinue.core.stores import Durability, LogBatch, RunRecord
 from retinue.models import ModelChunk, open_model
-from retinue.storage.logs import stored_events
 from retinue.storage.stores import open_store
 
 RUNS, AT_ONCE, CALLS = 640, 32, 3
@@ -162,14 +161,12 @@ async def fill(url: str, logs: int, events: int) -> list[str]:
 async def replay(url: str) -> float:
     """Events a second, of a long log, through the same door as a user's."""
     (run_id,) = await fill(url, 1, LONG)
-    store: Any = open_store(url)
-    await store.open()
-    began = time.perf_counter()
-    seen = 0
-    async for _ in stored_events(store, run_id):
-        seen += 1
-    took = time.perf_counter() - began
-    await store.close()
+    async with Runtime.open(url) as runtime:
+        began = time.perf_counter()
+        seen = 0
+        async for _ in runtime.events(run_id):
+            seen += 1
+        took = time.perf_counter() - began
     assert seen == LONG
     return LONG / took
 

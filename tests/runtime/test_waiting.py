@@ -20,7 +20,7 @@ from retinue import (
     tool,
 )
 from retinue.events import RunFinished, ToolCallFinished
-from retinue.storage.logs import stored_events
+from retinue.runtime.reading import read_events
 from retinue.testing import ScriptedModel, call, say
 
 Open = Callable[..., Runtime]
@@ -151,7 +151,7 @@ async def test_following_a_stored_run_ends_where_it_waits(tmp_path: Path) -> Non
     async with Runtime.open(url, [asking()]) as first, Runtime.open(url, [asking()], recover=False) as second:
         waiting = await first.run("a", "go")
         store: Any = second.store
-        rests = [event.kind async for event in stored_events(store, waiting.run_id, past_waits=False)]
+        rests = [event.kind async for event in read_events(second._runs, store, waiting.run_id, past_waits=False)]
         assert (rests[0], rests[-1]) == ("run_started", "run_finished")
         others: Any = second._runs.elsewhere
         log, _ = await others.last_leg(waiting.run_id)

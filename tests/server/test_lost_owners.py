@@ -11,8 +11,8 @@ import pytest
 from retinue import Agent, Runtime
 from retinue.client import Client
 from retinue.events import AnyEvent, ErrorRaised
+from retinue.runtime import reading
 from retinue.runtime.owner import is_orphan
-from retinue.storage import logs
 from retinue.storage.sql import SqlStore
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
@@ -26,7 +26,7 @@ RUNS = "/api/v1/runs"
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    monkeypatch.setattr(logs, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(reading, "LOOK_AGAIN", 0.02)
 
 
 @pytest.fixture

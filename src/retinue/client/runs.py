@@ -93,7 +93,7 @@ class RemoteRuns:
     def _log(self, run_id: str, first: int) -> tuple[FollowedLog, int]:
         """Return the whole log: what ran before an answer counts too, such as children and tasks."""
         reader, connection = self.reader(run_id, 0), self._connection
-        return FollowedLog(reader.read, reader.progress, first, connection.spawn, connection.closed), first
+        return FollowedLog(lambda _: reader.read(), first, connection.spawn, connection.closed), first
 
     # --- what handles need
 

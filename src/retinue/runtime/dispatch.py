@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
@@ -17,9 +17,8 @@ from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.content import id_problem
 from ..core.context import CancellationToken
-from ..core.engine import DEFAULT_QUEUE, QUEUE_UNSERVED, Engine, NewRun, Schedule
+from ..core.engine import DEFAULT_QUEUE, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
-from ..core.events import ErrorRaised, Event
 from ..core.messages import Message, as_messages
 from ..core.rows import StoredRequest
 from ..core.runs import RunIdentity, RunResult, unique
@@ -29,8 +28,9 @@ from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time
 from ..storage.sql import SqlStore
-from .followed import FollowedLog, Progress
+from .followed import FollowedLog
 from .inbox import encode_start
+from .reading import read_events
 from .run import Opened, RemoteRun
 
 if TYPE_CHECKING:
@@ -204,8 +204,9 @@ class Dispatcher:
         async def work() -> RunResult[Any]:
             if beginning is not None:
                 await beginning
-            accepted.set_result((self.log(record), 0))
-            warning = self._spawn(self._warn_if_unserved(record))
+            read = partial(read_events, self._runs, self.store, identity.run_id)
+            accepted.set_result((FollowedLog(read, 0, self._spawn), 0))
+            warning = self._spawn(self._warn_if_unserved(identity.run_id))
             try:
                 return await self._runs.result(identity.run_id)
             finally:
@@ -216,64 +217,18 @@ class Dispatcher:
             identity.run_id, identity.thread_id, identity.agent, self._runs, end, None, accepted=accepted
         )
 
-    def log(self, record: RunRecord) -> FollowedLog:
-        """Return the log of a run, for handles."""
-        progress, seen = Progress(), 0
-
-        async def read() -> AsyncGenerator[Event]:
-            nonlocal seen
-            async for event in self._events(record, seen):
-                if event.seq:
-                    seen = event.seq
-                    progress.note(event)
-                yield event
-
-        return FollowedLog(read, progress, 0, self._spawn)
-
-    async def _events(self, record: RunRecord, after: int) -> AsyncGenerator[Event]:
-        """Yield the events of a log. If no worker serves it for a while, yield one notice: an event with the number 0."""
-        identity, told = record.identity, False
-        events = self._runs.read_stored(self.store, identity.run_id)(after)
-        reading = asyncio.create_task(_next(events))
-        try:
-            while True:
-                done, _ = await asyncio.wait({reading}, timeout=None if told else self.unserved_after)
-                if done:
-                    event = reading.result()
-                    if event is None:
-                        return
-                    yield event
-                    reading = asyncio.create_task(_next(events))
-                elif (problem := await self.unserved(record)) is not None:
-                    told = True
-                    yield ErrorRaised(
-                        message=problem, code=QUEUE_UNSERVED, at=time.time(), run_id=identity.run_id,
-                        agent=identity.agent,
-                    )  # fmt: skip
-        finally:
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, RetinueError):
-                await reading
-            await events.aclose()
-
-    async def _warn_if_unserved(self, record: RunRecord) -> None:
+    async def _warn_if_unserved(self, run_id: str) -> None:
         await asyncio.sleep(self.unserved_after)
-        if (problem := await self.unserved(record)) is not None:
-            _log.warning("run %s waits: %s", record.identity.run_id, problem)
+        if (problem := await self.unserved(run_id)) is not None:
+            _log.warning("run %s waits: %s", run_id, problem)
 
-    async def events(self, run_id: str, after: int) -> AsyncGenerator[Event]:
-        """Yield the events of a log, with a notice if no worker serves it."""
-        async for event in self._events(await self._runs.record(run_id), after):
-            yield event
-
-    async def unserved(self, record: RunRecord) -> str | None:
+    async def unserved(self, run_id: str) -> str | None:
         """Return why no worker works on a run that is due; None if one does, or can."""
-        agent = record.identity.agent
-        queue = await self._workers.waiting_in(record.identity.run_id)
-        if queue is None:
+        waiting = await self._workers.waiting_in(run_id)
+        if waiting is None:
             return None
         workers = [worker for worker in await self._workers.seen(self.engine.name) if worker.is_alive]
-        return unserved(queue, agent, workers)
+        return unserved(*waiting, workers)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         job = asyncio.create_task(work)
@@ -293,10 +248,6 @@ def _checked(request: RunRequest) -> StoredRequest:
     if stored.problem is not None:
         raise ConfigurationError(f"a worker cannot begin this run: {stored.problem}")
     return stored
-
-
-async def _next(events: Any) -> Event | None:
-    return await anext(events, None)
 
 
 def check_queues(queues: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -41,7 +42,7 @@ from .inbox import (
 )
 from .live import LiveRun
 from .owner import Owner, is_gone
-from .reading import StoredEvents
+from .reading import StoredEvents, read_events
 from .run import Opened
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ class Elsewhere:
                 first, last = event.seq - 1, 0
             elif isinstance(event, RunFinished) and event.run_id == run_id:
                 last = event.seq
-        log.earlier = self._runs.read_stored(store, record.log_id)
+        log.earlier = partial(read_events, self._runs, store, record.log_id)
         if last and await store.owner_of(record.log_id) is None:
             log.first = last
             log.close()

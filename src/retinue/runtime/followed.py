@@ -44,19 +44,18 @@ class Progress:
 class FollowedLog:
     """The events of a log for its handles. One reader reads it, while it has at least one follower.
 
-    `read` yields the events after the last one it has yielded. A notice is an event with the number 0, which the log
-    does not have.
+    `read` yields the events after a number. A notice is an event with the number 0, which the log does not have.
     """
 
     def __init__(
         self,
-        read: Callable[[], AsyncGenerator[Event]],
-        progress: Progress,
+        read: Callable[[int], AsyncGenerator[Event]],
         first: int,
         spawn: Spawn = asyncio.create_task,
         closed: Callable[[], RetinueError] | None = None,
     ) -> None:
-        self._read, self._progress, self._first, self._spawn, self._closed = read, progress, first, spawn, closed
+        self._read, self._first, self._spawn, self._closed = read, first, spawn, closed
+        self._progress = Progress()
         self._events: list[Event] = []
         self._places: list[int] = []
         """The number of each event; a notice, which has none, has that of the event before it."""
@@ -111,13 +110,15 @@ class FollowedLog:
                 self._reading = None
 
     async def _read_all(self) -> None:
-        events = self._read()
+        events = self._read(self._places[-1] if self._places else 0)
         try:
             async for event in events:
                 if isinstance(event, RunStarted):
                     self._threads[event.run_id] = event.thread_id
                 self._places.append(event.seq or (self._places[-1] if self._places else 0))
                 self._events.append(event)
+                if event.seq:
+                    self._progress.note(event)
                 if event.seq > self._first and self._progress.rests:
                     break
                 self._wake()

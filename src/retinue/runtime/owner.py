@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from ..core.events import ErrorRaised
 from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
@@ -31,8 +30,6 @@ _LOOK_EVERY = 0.5
 """Seconds between two looks at inboxes, if the store does not announce changes."""
 _MARGIN = 0.1
 """The last part of a lease: an owner that has not renewed by then drops its logs."""
-
-_LOST = "the process that worked on the run is gone: the run waits for another process"
 
 _here: dict[str, asyncio.AbstractEventLoop] = {}
 """The open owners of this process, with their event loops."""
@@ -206,23 +203,6 @@ class Owner:
             _log.error("run %s is dropped: its lease could not be renewed", log_id)
             self.remove(log_id)
             run.lose()
-
-
-async def owner_notice(
-    store: DurableStore, clock: Callable[[], float], log_id: str, is_lost: bool
-) -> ErrorRaised | None:
-    """Return a notice for readers of a log if its owner is gone or, with `is_lost`, if it has an owner again.
-
-    Such a notice is not stored and has the number 0. `is_lost`: the reader already has the notice that the owner is gone.
-    """
-    found = await store.open_logs(log_id)
-    if not found or is_orphan(found[0]) is is_lost:
-        return None
-    record = await store.load_run(log_id)
-    code, message = ("owner_found", "another process continues the run") if is_lost else ("owner_lost", _LOST)
-    return ErrorRaised(
-        at=clock(), run_id=log_id, agent="" if record is None else record.identity.agent, code=code, message=message
-    )
 
 
 def is_orphan(log: OpenLog) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -22,19 +22,17 @@ from ..backends.remote import Callers
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
-from ..core.engine import QUEUE_UNSERVED
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
-from ..core.stores import RunRecord, Watch
 from ..core.together import until_stopped
 from ..loop.execution import Execution
 from ..loop.grants import Wanted
 from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
-from .owner import owner_notice
 from .placed_calls import CallAgents, PlacedCalls
+from .reading import read_events
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -48,9 +46,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-BATCH = 1000
-LOOK_EVERY = 2.5
-"""Seconds after which a log is read again without a notification, and its owner is checked."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
@@ -259,77 +254,47 @@ class _Follower:
 
     def __init__(self, runs: LocalRuns, dispatcher: Dispatcher, request: RunRequest) -> None:
         assert runs.elsewhere is not None
-        self._runs, self._dispatcher, self._request, self._elsewhere = runs, dispatcher, request, runs.elsewhere
-        self._store, self._run_id = dispatcher.store, placed_id(request.identity.run_id)
-        self._seen = request.seen
-        self._is_lost = self._is_unserved = False
-        self._now = asyncio.get_running_loop().time
-        self._began = self._news = self._now()
+        self._runs, self._request, self._elsewhere, self._store = runs, request, runs.elsewhere, dispatcher.store
+        self._run_id, self._seen = placed_id(request.identity.run_id), request.seen
 
     async def follow(self) -> RunResult:
         request, refused = self._request, ""
         if request.decisions and not request.cancellation.is_set():
-            refused = await self._retry(lambda: self._elsewhere.decide(self._run_id, request.decisions))
-            if refused and request.emit is not None:
-                request.emit(ErrorRaised(message=refused, code="decision_refused"))
-        with self._store.watch(self._run_id) as watch:
-            result = await self._mirror(watch)
+            refused = await retry(lambda: self._elsewhere.decide(self._run_id, request.decisions))
+            if refused:
+                self._emit(ErrorRaised(message=refused, code="decision_refused"))
+        result = await retry(self._mirror)
         return replace(result, error=refused) if refused and result.status.is_waiting else result
 
-    async def _mirror(self, watch: Watch) -> RunResult:
+    async def _mirror(self) -> RunResult:
         """Copy the events of the run until it has ended or is suspended; return its result."""
         while True:
-            # Load the result first: if it is there, all events of its leg are stored.
-            record = await self._retry(lambda: self._store.load_run(self._run_id))
+            await self._copy(until_result=True)
+            record = await self._store.load_run(self._run_id)
             if record is None:
                 return bare_result(self._request, RunStatus.FAILED, "error", "its run is not stored any more")
-            found = await self._read()
-            events = () if found is None else found[0]
-            if len(events) == BATCH:
-                continue
             if record.result is not None:
+                found = await self._store.read_events(self._run_id, self._seen, 1)
                 return _noted(record.result, is_open=found is not None and not found[1])
-            if events:
-                self._news, self._is_lost = self._now(), False
-            await watch.wait(LOOK_EVERY)
-            if self._now() - self._news >= LOOK_EVERY:
-                await self._report_silence(record)
-                self._news = self._now()
-
-    async def _read(self) -> tuple[Sequence[Event], bool] | None:
-        """Copy the next events; return them, and whether the log has ended."""
-        found = await self._retry(lambda: self._store.read_events(self._run_id, self._seen, BATCH))
-        for event in () if found is None else found[0]:
-            if self._request.emit_remote is not None:
-                self._request.emit_remote(event)
-            self._seen = event.seq
-        return found
+            await asyncio.sleep(_FIRST_PAUSE)  # it was answered at this moment
 
     async def follow_rest(self) -> None:
         """Copy events until the log has ended."""
-        with self._store.watch(self._run_id) as watch:
-            while (found := await self._read()) is not None and not found[1]:
-                if not found[0]:
-                    await watch.wait(LOOK_EVERY)
+        await retry(self._copy)
 
-    async def _report_silence(self, record: RunRecord) -> None:
-        """Emit an error event for readers if no worker works on the run, or none can."""
-        emit = self._request.emit
-        if emit is None:
-            return
-        if self._seen:
-            notice = await self._retry(lambda: owner_notice(self._store, self._runs.clock, self._run_id, self._is_lost))
-            if notice is not None:
-                self._is_lost = not self._is_lost
-                emit(ErrorRaised(message=notice.message, code=notice.code))
-        elif not self._is_unserved and self._now() - self._began >= self._dispatcher.unserved_after:
-            problem = await self._retry(lambda: self._dispatcher.unserved(record))
-            if problem is not None:
-                self._is_unserved = True
-                emit(ErrorRaised(message=problem, code=QUEUE_UNSERVED))
+    async def _copy(self, *, until_result: bool = False) -> None:
+        reading = read_events(self._runs, self._store, self._run_id, self._seen, until_result=until_result)
+        async with aclosing(reading) as events:
+            async for event in events:
+                if not event.seq and isinstance(event, ErrorRaised):  # why nothing comes
+                    self._emit(ErrorRaised(message=event.message, code=event.code))
+                elif self._request.emit_remote is not None:
+                    self._request.emit_remote(event)
+                self._seen = event.seq or self._seen
 
-    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await retry(ask)
+    def _emit(self, event: Event) -> None:
+        if self._request.emit is not None:
+            self._request.emit(event)
 
 
 async def retry(ask: Callable[[], Awaitable[T]], token: CancellationToken | None = None) -> T:

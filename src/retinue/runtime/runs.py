@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -22,13 +22,13 @@ from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..loop.log import LiveLog
 from ..loop.state import LogState
-from ..storage.logs import Gathering, LogWriter, stored_events
+from ..storage.logs import Gathering, LogWriter
 from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
-from .owner import Owner, owner_notice
-from .reading import StoredEvents
+from .owner import Owner
+from .reading import StoredEvents, read_events
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog
 
@@ -129,7 +129,7 @@ class LocalRuns:
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
-            log.earlier = self.read_stored(self.owner.store, writer.log_id)
+            log.earlier = partial(read_events, self, self.owner.store, writer.log_id)
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:
@@ -322,14 +322,7 @@ class LocalRuns:
         run = self.get(run_id)
         if run is not None:
             return run.log.follow(after, past_waits=True, stored=stored)
-        if self.dispatcher is not None:
-            return self.dispatcher.events(run_id, after)
-        return self.read_stored(self._others(run_id).owner.store, run_id)(after)
-
-    def read_stored(self, store: DurableStore, log_id: str) -> Callable[..., AsyncGenerator[Event]]:
-        """Return a reader of a stored log; while it waits, it yields a notice if the log loses its owner."""
-        notice = partial(owner_notice, store, self.clock, log_id)
-        return partial(stored_events, store, log_id, notice=notice)
+        return read_events(self, self._others(run_id).owner.store, run_id, after)
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""

@@ -90,14 +90,15 @@ class Workers:
     async def queue_of(self, log_id: str) -> str | None:
         return await self._database.value("SELECT queue FROM logs WHERE log_id = ?", log_id)
 
-    async def waiting_in(self, log_id: str) -> str | None:
-        """Return the queue of a log that waits for a worker; None if it does not wait for one."""
-        return await self._database.value(
-            "SELECT queue FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? AND engine IS NOT NULL "
-            "AND owner IS NULL AND ended = 0 "
+    async def waiting_in(self, log_id: str) -> tuple[str, str] | None:
+        """Return the queue and the agent of a log that waits for a worker; None if it does not wait for one."""
+        found = await self._database.rows(
+            "SELECT queue, agent FROM logs JOIN runs ON run_id = logs.log_id WHERE logs.log_id = ? "
+            "AND engine IS NOT NULL AND owner IS NULL AND ended = 0 "
             "AND (turn IS NOT NULL OR (status = 'running' AND (due_at IS NULL OR due_at <= wall_seconds())))",
             log_id,
         )
+        return found[0] if found else None
 
 
 class Legs:

@@ -1,28 +1,24 @@
-"""Logs in a store: the owner writes, anyone reads."""
+"""The writer of a log in a store, for its owner."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
-from ..core.errors import OwnershipLost, RetinueError, StoreError, UnknownRun
-from ..core.events import Event
+from ..core.errors import OwnershipLost, RetinueError, StoreError
 from ..core.processes import boot_seconds
 from ..core.rows import LogRow
 from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, ThreadUpdate
 
 _log = logging.getLogger(__name__)
 
-LOOK_AGAIN = 5.0
-"""Seconds between two reads of a log that another process writes, unless a change is notified."""
 GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
 """Seconds for which rows are gathered if no barrier waits for them: at least, for each log that gathers, and at
 most. Many logs are thus written in fewer, larger transactions."""
 MOST_TOGETHER = 500
 """Logs that are written in one turn of the event loop."""
-BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
@@ -224,57 +220,3 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None = Non
             done.set_exception(problem)
             done.exception()  # mark the exception as retrieved
     waiting.clear()
-
-
-Notice = Callable[[bool], Awaitable[Event | None]]
-"""Returns a notice about the owner of a log for a reader that waits; the argument says if it had the notice of a loss."""
-
-
-async def stored_events(
-    store: DurableStore,
-    log_id: str,
-    after: int = 0,
-    until: int | None = None,
-    past_waits: bool = True,
-    *,
-    notice: Notice | None = None,
-) -> AsyncGenerator[Event]:
-    """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned; with `until`,
-    up to that number; without `past_waits`, also until nobody works on it because its run waits.
-
-    What `notice` says comes between the events, with the number 0, where nothing else has come for a while.
-    """
-    known, is_lost, now = False, False, asyncio.get_running_loop().time
-    news = now()
-    with store.watch(log_id) as watch:
-        while True:
-            rests = not past_waits and await _rests(store, log_id)  # before the read, to miss no rows
-            found = await store.read_events(log_id, after, BATCH)
-            if found is None:
-                if known:
-                    return
-                raise UnknownRun(log_id)
-            known = True
-            events, ended = found
-            for event in events:
-                if until is not None and event.seq > until:
-                    return
-                after = event.seq
-                yield event
-            if ended or (until is not None and after >= until) or (rests and not events):
-                return
-            if events:
-                is_lost, news = False, now()
-                continue
-            if notice is not None and after and now() - news > LOOK_AGAIN / 2:
-                if (event := await notice(is_lost)) is not None:
-                    is_lost = not is_lost
-                    yield event
-                news = now()
-            await watch.wait(LOOK_AGAIN)
-
-
-async def _rests(store: DurableStore, log_id: str) -> bool:
-    """Return whether the root run of a log waits, and no process works on its log."""
-    record = await store.load_run(log_id)
-    return record is not None and record.result is not None and await store.owner_of(log_id) is None
