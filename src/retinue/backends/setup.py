@@ -25,7 +25,7 @@ from ..loop.execution import Equipment, Execution, Slots, result_of
 from ..loop.log import LiveLog
 from ..loop.phases import HookTable, shown
 from ..loop.run import SUSPENDED, begin_run
-from ..loop.state import RunState
+from ..loop.state import NO_REQUEST, RunState
 
 
 class Blueprint:
@@ -211,6 +211,8 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
         limits = limits or DEFAULT_LIMITS
     elif limits is DEFAULT_LIMITS:
         limits = None
+        if request.timeout is None and not (is_root or request.keeps_thread or request.detached):
+            return NO_REQUEST  # as of most children
     return StoredRequest(
         limits=limits,
         timeout=request.timeout,

@@ -103,7 +103,8 @@ class LiveLog:
 
         Return None, and append nothing, if the run has ended or another process owns the log.
         """
-        if self.lost or (run.status is not RUNNING and event.__class__ is not RunStarted):
+        kind = event.__class__
+        if self.lost or (run.status is not RUNNING and kind is not RunStarted):
             return None
         tree, identity = self.tree, run.identity
         tree.seq = seq = tree.seq + 1
@@ -118,8 +119,8 @@ class LiveLog:
             agent=identity.agent,
             ns=run.ns,
         )
-        if (change := CHANGES.get(event.__class__)) is not None:
-            change(tree, run, stamped, private)
+        if kind in CHANGES:
+            CHANGES[kind](tree, run, stamped, private)
         self.events.append(stamped)
         if private is not None or self.watched:
             self._pass_on(stamped, private)
@@ -250,10 +251,10 @@ class LiveLog:
             # More may come while these are read.
             while place < (ready := self._ready(stored)):
                 for event in events[place:ready]:
-                    place += 1
                     yield event
                     if event.__class__ is RunFinished and event.run_id == until_end_of:
                         return
+                place = ready
             waits = past_waits and self.waits
             if self.earlier is not None and (self.lost or (self.closed and waits)):  # any process may continue it
                 async for event in self.earlier(self.first + place, None, past_waits or until_end_of is not None):

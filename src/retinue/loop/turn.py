@@ -313,7 +313,7 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
     """Return the end of a turn with clean text and valid numbers."""
-    usage, stop_reason, model = end.usage, clean_text(end.stop_reason), clean_text(end.model)
+    usage, stop_reason, model = end.usage, clean_text(end.stop_reason), end.model and clean_text(end.model)
     counts = msgspec.structs.astuple(usage)
     if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is NaN if one of them is
         named = msgspec.structs.asdict(usage)

@@ -36,6 +36,8 @@ def waking_agents(run: LiveRun) -> list[Agent]:
     state, known = run.state, run.home.registry.agents
     if state is None or run.request.above is not None:  # the parent reports the tasks of a placed child
         return []
+    if not state.handoffs:
+        return [run.request.agent] if run.request.agent.is_woken() else []
     names = dict.fromkeys((state.first_agent, *state.handoffs))
     agents = [run.request.agent if name == run.request.agent.name else known.get(name) for name in names]
     return [agent for agent in agents if agent is not None and agent.is_woken()]

@@ -42,10 +42,11 @@ class MemoryStore:
         return self._runs.get(run_id)
 
     async def save_run(self, record: RunRecord) -> None:
-        identity = record.identity
-        if identity.run_id not in self._runs:
-            self._uses[identity.thread_id] = self._uses.get(identity.thread_id, 0) + 1
+        identity, is_known = record.identity, record.identity.run_id in self._runs
         self._runs[identity.run_id] = record
+        if is_known:
+            return
+        self._uses[identity.thread_id] = self._uses.get(identity.thread_id, 0) + 1
         while len(self._runs) > self._max_runs:
             oldest = next((key for key, run in self._runs.items() if run.result is not None), None)
             if oldest is None:
