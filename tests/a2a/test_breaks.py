@@ -13,7 +13,7 @@ import pytest
 from a2a.types import a2a_pb2 as pb
 
 from retinue import A2AAgent, Agent, CancellationToken, Decision, DecisionRefused, Permissions, RunStatus, Runtime, tool
-from retinue.backends.a2a import A2AFollower
+from retinue.backends.a2a import A2ABackend, A2AFollower
 from retinue.core.backend import RunRequest
 from retinue.core.runs import RunIdentity
 from retinue.subagents import RemoteSubagentStub
@@ -292,7 +292,7 @@ async def test_a_task_is_found_where_the_server_has_chosen_its_context() -> None
         messages=(),
         cancellation=CancellationToken(),
     )
-    follower = A2AFollower(client, request, 1.0, {})
+    follower = A2AFollower(A2ABackend(client, patience=1.0), request)
     assert await follower._find("run_1")
     assert (follower.view.task_id, follower.view.context_id, client.asked) == ("t9", "c9", ["thread_1", ""])
     assert not await follower._find("run_2")

@@ -138,7 +138,7 @@ async def test_the_end_of_a_run_counts_whatever_comes_with_it() -> None:
         emit_remote=lambda event: copied.append(event.seq),
     )
     client: Any = Together()
-    follower = tasks_http.TaskFollower(client, request, patience=60.0)
+    follower = tasks_http.TaskFollower(tasks_http.TaskHttpBackend(client, patience=60.0), request)
     await follower.follow()
     state = follower.state
     assert (state.status, state.result, copied) == ("success", "It is started.", [1, 2, 3])

@@ -38,30 +38,24 @@ _FAILURES = (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask)
 """What a request to a server raises."""
 
 
-class A2ABackend(RemoteBackend):
+class A2ABackend(RemoteBackend[A2AClient]):
     """Executes runs through an A2A client. A run has a local id; the server chooses the id of its task."""
 
     capabilities = replace(RemoteBackend.capabilities, waits="input_and_auth", output="text_and_artifacts")
 
-    def __init__(self, client: A2AClient, *, patience: float | None = None) -> None:
-        super().__init__(client, patience)
-        self._client = client
-        self._tasks: dict[str, str] = {}
-        """The runs at work, by the ids of their tasks."""
-
     def follower(self, request: RunRequest) -> A2AFollower:
-        return A2AFollower(self._client, request, self._patience, self._tasks)
+        return A2AFollower(self, request)
 
 
-class A2AFollower(Follower):
+class A2AFollower(Follower[A2AClient]):
     """One run and its task. `view` is the task as it is known so far.
 
     Events of a stream have no numbers. So after a break the follower first reads a snapshot, which replaces `view`. It
     emits text only if the text continues what was emitted before."""
 
-    def __init__(self, client: A2AClient, request: RunRequest, patience: float, tasks: dict[str, str]) -> None:
-        super().__init__(request, patience)
-        self._client, self._tasks = client, tasks
+    def __init__(self, backend: A2ABackend, request: RunRequest) -> None:
+        super().__init__(backend, request)
+        self._tasks = backend.tasks
         context_id = str(request.remote.get("context_id", "") or request.identity.thread_id)
         self.view = TaskView(str(self.noted.get("task_id", "")), context_id)
         self._asked_before = int(self.noted.get("questions", 0))

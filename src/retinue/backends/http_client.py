@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import ExecutionBackendError
 from ..core.secrets import redact, secrets_of
@@ -14,6 +14,8 @@ from ..wire.sse import EventDecoder, EventTooLong, read_event
 
 if TYPE_CHECKING:
     import aiohttp
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
@@ -170,9 +172,18 @@ class HttpClient(ServerClient):
         return redact(data.decode(errors="replace"), self._secrets).encode() if self._secrets else data
 
     async def ask(
-        self, method: str, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        refusal: str = "",
+        expected: Container[int] = (),
+        seconds: float = ANSWER_SECONDS,
     ) -> tuple[int, bytes]:
-        """Return status and body of an answer. Transient failures (no connection, 5xx) raise ConnectionError."""
+        """Return status and body of an answer. Transient failures (no connection, 5xx) raise ConnectionError.
+
+        A status of an error that is not `expected` raises ExecutionBackendError; `refusal` says what the server did not do."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
@@ -193,7 +204,17 @@ class HttpClient(ServerClient):
             raise problem
         if status == 400:
             raise Garbled(f"{self.url} could not read the request: {status} {self.words(data)}")
+        if status > 400 and status not in expected:
+            raise self.refused(status, data, refusal)
         return status, data
+
+    def decode(self, decode: Callable[[bytes], T], data: bytes, kind: str) -> T:
+        """Decode an answer without its credentials. Raise Garbled if it is not one of this kind of server."""
+        try:
+            return decode(self.without_secrets(data))
+        except ValueError as exc:
+            problem = f"{self.url} did not answer as {kind} ({self.words(str(exc))}): check the url"
+            raise Garbled(problem) from None
 
     def _session(self) -> aiohttp.ClientSession:
         import aiohttp

@@ -28,7 +28,7 @@ from ..wire.langgraph import (
     run_body,
     said_in,
 )
-from .http_client import MOST_BYTES, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
+from .http_client import MOST_BYTES, NOT_OFFERED, EventsNotOffered, HttpClient
 from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ _THREADS = UUID("3f7d9a52-2f0f-4b5e-9c1d-6f0a4f3f5b11")
 """The namespace of the ids of threads."""
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
 _FROM_START = "-1"
+_KIND = "a LangGraph server"
 _TRIES = 5
 """Streams in a row that break before their first new event, after which the words of a run that has ended are given up."""
 _STATUS = {
@@ -47,29 +48,24 @@ _STATUS = {
 }
 
 
-class LangGraphBackend(RemoteBackend):
+class LangGraphBackend(RemoteBackend[HttpClient]):
     """Executes runs on a LangGraph server. The name of the agent is that of a graph or assistant there."""
 
     capabilities = replace(RemoteBackend.capabilities, output="text_and_artifacts")
 
-    def __init__(self, client: HttpClient, assistant: str, *, patience: float | None = None) -> None:
-        super().__init__(client, patience)
-        self._client, self._assistant = client, assistant
-
     def follower(self, request: RunRequest) -> GraphFollower:
-        return GraphFollower(self._client, self._assistant, request, self._patience)
+        return GraphFollower(self, request)
 
 
-class GraphFollower(Follower):
+class GraphFollower(Follower[HttpClient]):
     """One run and its counterpart on the server: a thread, and the last run on it.
 
     The thread id is derived from the first run of a conversation. Each run there has the id of the run here in its metadata.
     So a run whose answer was lost is found again, and none is started twice.
     """
 
-    def __init__(self, client: HttpClient, assistant: str, request: RunRequest, patience: float) -> None:
-        super().__init__(request, patience)
-        self._client, self._assistant = client, assistant
+    def __init__(self, backend: LangGraphBackend, request: RunRequest) -> None:
+        super().__init__(backend, request)
         self._thread_id = str(request.remote.get("context_id") or uuid5(_THREADS, self.run_id))
         self._remote_id = str(self.noted.get("task_id", ""))
         self._questions = int(self.noted.get("questions", 0))
@@ -84,6 +80,14 @@ class GraphFollower(Follower):
         """The id of the last event of the run there, and those of all that were read."""
         self._status = str(self.noted.get("status", ""))
         self._state = GraphState()
+
+    @property
+    def _thread(self) -> str:
+        return f"/threads/{self._thread_id}"
+
+    @property
+    def _run(self) -> str:
+        return f"{self._thread}/runs/{self._remote_id}"
 
     @property
     def is_complete(self) -> bool:
@@ -111,7 +115,7 @@ class GraphFollower(Follower):
     # --- the first message, and the answers
 
     async def submit(self) -> None:
-        body = run_body(self._assistant, self.run_id, texts=self._texts_to_send())
+        body = run_body(self._agent, self.run_id, texts=self._texts_to_send())
         await self._start(body, self._submit_patience, look_first=self.request.may_be_sent)
         self.accept()
         self._note()
@@ -125,10 +129,8 @@ class GraphFollower(Follower):
             if may_be_there and (found := await self._find()) is not None:
                 return found
             may_be_there = True
-            status, data = await self._client.ask("POST", f"/threads/{self._thread_id}/runs", body)
-            if status >= 400:
-                raise self._client.refused(status, data, "did not take the run")
-            return self._read(decode_run, data)
+            _, data = await self._client.ask("POST", f"{self._thread}/runs", body, refusal="did not take the run")
+            return self._client.decode(decode_run, data, _KIND)
 
         run = await self._retry(start, patience)
         if not _ID.fullmatch(run.run_id):
@@ -138,13 +140,12 @@ class GraphFollower(Follower):
 
     async def _find(self) -> GraphRun | None:
         """Return the run there that has the id of this one and answers the same question."""
-        status, data = await self._client.ask("GET", f"/threads/{self._thread_id}/runs?limit=100", None)
+        path, refusal = f"{self._thread}/runs?limit=100", "did not list its runs"
+        status, data = await self._client.ask("GET", path, refusal=refusal, expected=NOT_OFFERED)
         if status in NOT_OFFERED:
             return None
-        if status >= 400:
-            raise self._client.refused(status, data, "did not list its runs")
         wanted = (self.run_id, self._questions)
-        found = self._read(decode_runs, data)
+        found = self._client.decode(decode_runs, data, _KIND)
         return next((one for one in found if (one.metadata.get(RUN_ID), one.metadata.get(QUESTION)) == wanted), None)
 
     async def _decide(self) -> str | None:
@@ -157,7 +158,7 @@ class GraphFollower(Follower):
         if not answers:
             self.refused = "the question needs an answer: write Decision.resume(value)"
             return None
-        body = run_body(self._assistant, self.run_id, answers=answers, question=self._questions)
+        body = run_body(self._agent, self.run_id, answers=answers, question=self._questions)
         try:
             await self._start(body, self._patience, look_first=True)
         except (ConnectionError, ExecutionBackendError) as exc:
@@ -199,12 +200,10 @@ class GraphFollower(Follower):
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        path = f"/threads/{self._thread_id}/runs/{self._remote_id}/cancel?wait=1&action=interrupt"
+        path, refusal = f"{self._run}/cancel?wait=1&action=interrupt", "did not stop the run"
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                status, data = await self._client.ask("POST", path, b"")
-                if status >= 400 and status not in (404, 409):
-                    raise self._client.refused(status, data, "did not stop the run")
+                await self._client.ask("POST", path, b"", refusal=refusal, expected=(404, 409))
         except TimeoutError:
             return "the server has not stopped it yet"
         except (ConnectionError, ExecutionBackendError) as exc:
@@ -229,9 +228,9 @@ class GraphFollower(Follower):
 
     async def _read_events(self) -> bool:
         """Emit the text of the graph, from where the last stream broke; return whether the stream is complete."""
-        path = f"/threads/{self._thread_id}/runs/{self._remote_id}/stream?stream_mode=messages-tuple"
+        path, headers = f"{self._run}/stream?stream_mode=messages-tuple", {"last-event-id": self._event}
         try:
-            async with aclosing(self._client.stream(path, {"last-event-id": self._event})) as stream:
+            async with aclosing(self._client.stream(path, headers)) as stream:
                 async for found in stream:
                     for name, event_id, given in found:
                         if event_id and event_id in self._events:  # a proxy may repeat a piece
@@ -264,29 +263,20 @@ class GraphFollower(Follower):
 
     async def _load_run(self) -> GraphRun:
         """Return the run there; report its status if that has changed."""
-        run = await self._ask(decode_run, f"/threads/{self._thread_id}/runs/{self._remote_id}")
+        run = await self._ask(decode_run, self._run)
         if run.status != self._status:
             self._report(run.status, task_id=self._remote_id, context_id=self._thread_id)
         self._status = run.status
         return run
 
     async def _load_state(self) -> GraphState:
-        return await self._ask(decode_state, f"/threads/{self._thread_id}/state")
+        return await self._ask(decode_state, f"{self._thread}/state")
 
     async def _ask(self, decode: Callable[[bytes], T], path: str) -> T:
-        status, data = await self._client.ask("GET", path, None)
+        status, data = await self._client.ask("GET", path, refusal="did not say how the run stands", expected=(404,))
         if status == 404:
             raise ExecutionBackendError(self._client.name, "the server does not know the run any more")
-        if status >= 400:
-            raise self._client.refused(status, data, "did not say how the run stands")
-        return self._read(decode, data)
-
-    def _read(self, decode: Callable[[bytes], T], data: bytes) -> T:
-        try:
-            return decode(self._client.without_secrets(data))
-        except ValueError as exc:
-            said = self._client.words(str(exc))
-            raise Garbled(f"{self._client.url} did not answer as a LangGraph server ({said}): check the url") from None
+        return self._client.decode(decode, data, _KIND)
 
     def _tickets(self) -> dict[str, SuspendTicket]:
         """Return the questions of the graph, by path."""

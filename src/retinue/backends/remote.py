@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.context import CancellationToken
@@ -21,6 +21,7 @@ from ..core.together import until_stopped
 from .http_client import Garbled, ServerClient
 
 T = TypeVar("T")
+C = TypeVar("C", bound=ServerClient)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 PATIENCE = 60.0
@@ -70,11 +71,12 @@ class Callers:
             token.set("aborted")
 
 
-class Follower(ABC):
+class Follower(ABC, Generic[C]):
     """One run and its counterpart on a server. A subclass speaks the protocol of the server."""
 
-    def __init__(self, request: RunRequest, patience: float) -> None:
-        self.request, self._patience, self._token = request, patience, request.cancellation
+    def __init__(self, backend: RemoteBackend[C], request: RunRequest) -> None:
+        self._client, self._agent, self._patience = backend.client, backend.agent, backend.patience
+        self.request, self._token = request, request.cancellation
         self.run_id, self._name = request.identity.run_id, request.identity.agent
         self.noted: Mapping[str, Any] = request.remote if request.is_dispatched else {}
         """What was stored of the run there, perhaps by another process."""
@@ -191,8 +193,9 @@ class Follower(ABC):
             self.request.note_remote(self.ids())
 
 
-class RemoteBackend(ABC):
-    """A backend that reaches its server through a client."""
+class RemoteBackend(ABC, Generic[C]):
+    """A backend that reaches its server through a client. `agent` is the name of the agent there, for protocols that send
+    one."""
 
     capabilities = BackendProfile(
         cancellation="remote_abort",
@@ -202,21 +205,23 @@ class RemoteBackend(ABC):
         transcript="user_messages",
     )
 
-    def __init__(self, client: ServerClient, patience: float | None) -> None:
-        self._server, self._callers = client, Callers()
-        self._patience = PATIENCE if patience is None else patience
+    def __init__(self, client: C, agent: str = "", *, patience: float | None = None) -> None:
+        self.client, self.agent, self._callers = client, agent, Callers()
+        self.patience = PATIENCE if patience is None else patience
+        self.tasks: dict[str, str] = {}
+        """The runs at work, by the ids of their tasks there, for protocols whose servers choose those ids."""
 
     def profile(self) -> BackendProfile:
         return self.capabilities
 
     async def close(self) -> None:
-        await self._server.close()
+        await self.client.close()
 
     async def abort(self, run_id: str) -> None:
         self._callers.abort(run_id)
 
     @abstractmethod
-    def follower(self, request: RunRequest) -> Follower:
+    def follower(self, request: RunRequest) -> Follower[C]:
         """Return the follower of a run."""
 
     async def run(self, request: RunRequest) -> RunResult:
@@ -236,7 +241,7 @@ class RemoteBackend(ABC):
                 follower.release()
         return follower.result(status, error)
 
-    async def _attend(self, follower: Follower) -> Outcome:
+    async def _attend(self, follower: Follower[C]) -> Outcome:
         """Follow the run until it ends or waits; stop it if the request is cancelled or its time is over."""
         request, token = follower.request, follower.request.cancellation
         seconds = DEADLINE if request.timeout is None else request.timeout

@@ -28,7 +28,7 @@ from ..wire.task_protocol import (
     decode_task,
     task_path,
 )
-from .http_client import ANSWER_SECONDS, NOT_OFFERED, EventsNotOffered, Garbled, HttpClient
+from .http_client import ANSWER_SECONDS, NOT_OFFERED, EventsNotOffered, HttpClient
 from .remote import STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, retry
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
@@ -41,11 +41,8 @@ class HttpTaskClient(HttpClient):
         self, task_id: str, agent_id: str, text: str, context: dict[str, str], limits: Limits | None = None
     ) -> None:
         body = to_json_bytes(TaskSubmission(task_id, agent_id, text, dict(context), limits))
-        status, data = await self.ask("POST", TASKS_PATH, body)
-        if status == 409:
-            return  # it has the task already, and may have ended it
-        if status >= 400:
-            raise self.refused(status, data, "did not take the task")
+        # With 409 it has the task already, and may have ended it.
+        await self.ask("POST", TASKS_PATH, body, refusal="did not take the task", expected=(409,))
 
     async def state(self, task_id: str) -> RemoteTask:
         return await self._task(task_id, task_path(task_id))
@@ -57,19 +54,16 @@ class HttpTaskClient(HttpClient):
     async def cancel(self, task_id: str, *, tasks: bool = False) -> None:
         """Ask the server to stop a task; its background tasks continue, unless `tasks` is true."""
         body = to_json_bytes(TaskCancel(tasks)) if tasks else b""
-        status, data = await self.ask("POST", task_path(task_id, "cancel"), body)
-        if status >= 400 and status != 404:
-            raise self.refused(status, data, "did not take the cancel")
+        path = task_path(task_id, "cancel")
+        await self.ask("POST", path, body, refusal="did not take the cancel", expected=(404,))
 
     async def resume(self, task_id: str, decisions: Mapping[str, Decision]) -> None:
         """Pass decisions on; raise DecisionRefused if the server refuses them. Idempotent for the same decisions."""
-        status, data = await self.ask(
-            "POST", task_path(task_id, "resume"), to_json_bytes(TaskDecisions(dict(decisions)))
-        )
-        if status in NOT_OFFERED:
-            raise DecisionRefused(f"{self.url} takes no decisions: {status} {self.words(data)}")
+        body = to_json_bytes(TaskDecisions(dict(decisions)))
+        status, data = await self.ask("POST", task_path(task_id, "resume"), body, expected=range(400, 600))
         if status >= 400:
-            raise DecisionRefused(f"{self.url} refused the decision: {status} {self.words(data)}")
+            what = "takes no decisions" if status in NOT_OFFERED else "refused the decision"
+            raise DecisionRefused(f"{self.url} {what}: {status} {self.words(data)}")
 
     async def events(self, task_id: str, after: int) -> AsyncGenerator[list[Event]]:
         """Yield the events of a task after number `after` as they come, until the server ends the stream.
@@ -85,30 +79,21 @@ class HttpTaskClient(HttpClient):
             raise ConnectionError(f"the events of {self.url} cannot be read ({reason})") from None
 
     async def _task(self, task_id: str, path: str, seconds: float = ANSWER_SECONDS) -> RemoteTask:
-        status, data = await self.ask("GET", path, None, seconds)
+        refusal = "did not say how the task stands"
+        status, data = await self.ask("GET", path, refusal=refusal, expected=(404,), seconds=seconds)
         if status == 404:
             return RemoteTask("error", None, "the server does not know the task any more")
-        if status >= 400:
-            raise self.refused(status, data, "did not say how the task stands")
-        try:
-            task = decode_task(self.without_secrets(data))
-        except ValueError as exc:
-            problem = f"{self.url} did not answer as a task server ({self.words(str(exc))}): check the url"
-            raise Garbled(problem) from None
+        task = self.decode(decode_task, data, "a task server")
         if task.task_id not in ("", task_id):  # a proxy mixes up the answers
             raise ConnectionError(f"{self.url} answered about another task")
         return task
 
 
-class TaskHttpBackend(RemoteBackend):
+class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
     """Executes runs through a task client. The task on the server has the same id as the run here."""
 
-    def __init__(self, client: HttpTaskClient, agent_id: str, *, patience: float | None = None) -> None:
-        super().__init__(client, patience)
-        self._client, self._agent_id = client, agent_id
-
     def follower(self, request: RunRequest) -> TaskFollower:
-        return TaskFollower(self._client, request, self._patience, self._agent_id)
+        return TaskFollower(self, request)
 
     async def follow_rest(self, request: RunRequest) -> None:
         """Copy what background tasks add to the log of a run after its end, until they have ended."""
@@ -116,20 +101,19 @@ class TaskHttpBackend(RemoteBackend):
         follower = self.follower(replace(request, cancellation=patient))
         async with until_stopped(follower.follow_rest(), token.wait()) as work:
             if not work.done():
-                await retry(lambda: self._client.cancel(request.identity.run_id, tasks=True), self._patience, patient)
+                await retry(lambda: self.client.cancel(request.identity.run_id, tasks=True), self.patience, patient)
             await work
 
 
-class TaskFollower(Follower):
+class TaskFollower(Follower[HttpTaskClient]):
     """Follows one task: passes decisions on, and copies its events in order until it has ended or waits.
 
     Invariant: an event is passed on only if it is the one after `seen`, so none is lost or repeated, whatever the
     connection does.
     """
 
-    def __init__(self, client: HttpTaskClient, request: RunRequest, patience: float, agent_id: str = "") -> None:
-        super().__init__(request, patience)
-        self._client, self._agent_id = client, agent_id
+    def __init__(self, backend: TaskHttpBackend, request: RunRequest) -> None:
+        super().__init__(backend, request)
         self._seen, self._status = request.seen, ""
         self.state = RemoteTask("running")
         self._has_events = request.emit_remote is not None
@@ -173,7 +157,7 @@ class TaskFollower(Follower):
         }
         context = {name: value for name, value in known.items() if value is not None}
         await self._retry(
-            lambda: self._client.submit(self.run_id, self._agent_id, text, context, self.request.limits),
+            lambda: self._client.submit(self.run_id, self._agent, text, context, self.request.limits),
             self._submit_patience,
         )
         self.accept()

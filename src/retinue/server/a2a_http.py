@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, cast, get_args
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from a2a.compat.v0_3 import types as v03
@@ -26,7 +27,9 @@ from a2a.utils.errors import (
     MethodNotFoundError,
 )
 from a2a.utils.proto_utils import parse_params, to_stream_response
+from google.api import annotations_pb2
 from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
+from google.protobuf.message_factory import GetMessageClass
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,58 +44,47 @@ from .streams import EventStream
 _log = logging.getLogger(__name__)
 _AGENT = "/a2a/{agent}"
 _MEDIA = "application/a2a+json"
-_TASK = "/tasks/{id}"
-_PUSH = "/tasks/{task_id}/pushNotificationConfigs"
+_HANDLERS = {"SendMessage": "on_message_send", "SendStreamingMessage": "on_message_send_stream"}
+"""The methods of `Tasks` that are not named as their operation."""
 
 
 class Operation(Struct, frozen=True):
-    """An operation of the protocol: its name, its request, the method of `Tasks`, its place in HTTP+JSON, and its name in
-    JSON-RPC of version 0.3."""
+    """An operation of the protocol: its name, its request, the method of `Tasks`, and its place in HTTP+JSON."""
 
     name: str
     request: Any
     handler: str
     method: str
     path: str
-    old: str = ""
-    streams: bool = False
+    streams: bool
 
 
-OPERATIONS = (
-    Operation("SendMessage", pb.SendMessageRequest, "on_message_send", "POST", "/message:send", "message/send"),
-    Operation(
-        "SendStreamingMessage", pb.SendMessageRequest, "on_message_send_stream", "POST", "/message:stream",
-        "message/stream", streams=True,
-    ),
-    Operation("GetTask", pb.GetTaskRequest, "on_get_task", "GET", _TASK, "tasks/get"),
-    Operation("ListTasks", pb.ListTasksRequest, "on_list_tasks", "GET", "/tasks"),
-    Operation("CancelTask", pb.CancelTaskRequest, "on_cancel_task", "POST", f"{_TASK}:cancel", "tasks/cancel"),
-    Operation(
-        "SubscribeToTask", pb.SubscribeToTaskRequest, "on_subscribe_to_task", "POST", f"{_TASK}:subscribe",
-        "tasks/resubscribe", streams=True,
-    ),
-    Operation(
-        "CreateTaskPushNotificationConfig", pb.TaskPushNotificationConfig, "on_create_task_push_notification_config",
-        "POST", _PUSH, "tasks/pushNotificationConfig/set",
-    ),
-    Operation(
-        "GetTaskPushNotificationConfig", pb.GetTaskPushNotificationConfigRequest,
-        "on_get_task_push_notification_config", "GET", f"{_PUSH}/{{id}}", "tasks/pushNotificationConfig/get",
-    ),
-    Operation(
-        "ListTaskPushNotificationConfigs", pb.ListTaskPushNotificationConfigsRequest,
-        "on_list_task_push_notification_configs", "GET", _PUSH, "tasks/pushNotificationConfig/list",
-    ),
-    Operation(
-        "DeleteTaskPushNotificationConfig", pb.DeleteTaskPushNotificationConfigRequest,
-        "on_delete_task_push_notification_config", "DELETE", f"{_PUSH}/{{id}}", "tasks/pushNotificationConfig/delete",
-    ),
-    Operation(
-        "GetExtendedAgentCard", pb.GetExtendedAgentCardRequest, "on_get_extended_agent_card", "GET",
-        "/extendedAgentCard", "agent/getAuthenticatedExtendedCard",
-    ),
-)  # fmt: skip
-_BY_NAME = {name: one for one in OPERATIONS for name in (one.name, one.old) if name}
+def _operations() -> Iterator[Operation]:
+    """Yield the operations of the protocol, from the description of its service."""
+    service: Any = pb.DESCRIPTOR.services_by_name["A2AService"]
+    for one in service.methods:
+        rule = one.GetOptions().Extensions[annotations_pb2.http]
+        method: str = rule.WhichOneof("pattern")
+        path = getattr(rule, method).replace("=*", "")
+        handler = _HANDLERS.get(one.name) or "on" + re.sub("([A-Z])", r"_\1", one.name).lower()
+        request = GetMessageClass(one.input_type)
+        yield Operation(one.name, request, handler, method.upper(), path, one.server_streaming)
+
+
+OPERATIONS = {one.name: one for one in _operations()}
+_OLD_NAMES = {
+    "message/send": "SendMessage",
+    "message/stream": "SendStreamingMessage",
+    "tasks/get": "GetTask",
+    "tasks/cancel": "CancelTask",
+    "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotificationConfig/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/list": "ListTaskPushNotificationConfigs",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
+    "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
+}
+"""The operations by their names in JSON-RPC of version 0.3."""
 _OLD_REQUESTS: dict[str, Any] = {
     kind.model_fields["method"].default: kind for kind in get_args(v03.A2ARequest.model_fields["root"].annotation)
 }
@@ -113,19 +105,21 @@ _OLD_PATHS = (
 
 def endpoints(tasks: Tasks) -> list[Endpoint]:
     """Return the endpoints of A2A. Who asks is checked before each; what they may do, by `Tasks`."""
-    rpc, found = _Rpc(tasks), list[Endpoint]()
+    found, rpc = list[Endpoint](), _rpc(tasks)
 
     def add(method: str, path: str, handle: Callable[[Call], Any], summary: str) -> None:
         found.append(Endpoint(method=method, path=path, handle=handle, scope="none", summary=summary))
 
     for path in (_AGENT, f"{_AGENT}/"):
-        add("POST", path, rpc.handle, "A2A: JSON-RPC, version 1.0 or 0.3.")
+        add("POST", path, rpc, "A2A: JSON-RPC, version 1.0 or 0.3.")
     old = REST03Handler(tasks)
     for method, path, name, streams in _OLD_PATHS:
         add(method, _AGENT + path, _old_rest(getattr(old, name), streams), f"A2A 0.3: {name.removeprefix('on_')}.")
-    for one in sorted(OPERATIONS, key=lambda one: ":" not in one.path.rpartition("}")[2]):  # `{id}:cancel` first
+    for one in sorted(
+        OPERATIONS.values(), key=lambda one: ":" not in one.path.rpartition("}")[2]
+    ):  # `{id}:cancel` first
         handle = _new_rest(tasks, one)
-        for method in (one.method, "GET") if one.name == "SubscribeToTask" else (one.method,):
+        for method in ("GET", "POST") if one.name == "SubscribeToTask" else (one.method,):
             add(method, _AGENT + one.path, handle, f"A2A: {one.name}.")
     return found
 
@@ -213,28 +207,35 @@ def _shown(name: str, result: Any, request: Any) -> Any:
 # --- JSON-RPC
 
 
-class _Rpc:
-    """JSON-RPC of both versions."""
+class RpcRequest(Struct, frozen=True):
+    """A request of JSON-RPC."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks, self._old = tasks, RequestHandler03(tasks)
+    jsonrpc: Literal["2.0"]
+    method: str
+    id: str | int | None = None
+    params: Any = {}
 
-    async def handle(self, call: Call) -> Response:
+
+def _rpc(tasks: Tasks) -> Callable[[Call], Awaitable[Response]]:
+    """Return the endpoint of JSON-RPC, for both versions."""
+    handlers = {False: tasks, True: RequestHandler03(tasks)}
+
+    async def handle(call: Call) -> Response:
         context = _context(call)
         request_id: Any = None
         try:
             _check_media(call)
-            body = _read_rpc(await read_bytes(call.request, call.service))
-            request_id, method = body.get("id"), body["method"]
-            operation, is_old = _BY_NAME.get(method), method in _OLD_REQUESTS
+            given = _read_rpc(await read_bytes(call.request, call.service))
+            request_id, is_old = given.id, given.method in _OLD_NAMES
+            operation = OPERATIONS.get(_OLD_NAMES.get(given.method, given.method))
             if operation is None:
-                raise MethodNotFoundError(f"there is no method {method[:80]!r}")
-            request = _read_old(body) if is_old else _read_new(body, operation)
+                raise MethodNotFoundError(f"there is no method {given.method[:80]!r}")
+            request = _read_old(given) if is_old else _read_new(given, operation)
             if not is_old:
                 context.tenant = getattr(request, "tenant", "")
-            found = getattr(self._old if is_old else self._tasks, operation.handler)(request, context)
+            found = getattr(handlers[is_old], operation.handler)(request, context)
             if not operation.streams:
-                result = _old_json(await found) if is_old else _shown(method, await found, request)
+                result = _old_json(await found) if is_old else _shown(operation.name, await found, request)
                 return json_response({"jsonrpc": "2.0", "id": request_id, "result": result})
 
             def encode(update: Any) -> bytes:
@@ -249,14 +250,28 @@ class _Rpc:
         except (A2AError, ParseError) as exc:
             return json_response(_rpc_error(request_id, exc))
 
-
-def _read_new(body: dict[str, Any], operation: Operation) -> Any:
-    return ParseDict(body.get("params") or {}, operation.request(), ignore_unknown_fields=True)
+    return handle
 
 
-def _read_old(body: dict[str, Any]) -> Any:
+def _read_rpc(data: bytes) -> RpcRequest:
     try:
-        return _OLD_REQUESTS[body["method"]].model_validate(body)
+        given = msgspec.json.decode(data, type=RpcRequest)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequestError(f"the body is not one JSON-RPC request: {exc}") from None
+    except (ValueError, RecursionError) as exc:
+        raise JSONParseError(f"the body is not JSON: {exc}") from None
+    if not isinstance(given.params, dict):
+        raise InvalidParamsError("params is an object")
+    return given
+
+
+def _read_new(given: RpcRequest, operation: Operation) -> Any:
+    return ParseDict(given.params, operation.request(), ignore_unknown_fields=True)
+
+
+def _read_old(given: RpcRequest) -> Any:
+    try:
+        return _OLD_REQUESTS[given.method].model_validate(msgspec.structs.asdict(given))
     except ValueError as exc:
         raise InvalidParamsError(str(exc)) from None
 
@@ -272,23 +287,6 @@ def _old_json(result: Any) -> Any:
     if isinstance(result, list):
         return [_old_json(one) for one in cast("list[Any]", result)]
     return None if result is None else result.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _read_rpc(data: bytes) -> dict[str, Any]:
-    try:
-        body: Any = msgspec.json.decode(data)
-    except (ValueError, RecursionError) as exc:
-        raise JSONParseError(f"the body is not JSON: {exc}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequestError("the body is one JSON-RPC request; batches are not supported")
-    given: dict[str, Any] = msgspec.convert(body, dict[str, Any])
-    if given.get("jsonrpc") != "2.0" or not isinstance(given.get("method"), str):
-        raise InvalidRequestError('a request has "jsonrpc": "2.0" and a method')
-    if not isinstance(given.get("id"), str | int | None) or isinstance(given.get("id"), bool):
-        raise InvalidRequestError("the id of a request is text, a whole number or null")
-    if not isinstance(given.get("params", {}), dict):
-        raise InvalidParamsError("params is an object")
-    return given
 
 
 # --- HTTP+JSON
@@ -319,7 +317,7 @@ def _new_rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Awaitable[
     @_rest
     async def handle(call: Call, context: ServerCallContext) -> Response:
         request = operation.request()
-        if operation.method == "POST":
+        if call.request.method == "POST":
             body = await read_bytes(call.request, call.service)
             if body:
                 _check_media(call)
