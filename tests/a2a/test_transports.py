@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from retinue import Runtime
+from retinue.server.auth import User
 
 from ..server.agents import Gate, boss, speaker
 from ..waiting import until
@@ -108,3 +112,26 @@ async def test_without_a_valid_token_nothing_is_answered(transport: str) -> None
                 with pytest.raises(Exception, match=r"401|UNAUTHENTICATED|token|nauthor"):
                     await caller.send("hello")
         assert await place.service.runtime.store.list_runs() == []
+
+
+class Revocable:
+    """Lets a user in, who may only start runs, until it is revoked."""
+
+    user: User | None = User("ann", frozenset({"run"}))
+
+    async def user_of(self, headers: Mapping[str, str]) -> User | None:
+        return self.user
+
+
+@pytest.mark.parametrize("transport", [one for one in ALL if one != "GRPC"])
+async def test_a_revoked_token_ends_a_stream(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.server.streams.BEAT", 0.0)
+    gate, auth = Gate(), Revocable()
+    async with a2a_serving(Runtime([gate.agent()]), auth=auth) as place, place.caller(transport, "gated") as caller:
+        stream, seen = caller.stream("go"), list[Any]()
+        gate.say("one ")
+        while not answers(seen):
+            seen.append(await anext(stream))
+        auth.user = None
+        gate.say("two ", None)
+        assert answers(seen + [one async for one in stream]) == "one "

@@ -138,15 +138,6 @@ def _check_media(call: Call) -> None:
         raise ContentTypeNotSupportedError("a request has the content type application/json")
 
 
-class _Chunk(Batch, gc=False):
-    """One server-sent event."""
-
-    data: bytes = b""
-
-    def encode(self) -> bytes:
-        return b"data: %b\n\n" % self.data
-
-
 async def _respond(
     call: Call, events: AsyncGenerator[Any], encode: Callable[[Any], bytes], fail: Callable[[Exception], bytes]
 ) -> Response:
@@ -160,14 +151,14 @@ async def _respond(
         update, coming = first, None
         try:
             while update is not None:
-                yield _Chunk([], data=encode(update))
+                yield Batch([], encoded=b"data: %b\n\n" % encode(update))
                 coming = asyncio.create_task(next_event())
                 while not coming.done():
                     if not (await asyncio.wait({coming}, timeout=BEAT))[0]:
                         yield Batch([])
                 update = coming.result()
         except Exception as exc:
-            yield _Chunk([], data=fail(exc))
+            yield Batch([], encoded=b"data: %b\n\n" % fail(exc))
         finally:
             if coming is not None:
                 coming.cancel()
@@ -175,7 +166,7 @@ async def _respond(
             with contextlib.suppress(RuntimeError):
                 await events.aclose()
 
-    return EventStream(call.service, call.user.id, batches())
+    return EventStream(call, batches())
 
 
 def _known(error: Exception) -> A2AError:

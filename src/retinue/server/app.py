@@ -88,13 +88,11 @@ def create_app(
     that itself: `async with runtime, app.router.lifespan_context(app)`.
     """
     service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
-    protocol = None if a2a is None or find_spec("a2a") is None else _load_a2a(service, a2a)
-    endpoints = [*all_endpoints(), *([] if protocol is None else protocol.endpoints)]
     service.description = describe(all_endpoints(), OPEN)
-    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in endpoints]
+    routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
     routes += sockets.routes(service)
     routes += _open_routes(service)
-    routes += [] if protocol is None else protocol.cards
+    a2a_tasks = None if a2a is None or find_spec("a2a") is None else _add_a2a(service, a2a, routes)
     middleware: list[Middleware] = []
     if hosts:
         middleware.append(Middleware(KnownHosts, hosts=hosts))
@@ -106,8 +104,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        if protocol is not None and isinstance(runtime.store, SqlStore):
-            protocol.tasks.push.start()
+        if a2a_tasks is not None and isinstance(runtime.store, SqlStore):
+            a2a_tasks.push.start()
         yield
         service.close()
 
@@ -118,18 +116,12 @@ def create_app(
         exception_handlers={HTTPException: _refuse, Exception: _refuse},
     )
     app.router.redirect_slashes = False  # a path is right or wrong
-    app.state.service = service
-    app.state.a2a = None if protocol is None else protocol.tasks
+    app.state.service, app.state.a2a = service, a2a_tasks
     return app
 
 
-class _A2A(Struct, frozen=True):
-    tasks: Tasks
-    endpoints: list[Endpoint]
-    cards: list[Route]
-
-
-def _load_a2a(service: Service, options: A2AOptions) -> _A2A:
+def _add_a2a(service: Service, options: A2AOptions, routes: list[BaseRoute]) -> Tasks:
+    """Add the routes of A2A, and return what answers them."""
     from .a2a import Tasks
     from .a2a_cards import Cards
     from .a2a_http import endpoints
@@ -137,7 +129,9 @@ def _load_a2a(service: Service, options: A2AOptions) -> _A2A:
 
     cards = Cards(service, version("retinue"), options.base, options.key)
     tasks = Tasks(service, cards, Push(service, private=options.push_private))
-    return _A2A(tasks, endpoints(tasks), cards.routes())
+    routes += [_route(endpoint, service) for endpoint in endpoints(tasks)]
+    routes += cards.routes()
+    return tasks
 
 
 class KnownHosts:

@@ -52,12 +52,15 @@ def encode_frame(frame: Frame, name: str) -> bytes:
 
 
 class Batch(Struct, gc=False):
-    """Events to send together; none is a sign of life. The id of an event on the stream is `prefix` and its number."""
+    """Events to send together; none is a sign of life. The id of an event on the stream is `prefix` and its number.
+
+    It is encoded once, because many readers of a feed may get the same one."""
 
     frames: list[Frame]
     prefix: str = ""
     ids: Literal["all", "last", "none"] = "all"
     """An event without an id does not move the cursor of the reader."""
+    encoded: bytes = b""
 
     def name_of(self, frame: Frame) -> str:
         if not frame.seq or self.ids == "none" or (self.ids == "last" and frame is not self.frames[-1]):
@@ -66,19 +69,9 @@ class Batch(Struct, gc=False):
 
     def encode(self) -> bytes:
         """Return the events as server-sent events."""
-        if not self.frames:
-            return b": still here\n\n"
-        return b"".join([encode_frame(frame, self.name_of(frame)) for frame in self.frames])
-
-
-class SharedBatch(Batch, gc=False):
-    """A batch that many readers of a feed get: it is encoded once."""
-
-    encoded: bytes = b""
-
-    def encode(self) -> bytes:
         if not self.encoded:
-            self.encoded = super().encode()
+            shown = [encode_frame(frame, self.name_of(frame)) for frame in self.frames]
+            self.encoded = b"".join(shown) or b": still here\n\n"
         return self.encoded
 
 
@@ -104,7 +97,7 @@ class Feed:
         self._room = asyncio.Event()
         self._is_waking = False
         self._woken = 0.0
-        self._shared = SharedBatch([])
+        self._shared = Batch([])
         self._task = asyncio.create_task(self._follow(), name=f"feed-{log_id}")
 
     async def _follow(self) -> None:
@@ -195,7 +188,7 @@ class Feed:
         """Return events as a batch; readers who are at the same place share one."""
         known = self._shared.frames
         if not known or known[0] is not frames[0] or known[-1] is not frames[-1]:
-            self._shared = SharedBatch(frames)
+            self._shared = Batch(frames)
         return self._shared
 
     def close(self) -> None:

@@ -104,9 +104,9 @@ class Endpoints(list[Endpoint]):
 class Call:
     """A checked request to an endpoint: its user, path, query and body."""
 
-    def __init__(self, request: Request, service: Service, user: User, query: Any, body: Any) -> None:
+    def __init__(self, request: Request, service: Service, user: User, scope: Scope, query: Any, body: Any) -> None:
         self.request, self.service, self.user, self.query, self.body = request, service, user, query, body
-        self.runtime = service.runtime
+        self.runtime, self._scope = service.runtime, scope
 
     def param(self, name: str) -> str:
         return self.request.path_params[name]
@@ -119,9 +119,14 @@ class Call:
         """Name the run that the request has started, for the access log."""
         self.request.state.run_id = run_id
 
+    @property
+    def last_event(self) -> str | None:
+        """The id of the last event that a reader of a stream has."""
+        return self.request.headers.get("last-event-id")
+
     async def is_still_allowed(self) -> bool:
         """Return whether the credentials of the request are still valid; a stream asks from time to time."""
-        return await still_allowed(self.service, headers_of(self.request), self.user)
+        return await still_allowed(self.service, headers_of(self.request), self.user, self._scope)
 
 
 class Page(Struct, frozen=True):
@@ -175,7 +180,7 @@ async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Cal
     check_path(request)
     query = None if endpoint.query is None else read_query(request, endpoint.query)
     body = None if endpoint.body is None else decode_body(await read_bytes(request, service) or b"{}", endpoint.body)
-    return Call(request, service, user, query, body)
+    return Call(request, service, user, endpoint.scope, query, body)
 
 
 def headers_of(request: HTTPConnection) -> dict[str, str]:
@@ -218,13 +223,13 @@ def check_scope(user: User, scope: Scope) -> None:
         raise ApiError(403, "forbidden", f"this needs the scope {scope!r}, which the token does not have")
 
 
-async def still_allowed(service: Service, headers: Mapping[str, str], user: User) -> bool:
+async def still_allowed(service: Service, headers: Mapping[str, str], user: User, scope: Scope = "read") -> bool:
     """Return whether the reader of an open stream may still read. A database that cannot be asked revokes nothing."""
     try:
         known = await service.auth.user_of(headers)
     except StoreError:
         return True
-    return known is not None and known.id == user.id and "read" in known.scopes
+    return known is not None and known.id == user.id and (scope == "none" or scope in known.scopes)
 
 
 def check_origin(service: Service, headers: Mapping[str, str]) -> None:

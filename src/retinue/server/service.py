@@ -157,10 +157,8 @@ class Service:
         store, created = self.runtime.store, False
         known = None if thread_id is None else await store.user_of_thread(thread_id)
         if thread_id is not None and known is None:
-            if not is_ours and thread_id.startswith(OWN_PREFIX):
-                raise ApiError(
-                    422, "invalid", f"ids that begin with {OWN_PREFIX!r} are made by the server: choose another"
-                )
+            if not is_ours:
+                check_chosen(thread_id)
             created = await store.create_thread(ThreadRecord(thread_id=thread_id, user_id=user.id))
             known = (user.id,) if created else await store.user_of_thread(thread_id)
         if thread_id is not None and (known is None or not owns(user, known[0])):
@@ -176,6 +174,13 @@ class Service:
     def filters(self, user: User) -> dict[str, Any]:
         """Return the arguments with which a store lists what belongs to a user."""
         return {"user_id": user.id, "unowned": user.id == LOCAL}
+
+
+def check_chosen(thread_id: str) -> None:
+    """Raise unless a client may choose this id for a new thread."""
+    if thread_id.startswith(OWN_PREFIX):
+        problem = f"ids that begin with {OWN_PREFIX!r} are made by the server: choose another"
+        raise ApiError(422, "invalid_body", problem)
 
 
 def owns(user: User, user_id: str | None) -> bool:

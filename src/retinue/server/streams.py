@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -68,19 +68,17 @@ class Filter:
         depth, ns, kinds = len(self._ns), self._ns, self._kinds
         return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
 
-    def wants(self, notice: Frame | None, told: Frame | None) -> bool:
-        """Return whether a notice about the log's owner is new to a reader and of a wanted kind, for any subtree."""
-        return notice is not None and notice is not told and (not self._kinds or notice.event.kind in self._kinds)
+    def notices(self, frame: Frame | None) -> list[Frame]:
+        """Return a notice about the owner of a log if its kind is wanted, whatever the subtree."""
+        return [frame] if frame is not None and (not self._kinds or frame.event.kind in self._kinds) else []
 
     def batch(self, frames: list[Frame], prefix: str = "") -> Batch:
         """Return events with their ids. Of deltas that were merged, only the last event moves the cursor."""
         return Batch(merge_deltas(frames), prefix, "last") if self.merge else Batch(frames, prefix)
 
 
-def read_place(given: str | None, header: str | None) -> int:
-    """Return the event number after which to begin: `Last-Event-ID`, which a browser sends when it connects again, else
-    `?after=`, else 0."""
-    text = header or given
+def read_place(text: str | None) -> int:
+    """Return the event number after which to begin."""
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
@@ -89,16 +87,18 @@ def read_place(given: str | None, header: str | None) -> int:
 
 
 async def open_run(
-    service: Service, record: RunRecord, query: EventsQuery, header: str | None = None
+    service: Service, record: RunRecord, query: EventsQuery, last: str | None = None
 ) -> AsyncIterator[Batch]:
-    """Check the query of a reader, and return the event stream of a run. That of a background child is a subtree."""
+    """Check the query of a reader, and return the event stream of a run. That of a background child is a subtree.
+
+    `last` is the `Last-Event-ID` that a browser sends when it connects again; it counts more than `after`."""
     run_id = record.identity.run_id
     log_id = record.log_id or run_id
     if query.ns is None and log_id != run_id:
         for event in await service.runtime.log(log_id).so_far():
             if isinstance(event, ChildStarted) and event.child_run_id == run_id:
                 query = replace(query, ns="|".join(event.child_ns))
-    wanted, after = Filter(query), read_place(query.after, header)
+    wanted, after = Filter(query), read_place(last or query.after)
     if after and not await service.runtime.log(log_id).has_event(after):
         raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {after}")
     return _run_batches(service, log_id, after, wanted)
@@ -138,8 +138,7 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
 
 async def stream_run(call: Call, record: RunRecord) -> EventStream:
     """Answer a request with the events of a run."""
-    batches = await open_run(call.service, record, call.query, call.request.headers.get("last-event-id"))
-    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
+    return EventStream(call, await open_run(call.service, record, call.query, call.last_event))
 
 
 class ServerCloses(Exception):
@@ -163,12 +162,9 @@ class _Source:
         self.told: Frame | None = None
 
     def notices(self, wanted: Filter) -> list[Batch]:
-        """Return the owner notices for the reader."""
-        if not wanted.wants(self.feed.notice, self.told):
-            return []
-        self.told = self.feed.notice
-        assert self.told is not None
-        return [Batch([self.told])]
+        """Return the notice about the owner that the reader wants and does not have."""
+        told, self.told = self.told, self.feed.notice
+        return [Batch([frame]) for frame in wanted.notices(self.feed.notice) if frame is not told]
 
     def close(self) -> None:
         self._place.close()
@@ -197,11 +193,11 @@ class _Source:
 
 
 async def open_thread(
-    service: Service, user: User, thread_id: str, query: EventsQuery, header: str | None = None
+    service: Service, user: User, thread_id: str, query: EventsQuery, last: str | None = None
 ) -> AsyncIterator[Batch]:
     """Check the query of a reader, and return the event stream of a thread."""
     wanted = Filter(query)
-    first_run, after = await _thread_place(service, thread_id, header or query.after)
+    first_run, after = await _thread_place(service, thread_id, last or query.after)
     return _ThreadReader(service, user, thread_id, first_run, after, wanted).batches()
 
 
@@ -211,10 +207,9 @@ async def _thread_place(service: Service, thread_id: str, cursor: str | None) ->
         return None, 0
     run_id, _, seq = cursor.rpartition(":")
     record = await service.runtime.store.load_run(run_id) if run_id and is_text(run_id) else None
-    if record is None or record.identity.thread_id != thread_id or not seq:
-        raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
-    after = read_place(seq, None)
-    if after and not await service.runtime.log(run_id).has_event(after):
+    after = read_place(seq)
+    is_known = record is not None and record.identity.thread_id == thread_id and seq
+    if not is_known or (after and not await service.runtime.log(run_id).has_event(after)):
         raise ApiError(422, "unknown_cursor", f"{cursor[:80]!r} is not an event of this thread")
     return run_id, after
 
@@ -383,16 +378,10 @@ def merge_deltas(frames: Iterable[Frame]) -> list[Frame]:
 class EventStream(Response):
     """Server-sent events. The batches are read once the client listens; a client that leaves ends the reading."""
 
-    def __init__(
-        self,
-        service: Service,
-        user_id: str,
-        batches: AsyncIterator[Batch],
-        is_still_allowed: Callable[[], Awaitable[bool]] | None = None,
-    ) -> None:
-        self.status_code, self.background, self._is_still_allowed = 200, None, is_still_allowed
-        self._service, self._batches, self._place = service, batches, contextlib.ExitStack()
-        self._place.enter_context(service.limits.stream(user_id))
+    def __init__(self, call: Call, batches: AsyncIterator[Batch]) -> None:
+        self.status_code, self.background, self._call, self._batches = 200, None, call, batches
+        self._place = contextlib.ExitStack()
+        self._place.enter_context(call.service.limits.stream(call.user.id))
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -400,7 +389,7 @@ class EventStream(Response):
         assert reader is not None
         leaving = asyncio.create_task(_left(receive))
         leaving.add_done_callback(lambda done: None if done.cancelled() else reader.cancel())
-        metrics = self._service.metrics
+        metrics = self._call.service.metrics
         metrics.streams += 1
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -423,11 +412,11 @@ class EventStream(Response):
         checked = now()
         try:
             async for batch in self._batches:
-                if self._is_still_allowed is not None and now() - checked >= BEAT:
+                if now() - checked >= BEAT:
                     checked = now()
-                    if not await self._is_still_allowed():
+                    if not await self._call.is_still_allowed():
                         return
-                self._service.metrics.events_sent += len(batch.frames)
+                self._call.service.metrics.events_sent += len(batch.frames)
                 await send({"type": "http.response.body", "body": batch.encode(), "more_body": True})
         except ServerCloses:
             await send({"type": "http.response.body", "body": _RECONNECT, "more_body": True})

@@ -13,7 +13,7 @@ from ..wire.resources import CreateThread, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoints, Page
 from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
-from .service import OWN_PREFIX, Service
+from .service import Service, check_chosen
 from .streams import EventsQuery, EventStream, open_thread
 
 _THREAD = "/api/v1/threads/{thread_id}"
@@ -29,10 +29,8 @@ async def create_thread(call: Call) -> Any:
     except ValueError as exc:
         raise ApiError(422, "invalid_body", f"body: {exc}") from None
     thread_id = body.thread_id or f"thread_{unique()}"
-    if body.thread_id is not None and thread_id.startswith(OWN_PREFIX):
-        raise ApiError(
-            422, "invalid_body", f"ids that begin with {OWN_PREFIX!r} are made by the server: choose another"
-        )
+    if body.thread_id is not None:
+        check_chosen(thread_id)
     record = ThreadRecord(thread_id=thread_id, user_id=call.user.id, messages=messages)
     if not await call.runtime.store.create_thread(record):
         await call.service.check_thread(call.user, thread_id)
@@ -141,6 +139,5 @@ async def thread_questions(call: Call) -> Any:
 @endpoint("GET", f"{_THREAD}/events", query=EventsQuery, media="text/event-stream")
 async def thread_events(call: Call) -> Response:
     """Follow the events of all runs of a thread. A WebSocket on the same path sends the same."""
-    thread_id, last = await own_thread(call), call.request.headers.get("last-event-id")
-    batches = await open_thread(call.service, call.user, thread_id, call.query, last)
-    return EventStream(call.service, call.user.id, batches, call.is_still_allowed)
+    thread_id = await own_thread(call)
+    return EventStream(call, await open_thread(call.service, call.user, thread_id, call.query, call.last_event))
