@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from retinue import ConfigurationError, Decision, Message, RunStatus, Runtime, UnknownRun
-from retinue.client import Client, connection
+from retinue.client import Client
 from retinue.errors import ServerError, StoreError
 from retinue.events import AnyEvent
 from retinue.server import create_app
@@ -153,7 +153,7 @@ async def test_a_fork_is_sent_once() -> None:
 
 async def test_every_break_of_the_connection_is_bridged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy cuts, delays and truncates what passes."""
-    monkeypatch.setattr(connection, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("retinue.backends.remote.LONGEST_PAUSE", 0.05)
     words = [f"w{number} " for number in range(300)]
     async with serving(Runtime(agents=[speaker(*words)])) as site:
         async with Proxy(int(site.url.rpartition(":")[2]), seed=7, faults=40, kinds=FAULTS) as proxy:

@@ -13,7 +13,8 @@ from retinue import DecisionRefused, RunStatus, Runtime
 from retinue.core.content import to_json_bytes
 from retinue.core.events import event_to_json
 from retinue.runtime import Run
-from retinue.wire.task_protocol import RemoteTask, TaskDecisions, TaskSubmission
+from retinue.wire.resources import Decisions
+from retinue.wire.task_protocol import RemoteTask, TaskSubmission
 
 _STATUS = {
     RunStatus.COMPLETED: "success",
@@ -130,10 +131,10 @@ class TaskServer:
         return response
 
     async def _resume(self, request: web.Request) -> web.Response:
-        given = msgspec.json.decode(await request.read(), type=TaskDecisions)
+        given = msgspec.json.decode(await request.read(), type=Decisions)
         task_id = request.match_info["id"]
         try:
-            self.runs[task_id] = self._runtime.stream_resume(self.runs[task_id].run_id, given.decisions)
+            self.runs[task_id] = self._runtime.stream_resume(self.runs[task_id].run_id, given.as_decisions())
         except DecisionRefused as exc:
             return web.json_response({"detail": str(exc)}, status=409)
         return web.json_response({"status": "running"})

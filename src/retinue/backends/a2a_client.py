@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -121,26 +121,24 @@ class A2AClient(ServerClient):
             json_format.ParseDict(limits_json(limits), message.metadata)
         config = pb.SendMessageConfiguration(return_immediately=True)
         asked = pb.SendMessageRequest(message=message, configuration=config)
-        return self._stream(lambda client, context: client.send_message(asked, context=context))
+        return self._stream("send_message", asked)
 
     def subscribe(self, task_id: str) -> AsyncGenerator[pb.StreamResponse]:
         """Yield what happens to a task from now on."""
-        asked = pb.SubscribeToTaskRequest(id=task_id)
-        return self._stream(lambda client, context: client.subscribe(asked, context=context))
+        return self._stream("subscribe", pb.SubscribeToTaskRequest(id=task_id))
 
     async def task(self, task_id: str) -> pb.Task:
-        asked = pb.GetTaskRequest(id=task_id)
-        return await self._ask(lambda client, context: client.get_task(asked, context=context))
+        return await self._ask("get_task", pb.GetTaskRequest(id=task_id))
 
     async def cancel(self, task_id: str) -> pb.Task:
         """Ask the server to stop a task. Raise NotOffered if it has ended or cannot be stopped."""
-        asked = pb.CancelTaskRequest(id=task_id)
-        return await self._ask(lambda client, context: client.cancel_task(asked, context=context))
+        return await self._ask("cancel_task", pb.CancelTaskRequest(id=task_id))
 
     async def tasks(self, context_id: str) -> pb.ListTasksResponse:
         """Return the newest tasks of a conversation."""
-        asked = pb.ListTasksRequest(context_id=context_id, page_size=50, history_length=50)
-        return await self._ask(lambda client, context: client.list_tasks(asked, context=context))
+        return await self._ask(
+            "list_tasks", pb.ListTasksRequest(context_id=context_id, page_size=50, history_length=50)
+        )
 
     async def close(self) -> None:
         link = self._links.pop(asyncio.get_running_loop(), None)
@@ -221,10 +219,9 @@ class A2AClient(ServerClient):
 
     # --- requests
 
-    async def _stream(self, start: Callable[[Client, ClientCallContext], Any]) -> AsyncGenerator[pb.StreamResponse]:
-        client = await self.open()
-        total = 0
-        stream = start(client, self._context(None))
+    async def _stream(self, operation: str, request: Message) -> AsyncGenerator[pb.StreamResponse]:
+        client, total = await self.open(), 0
+        stream = getattr(client, operation)(request, context=self._context(None))
         try:
             async for one in stream:
                 size, clean = self._without_secrets(one)
@@ -239,11 +236,12 @@ class A2AClient(ServerClient):
         finally:
             await stream.aclose()
 
-    async def _ask(self, start: Callable[[Client, ClientCallContext], Awaitable[M]]) -> M:
+    async def _ask(self, operation: str, request: Message) -> Any:
         client = await self.open()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return self._without_secrets(await start(client, self._context(ANSWER_SECONDS)))[1]
+                answer = await getattr(client, operation)(request, context=self._context(ANSWER_SECONDS))
+                return self._without_secrets(answer)[1]
         except Exception as exc:
             raise self._problem(exc, "did not answer") from None
 

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
@@ -267,31 +268,42 @@ def reason_of(exc: Exception) -> str:
 
 
 class Pauses:
-    """Pauses between attempts, each longer than the one before."""
+    """Pauses between attempts, each longer than the one before, until the server was away for so many seconds."""
 
-    def __init__(self) -> None:
-        self._next = FIRST_PAUSE
+    def __init__(self, patience: float = inf) -> None:
+        self._patience = patience
+        self.reset()
 
     @property
     def is_longest(self) -> bool:
         return self._next >= LONGEST_PAUSE
 
     def reset(self) -> None:
+        """The server was reached and gave something."""
         self._next = FIRST_PAUSE
+        self.extend()
 
-    async def wait(self) -> None:
-        await asyncio.sleep(self._next * random.uniform(0.5, 1.5))
+    def extend(self) -> None:
+        """The server was reached."""
+        self._deadline = time.monotonic() + self._patience
+
+    async def wait(self, problem: Exception | None = None, at_least: float = 0.0) -> None:
+        """Wait before the next attempt; raise the problem if patience has run out."""
+        pause = max(self._next * random.uniform(0.5, 1.5), at_least)
+        if problem is not None and time.monotonic() + pause > self._deadline:
+            raise problem
+        await asyncio.sleep(pause)
         self._next = min(self._next * 2, LONGEST_PAUSE)
 
 
 async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
-    deadline, pauses, garbled = time.monotonic() + patience, Pauses(), 0
+    pauses, garbled = Pauses(patience), 0
     while True:
         try:
             return await ask()
         except ConnectionError as exc:
             garbled += isinstance(exc, Garbled)
-            if time.monotonic() >= deadline or token.is_set() or garbled == GARBLED_TRIES:
+            if token.is_set() or garbled == GARBLED_TRIES:
                 raise
-        await pauses.wait()
+            await pauses.wait(exc)

@@ -22,7 +22,6 @@ from ..wire.task_protocol import (
     TASKS_PATH,
     RemoteTask,
     TaskCancel,
-    TaskDecisions,
     TaskSubmission,
     decode_event,
     decode_task,
@@ -59,7 +58,7 @@ class HttpTaskClient(HttpClient):
 
     async def resume(self, task_id: str, decisions: Mapping[str, Decision]) -> None:
         """Pass decisions on; raise DecisionRefused if the server refuses them. Idempotent for the same decisions."""
-        body = to_json_bytes(TaskDecisions(dict(decisions)))
+        body = to_json_bytes({"decisions": dict(decisions)})
         status, data = await self.ask("POST", task_path(task_id, "resume"), body, expected=range(400, 600))
         if status >= 400:
             what = "takes no decisions" if status in NOT_OFFERED else "refused the decision"

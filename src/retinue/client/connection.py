@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import re
-import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,17 +12,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from ..backends.http_client import trace_headers, whole_chunks
+from ..backends.http_client import CONNECT_SECONDS, SILENCE_SECONDS, trace_headers, whole_chunks
+from ..backends.remote import Pauses
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
 from ..wire.sse import EventDecoder, EventTooLong
 
-CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 60.0
-SILENCE_SECONDS = 15.0
-"""Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
 MOST_BYTES = 64_000_000
 _RETRY = re.compile(rb"^retry: ?(\d{1,6})$", re.M)
@@ -40,31 +35,6 @@ def encode_body(body: Any) -> bytes:
         return to_json_bytes(body)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigurationError(f"this cannot be sent to a server: {exc}") from None
-
-
-class Patience:
-    """Pauses between attempts, each longer than the last, until the server was away for too long."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.reset()
-
-    def reset(self) -> None:
-        """The server was reached and gave something."""
-        self._pause = FIRST_PAUSE
-        self.extend()
-
-    def extend(self) -> None:
-        """The server was reached."""
-        self._deadline = time.monotonic() + self._seconds
-
-    async def wait(self, problem: RetinueError, at_least: float = 0.0) -> None:
-        """Wait before the next attempt; raise the problem where patience has run out."""
-        pause = max(self._pause * random.uniform(0.5, 1.5), at_least)
-        if time.monotonic() + pause > self._deadline:
-            raise problem
-        await asyncio.sleep(pause)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
 
 class Unavailable(Exception):
@@ -146,7 +116,7 @@ class Connection:
         repeats: bool = True,
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of an answer below 300. Raise what the server refuses."""
-        patience = Patience(self.patience)
+        pauses = Pauses(self.patience)
         headers = {**trace_headers(), **self._headers, **({} if key is None else {"idempotency-key": key})}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -168,7 +138,7 @@ class Connection:
                 if not repeats and not isinstance(exc, aiohttp.ClientConnectorError):
                     raise ServerError(self.url, None, "unknown_outcome", self._words(exc)) from None
                 problem = self.unreachable(exc)
-            await patience.wait(problem, after)
+            await pauses.wait(problem, after)
 
     async def stream(self, path: str) -> AsyncGenerator[tuple[list[bytes], float]]:
         """Yield the data of server-sent events as they come, and the seconds after which to connect again."""

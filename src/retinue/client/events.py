@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from urllib.parse import quote
 
+from ..backends.remote import Pauses
 from ..core.errors import ServerError, UnknownRun
 from ..core.events import Event, event_from_bytes
 from ..runtime.followed import Progress
-from .connection import PROBLEMS, Connection, Patience, Unavailable
+from .connection import PROBLEMS, Connection, Unavailable
 
 _MOST_UNREADABLE = 5
 
@@ -31,10 +32,10 @@ class EventReader:
 
     async def read(self) -> AsyncGenerator[Event]:
         """Yield the events as they come until the log has ended. Reading again continues after the last one."""
-        patience, connection = Patience(self._connection.patience), self._connection
+        pauses, connection = Pauses(self._connection.patience), self._connection
         while True:
             before, problem = self.seen, None
-            events = self._attempt(patience)
+            events = self._attempt(pauses)
             try:
                 async for event in events:
                     yield event
@@ -50,15 +51,15 @@ class EventReader:
                 problem = connection.unreachable(exc)
             finally:
                 await events.aclose()
-            await patience.wait(problem or connection.unreachable(ConnectionError("the stream ended")), self._hint)
+            await pauses.wait(problem or connection.unreachable(ConnectionError("the stream ended")), self._hint)
 
-    async def _attempt(self, patience: Patience) -> AsyncGenerator[Event]:
+    async def _attempt(self, pauses: Pauses) -> AsyncGenerator[Event]:
         """Yield events until the connection ends."""
         self._hint = 0.0
         stream = self._connection.stream(f"runs/{quote(self._run_id, safe='')}/events?after={self.seen}")
         try:
             async for found, self._hint in stream:
-                patience.extend()
+                pauses.extend()
                 for data in found:
                     event = self._decode(data)
                     if not event.seq:  # a notice, which the log does not have
@@ -68,7 +69,7 @@ class EventReader:
                         continue
                     self._check_gap(event.seq)
                     self._note(event)
-                    patience.reset()
+                    pauses.reset()
                     yield event
         finally:
             await stream.aclose()

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
+from ..backends.remote import FIRST_PAUSE
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.messages import Message
@@ -17,7 +18,7 @@ from ..core.runs import Out, RunResult, unique
 from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
 from ..runtime.run import Opened, RemoteRun, RunLog
-from .connection import ANSWER_SECONDS, FIRST_PAUSE, Connection, encode_body
+from .connection import ANSWER_SECONDS, Connection, encode_body
 from .events import EventReader
 
 WAIT = 20

@@ -27,7 +27,7 @@ from a2a.utils.errors import (
     MethodNotFoundError,
 )
 from a2a.utils.proto_utils import parse_params, to_stream_response
-from google.api import annotations_pb2
+from google.api import annotations_pb2  # pyright: ignore[reportMissingTypeStubs]
 from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
 from google.protobuf.message_factory import GetMessageClass
 from msgspec import Struct

@@ -106,7 +106,8 @@ class Call:
 
     def __init__(self, request: Request, service: Service, user: User, scope: Scope, query: Any, body: Any) -> None:
         self.request, self.service, self.user, self.query, self.body = request, service, user, query, body
-        self.runtime, self._scope = service.runtime, scope
+        self.runtime = service.runtime
+        self._scope: Scope = scope
 
     def param(self, name: str) -> str:
         return self.request.path_params[name]

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.decisions import Decision
 from ..core.events import Custom, ErrorRaised, Event, UnknownEvent, event_from_bytes
 from ..core.results import SuspendTicket
 from ..core.runs import Limits, Usage
@@ -67,12 +66,6 @@ class RemoteTask(Struct, frozen=True, omit_defaults=True):
 _OPTIONAL = {
     name: kind for name, kind in get_type_hints(RemoteTask).items() if name not in RemoteTask.__match_args__[:4]
 }
-
-
-class TaskDecisions(Struct, frozen=True):
-    """`POST /tasks/{id}/resume`: decisions by call id, ticket id or path."""
-
-    decisions: dict[str, Decision]
 
 
 class TaskCancel(Struct, frozen=True):
