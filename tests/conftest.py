@@ -31,8 +31,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_FOLDS")))
-def fold_check() -> Iterator[FoldCheck]:
+def fold_check(request: pytest.FixtureRequest) -> Iterator[FoldCheck | None]:
     """Check at every row that the live state is the fold of the log; for every test where RETINUE_CHECK_FOLDS is set."""
+    if request.node.get_closest_marker("no_fold_check") is not None:
+        yield None
+        return
     with checked_folds() as check:
         yield check
 

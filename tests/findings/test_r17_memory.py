@@ -20,6 +20,7 @@ from retinue.testing import ScriptedModel, call, say
 from ..effort import share
 from .support import whole_log
 
+pytestmark = pytest.mark.no_fold_check
 SIZE = 10_000
 """Characters that each run says: what a kept run weighs at least."""
 

@@ -321,6 +321,7 @@ async def test_a_reason_for_cancelling_is_cleaned(place: str) -> None:
     assert (result.status, result.error) == (RunStatus.CANCELLED, CLEAN)
 
 
+@pytest.mark.no_fold_check
 async def test_what_slips_through_is_stored_all_the_same(place: str) -> None:
     """A hook may put anything into a record that the loop makes: the run is stored, and its thread is free."""
     from retinue import StateCommand

@@ -142,6 +142,7 @@ async def test_a_tool_starts_when_the_store_has_its_call() -> None:
         assert len(seen) == sum(end.world.ran.values())
 
 
+@pytest.mark.no_fold_check
 async def test_the_check_notices_a_change_that_no_row_tells() -> None:
     with pytest.raises(FoldBroken, match="stop_reason"), checked_folds():
         await _cheat()
