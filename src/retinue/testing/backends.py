@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -104,160 +104,149 @@ class _Asked:
 class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
     """The contract of Backend. Features that a profile does not claim are not checked."""
 
-    async def check_the_profile_says_something_and_stays(self) -> None:
+    async def _run(self, check: Callable[..., Any]) -> None:
         async with self._make() as harness:
-            profile = harness.backend.profile()
-            assert isinstance(profile, BackendProfile)
-            assert profile.check(asdict(profile)) == []
-            await _run(harness.backend, _Asked("echo hello"))
-            assert harness.backend.profile() == profile
+            await check(self, harness)
 
-    async def check_an_answer_is_a_result(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("echo hello")
+    async def check_the_profile_says_something_and_stays(self, harness: BackendHarness) -> None:
+        profile = harness.backend.profile()
+        assert isinstance(profile, BackendProfile)
+        assert profile.check(asdict(profile)) == []
+        await _run(harness.backend, _Asked("echo hello"))
+        assert harness.backend.profile() == profile
+
+    async def check_an_answer_is_a_result(self, harness: BackendHarness) -> None:
+        asked = _Asked("echo hello")
+        result = await _run(harness.backend, asked)
+        asked.check(result, RunStatus.COMPLETED)
+        assert result.response == "hello"
+        assert harness.starts(asked.run_id) == 1
+        assert harness.sent(asked.run_id) == ["echo hello"]
+
+    async def check_a_failure_is_a_result(self, harness: BackendHarness) -> None:
+        asked = _Asked("fail it broke there")
+        result = await _run(harness.backend, asked)
+        asked.check(result, RunStatus.FAILED)
+        assert "it broke there" in (result.error or "")
+
+    async def check_what_cannot_be_dispatched_raises_and_leaves_nothing(self, harness: BackendHarness) -> None:
+        asked = _Asked("echo hello")
+        await _refused(harness.broken, asked)
+        assert harness.starts(asked.run_id) == 0
+
+    async def check_a_request_that_says_nothing_to_all_is_refused(self, harness: BackendHarness) -> None:
+        if harness.backend.profile().transcript == "full":
+            return
+        asked = _Asked(Message.system("rules"), Message.user("echo hidden", visibility=Visibility.INTERNAL))
+        await _refused(harness.backend, asked)
+        assert harness.starts(asked.run_id) == 0
+
+    async def check_only_visible_user_messages_are_sent(self, harness: BackendHarness) -> None:
+        asked = _Asked(
+            Message.system("secret rules"),
+            Message.assistant("an earlier answer"),
+            Message.tool("a result", tool_call_id="c1"),
+            Message.user("echo hidden", visibility=Visibility.INTERNAL),
+            "echo hello",
+        )
+        asked.check(await _run(harness.backend, asked), RunStatus.COMPLETED)
+        if harness.backend.profile().transcript == "full":
+            assert harness.sent(asked.run_id) == [message.text for message in asked.request.messages]
+            return
+        assert harness.sent(asked.run_id) == ["echo hello"]
+        if harness.backend.profile().transcript != "single_prompt":
+            several = _Asked("echo one", "and two")
+            await _run(harness.backend, several)
+            sent = "\n".join(harness.sent(several.run_id))
+            assert "echo one" in sent
+            assert "and two" in sent
+
+    async def check_the_callbacks_need_not_be_there(self, harness: BackendHarness) -> None:
+        result = await _run(harness.backend, _Asked("echo hello", accepted=None, emit=None))
+        assert result.response == "hello"
+
+    async def check_a_token_stops_a_run_and_its_end_is_waited_for(self, harness: BackendHarness) -> None:
+        if harness.backend.profile().cancellation == "none":
+            return
+        asked = _Asked("hang")
+        work = await _at_work(harness, asked)
+        asked.token.set("not wanted")
+        asked.check(await _within(work), RunStatus.CANCELLED)
+        assert not harness.is_at_work(asked.run_id), "it returned before the run had ended"
+
+    async def check_a_token_that_was_set_before_leaves_nothing_at_work(self, harness: BackendHarness) -> None:
+        if harness.backend.profile().cancellation == "none":
+            return
+        asked = _Asked("hang")
+        asked.token.set("not wanted")
+        try:
             result = await _run(harness.backend, asked)
-            asked.check(result, RunStatus.COMPLETED)
-            assert result.response == "hello"
-            assert harness.starts(asked.run_id) == 1
-            assert harness.sent(asked.run_id) == ["echo hello"]
+        except ExecutionBackendError:
+            assert (asked.accepted, asked.events, asked.early) == (0, [], [])
+        else:
+            asked.check(result, RunStatus.CANCELLED)
+        assert not harness.is_at_work(asked.run_id)
 
-    async def check_a_failure_is_a_result(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("fail it broke there")
-            result = await _run(harness.backend, asked)
-            asked.check(result, RunStatus.FAILED)
-            assert "it broke there" in (result.error or "")
+    async def check_a_caller_that_leaves_does_not_stop_the_run(self, harness: BackendHarness) -> None:
+        asked = _Asked("slow hello")
+        work = await _at_work(harness, asked)
+        work.cancel()
+        await asyncio.wait({work}, timeout=PATIENCE)
+        assert work.cancelled(), "it swallowed the cancellation"
+        again = asked.again()
+        found = await _run(harness.backend, again)
+        again.check(found, RunStatus.COMPLETED)
+        assert found.response == "hello"
+        assert harness.starts(asked.run_id) == 1
 
-    async def check_what_cannot_be_dispatched_raises_and_leaves_nothing(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("echo hello")
-            await _refused(harness.broken, asked)
-            assert harness.starts(asked.run_id) == 0
+    async def check_abort_stops_a_run(self, harness: BackendHarness) -> None:
+        if harness.backend.profile().cancellation == "none":
+            return
+        asked, other = _Asked("hang"), _Asked("slow other")
+        work = await _at_work(harness, asked)
+        beside = asyncio.create_task(harness.backend.run(other.request))
+        await harness.backend.abort("run_unknown")
+        await asyncio.wait_for(harness.backend.abort(asked.run_id), PATIENCE)
+        asked.check(await _within(work), RunStatus.CANCELLED)
+        assert not harness.is_at_work(asked.run_id)
+        other.check(await _within(beside), RunStatus.COMPLETED)
+        await harness.backend.abort(asked.run_id)
 
-    async def check_a_request_that_says_nothing_to_all_is_refused(self) -> None:
-        async with self._make() as harness:
-            if harness.backend.profile().transcript == "full":
-                return
-            asked = _Asked(Message.system("rules"), Message.user("echo hidden", visibility=Visibility.INTERNAL))
-            await _refused(harness.backend, asked)
-            assert harness.starts(asked.run_id) == 0
+    async def check_a_run_that_was_dispatched_is_not_started_again(self, harness: BackendHarness) -> None:
+        first = _Asked("slow hello")
+        work = await _at_work(harness, first)
+        again = first.again()
+        found = await _run(harness.backend, again)
+        again.check(found, RunStatus.COMPLETED)
+        assert found.response == "hello"
+        assert (await _within(work)).response == "hello"
+        if harness.backend.profile().persistence == "stored":
+            later = first.again()
+            assert (await _run(harness.backend, later)).response == "hello"
+        assert harness.starts(first.run_id) == 1
 
-    async def check_only_visible_user_messages_are_sent(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked(
-                Message.system("secret rules"),
-                Message.assistant("an earlier answer"),
-                Message.tool("a result", tool_call_id="c1"),
-                Message.user("echo hidden", visibility=Visibility.INTERNAL),
-                "echo hello",
-            )
-            asked.check(await _run(harness.backend, asked), RunStatus.COMPLETED)
-            if harness.backend.profile().transcript == "full":
-                assert harness.sent(asked.run_id) == [message.text for message in asked.request.messages]
-                return
-            assert harness.sent(asked.run_id) == ["echo hello"]
-            if harness.backend.profile().transcript != "single_prompt":
-                several = _Asked("echo one", "and two")
-                await _run(harness.backend, several)
-                sent = "\n".join(harness.sent(several.run_id))
-                assert "echo one" in sent
-                assert "and two" in sent
+    async def check_a_dispatched_run_that_is_gone_has_failed(self, harness: BackendHarness) -> None:
+        asked = _Asked("echo hello", is_dispatched=True)
+        asked.check(await _run(harness.backend, asked), RunStatus.FAILED)
+        assert harness.starts(asked.run_id) == 0, "it was started again"
 
-    async def check_the_callbacks_need_not_be_there(self) -> None:
-        async with self._make() as harness:
-            result = await _run(harness.backend, _Asked("echo hello", accepted=None, emit=None))
-            assert result.response == "hello"
+    async def check_nothing_is_emitted_after_the_end(self, harness: BackendHarness) -> None:
+        asked = _Asked("slow hello")
+        await _run(harness.backend, asked)
+        told = len(asked.events)
+        await asyncio.sleep(SLOW)
+        assert len(asked.events) == told
 
-    async def check_a_token_stops_a_run_and_its_end_is_waited_for(self) -> None:
-        async with self._make() as harness:
-            if harness.backend.profile().cancellation == "none":
-                return
-            asked = _Asked("hang")
-            work = await _at_work(harness, asked)
-            asked.token.set("not wanted")
-            asked.check(await _within(work), RunStatus.CANCELLED)
-            assert not harness.is_at_work(asked.run_id), "it returned before the run had ended"
-
-    async def check_a_token_that_was_set_before_leaves_nothing_at_work(self) -> None:
-        async with self._make() as harness:
-            if harness.backend.profile().cancellation == "none":
-                return
-            asked = _Asked("hang")
-            asked.token.set("not wanted")
-            try:
-                result = await _run(harness.backend, asked)
-            except ExecutionBackendError:
-                assert (asked.accepted, asked.events, asked.early) == (0, [], [])
-            else:
-                asked.check(result, RunStatus.CANCELLED)
-            assert not harness.is_at_work(asked.run_id)
-
-    async def check_a_caller_that_leaves_does_not_stop_the_run(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("slow hello")
-            work = await _at_work(harness, asked)
-            work.cancel()
-            await asyncio.wait({work}, timeout=PATIENCE)
-            assert work.cancelled(), "it swallowed the cancellation"
-            again = asked.again()
-            found = await _run(harness.backend, again)
-            again.check(found, RunStatus.COMPLETED)
-            assert found.response == "hello"
-            assert harness.starts(asked.run_id) == 1
-
-    async def check_abort_stops_a_run(self) -> None:
-        async with self._make() as harness:
-            if harness.backend.profile().cancellation == "none":
-                return
-            asked, other = _Asked("hang"), _Asked("slow other")
-            work = await _at_work(harness, asked)
-            beside = asyncio.create_task(harness.backend.run(other.request))
-            await harness.backend.abort("run_unknown")
-            await asyncio.wait_for(harness.backend.abort(asked.run_id), PATIENCE)
-            asked.check(await _within(work), RunStatus.CANCELLED)
-            assert not harness.is_at_work(asked.run_id)
-            other.check(await _within(beside), RunStatus.COMPLETED)
-            await harness.backend.abort(asked.run_id)
-
-    async def check_a_run_that_was_dispatched_is_not_started_again(self) -> None:
-        async with self._make() as harness:
-            first = _Asked("slow hello")
-            work = await _at_work(harness, first)
-            again = first.again()
-            found = await _run(harness.backend, again)
-            again.check(found, RunStatus.COMPLETED)
-            assert found.response == "hello"
-            assert (await _within(work)).response == "hello"
-            if harness.backend.profile().persistence == "stored":
-                later = first.again()
-                assert (await _run(harness.backend, later)).response == "hello"
-            assert harness.starts(first.run_id) == 1
-
-    async def check_a_dispatched_run_that_is_gone_has_failed(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("echo hello", is_dispatched=True)
-            asked.check(await _run(harness.backend, asked), RunStatus.FAILED)
-            assert harness.starts(asked.run_id) == 0, "it was started again"
-
-    async def check_nothing_is_emitted_after_the_end(self) -> None:
-        async with self._make() as harness:
-            asked = _Asked("slow hello")
-            await _run(harness.backend, asked)
-            told = len(asked.events)
-            await asyncio.sleep(SLOW)
-            assert len(asked.events) == told
-
-    async def check_runs_at_once_do_not_mix(self) -> None:
-        async with self._make() as harness:
-            asked = [_Asked(f"slow {number}") for number in range(6)]
-            failing = _Asked("fail alone")
-            works = [asyncio.create_task(harness.backend.run(one.request)) for one in (*asked, failing)]
-            *results, failed = [await _within(work) for work in works]
-            for number, (one, result) in enumerate(zip(asked, results, strict=True)):
-                one.check(result, RunStatus.COMPLETED)
-                assert result.response == str(number)
-                assert harness.sent(one.run_id) == [f"slow {number}"]
-            failing.check(failed, RunStatus.FAILED)
+    async def check_runs_at_once_do_not_mix(self, harness: BackendHarness) -> None:
+        asked = [_Asked(f"slow {number}") for number in range(6)]
+        failing = _Asked("fail alone")
+        works = [asyncio.create_task(harness.backend.run(one.request)) for one in (*asked, failing)]
+        *results, failed = [await _within(work) for work in works]
+        for number, (one, result) in enumerate(zip(asked, results, strict=True)):
+            one.check(result, RunStatus.COMPLETED)
+            assert result.response == str(number)
+            assert harness.sent(one.run_id) == [f"slow {number}"]
+        failing.check(failed, RunStatus.FAILED)
 
 
 async def _run(backend: Backend, asked: _Asked) -> RunResult:

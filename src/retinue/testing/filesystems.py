@@ -39,8 +39,7 @@ OUTSIDE_PATHS = (
 class FilesystemSuite(Suite[Filesystem]):
     """The contract of Filesystem. Its checks are not async, and the caller closes what it made."""
 
-    def check_bytes_come_back(self) -> None:
-        files = self._make()
+    def check_bytes_come_back(self, files: Filesystem) -> None:
         for data in (b"", b"text\n", bytes(range(256)), "žluť\r\n".encode(), b"x" * 1_000_000):
             files.write("a/b.bin", data)
             for reader in self._readers(files):
@@ -51,8 +50,8 @@ class FilesystemSuite(Suite[Filesystem]):
                     assert stream.read(2) == data[:2]
                     assert stream.seek(0, 2) == len(data)
 
-    def check_a_large_file_is_read_in_parts(self) -> None:
-        files, lines = self._make(), [b"%07d" % number + b"x" * 992 + b"\n" for number in range(24_000)]
+    def check_a_large_file_is_read_in_parts(self, files: Filesystem) -> None:
+        lines = [b"%07d" % number + b"x" * 992 + b"\n" for number in range(24_000)]
         files.write("large.bin", b"".join(lines))
         assert files.list() == [FileEntry("large.bin", False, 24_000_000)]
         with files.open("large.bin") as stream:
@@ -60,8 +59,7 @@ class FilesystemSuite(Suite[Filesystem]):
                 stream.seek(1000 * number)
                 assert stream.readline() == lines[number]
 
-    def check_a_stream_shows_the_file_as_it_was_opened(self) -> None:
-        files = self._make()
+    def check_a_stream_shows_the_file_as_it_was_opened(self, files: Filesystem) -> None:
         files.write("a.txt", b"before" * 10_000)
         with files.open("a.txt") as stream:
             assert stream.read(6) == b"before"
@@ -69,8 +67,7 @@ class FilesystemSuite(Suite[Filesystem]):
             assert stream.read() == b"before" * 9_999
         assert files.read("a.txt") == b"after" * 10_000
 
-    def check_paths_are_normalised(self) -> None:
-        files = self._make()
+    def check_paths_are_normalised(self, files: Filesystem) -> None:
         files.write("./a//b/./c.txt", b"1")
         assert files.read("a/b/c.txt") == files.read("a/x/../b/c.txt") == files.read("./a/b//c.txt") == b"1"
         for folder in ("a/b", "./a/b/", "a//b", "x/../a/b"):
@@ -80,8 +77,7 @@ class FilesystemSuite(Suite[Filesystem]):
             assert files.walk(root) == [FileEntry("a/b/c.txt", False, 1)]
             assert files.exists(root)
 
-    def check_a_listing_is_sorted_and_flat(self) -> None:
-        files = self._make()
+    def check_a_listing_is_sorted_and_flat(self, files: Filesystem) -> None:
         for path in ("b.txt", "a/z.txt", "a/y/x.txt", "C.txt", ".hidden", "é.txt"):
             files.write(path, b"12")
         assert [(entry.path, entry.is_dir, entry.size) for entry in files.list()] == [
@@ -93,8 +89,7 @@ class FilesystemSuite(Suite[Filesystem]):
         ]
         assert [entry.path for entry in files.list("a")] == ["a/y", "a/z.txt"]
 
-    def check_a_walk_is_sorted_by_path(self) -> None:
-        files = self._make()
+    def check_a_walk_is_sorted_by_path(self, files: Filesystem) -> None:
         paths = ["a/b.txt", "a-b.txt", "a.txt", "ab/c/d.txt", "a/b/c.txt", "a_b", "a%b/c", "z"]
         for path in paths:
             files.write(path, b"1")
@@ -102,8 +97,7 @@ class FilesystemSuite(Suite[Filesystem]):
         assert [entry.path for entry in files.walk("a")] == ["a/b.txt", "a/b/c.txt"]
         assert not any(entry.is_dir for entry in files.walk())
 
-    def check_what_is_missing_is_refused_by_name(self) -> None:
-        files = self._make()
+    def check_what_is_missing_is_refused_by_name(self, files: Filesystem) -> None:
         files.write("here.txt", b"1")
         for operation in (files.read, files.open, files.list, files.walk, files.delete):
             for path in ("gone.txt", "gone/deeper.txt"):
@@ -113,8 +107,7 @@ class FilesystemSuite(Suite[Filesystem]):
         assert not files.exists("gone/deeper.txt")
         assert not files.exists("here.txt/deeper.txt")
 
-    def check_files_and_folders_are_told_apart(self) -> None:
-        files = self._make()
+    def check_files_and_folders_are_told_apart(self, files: Filesystem) -> None:
         files.write("folder/file.txt", b"1")
         for operation in (files.read, files.open, _writing(files), _updating(files)):
             for path in ("folder", "", "folder/file.txt/x"):
@@ -127,8 +120,7 @@ class FilesystemSuite(Suite[Filesystem]):
             files.write("new/", b"2")
         assert files.walk() == [FileEntry("folder/file.txt", False, 1)]
 
-    def check_files_and_empty_folders_are_deleted(self) -> None:
-        files = self._make()
+    def check_files_and_empty_folders_are_deleted(self, files: Filesystem) -> None:
         files.write("a/b.txt", b"1")
         for path in ("a", ""):
             with _refused():
@@ -144,8 +136,7 @@ class FilesystemSuite(Suite[Filesystem]):
             assert not reader.exists("a")
             assert reader.list() == []
 
-    def check_no_path_leads_out(self) -> None:
-        files = self._make()
+    def check_no_path_leads_out(self, files: Filesystem) -> None:
         files.write("a/kept.txt", b"1")
         operations = (files.read, files.open, files.list, files.walk, files.exists, files.delete, files.make_folder)
         asking = (files.stamp, files.stamps, files.folder_stamp)
@@ -157,8 +148,7 @@ class FilesystemSuite(Suite[Filesystem]):
                 assert len(said[0]) < 400
         assert files.walk() == [FileEntry("a/kept.txt", False, 1)]
 
-    def check_a_reader_never_sees_half_a_write(self) -> None:
-        files = self._make()
+    def check_a_reader_never_sees_half_a_write(self, files: Filesystem) -> None:
         versions = [letter * 300_000 for letter in (b"a", b"b")]
         files.write("file.txt", versions[0])
         readers = self._readers(files)
@@ -179,8 +169,7 @@ class FilesystemSuite(Suite[Filesystem]):
             writing.result()
         assert [entry.path for entry in files.walk()] == ["file.txt"]
 
-    def check_writers_side_by_side_make_their_folders(self) -> None:
-        files = self._make()
+    def check_writers_side_by_side_make_their_folders(self, files: Filesystem) -> None:
         writers = self._readers(files)
         paths = [f"a/b/c/{number % 5}/{number}.txt" for number in range(100)]
 
@@ -193,8 +182,7 @@ class FilesystemSuite(Suite[Filesystem]):
             assert sorted([entry.path for entry in reader.walk()]) == sorted(paths)
             assert all(reader.read(path) == path.encode() for path in paths)
 
-    def check_an_update_is_what_was_made_of_the_file(self) -> None:
-        files = self._make()
+    def check_an_update_is_what_was_made_of_the_file(self, files: Filesystem) -> None:
         assert files.update("a/x.txt", lambda before: None if before is None else b"") is None
         assert not files.exists("a/x.txt")
         first = files.update("a/x.txt", lambda before: b"1" if before is None else b"?")
@@ -205,8 +193,7 @@ class FilesystemSuite(Suite[Filesystem]):
         for reader in self._readers(files):
             assert reader.read("a/x.txt") == b"12"
 
-    def check_an_update_that_fails_changes_nothing(self) -> None:
-        files = self._make()
+    def check_an_update_that_fails_changes_nothing(self, files: Filesystem) -> None:
         files.write("x.txt", b"1")
 
         def spoil(before: bytes | None) -> bytes:
@@ -221,8 +208,7 @@ class FilesystemSuite(Suite[Filesystem]):
         assert files.read("x.txt") == b"1"
         assert [entry.path for entry in files.walk()] == ["x.txt"]
 
-    def check_updates_at_once_are_all_kept(self) -> None:
-        files = self._make()
+    def check_updates_at_once_are_all_kept(self, files: Filesystem) -> None:
         writers = self._readers(files)
         count = 25
 
@@ -235,8 +221,7 @@ class FilesystemSuite(Suite[Filesystem]):
         lines = files.read("a/log.txt").split()
         assert sorted(lines) == sorted([b"%d" % number for number in range(4) for _ in range(count)]), "one was lost"
 
-    def check_a_folder_is_a_filesystem(self) -> None:
-        files = self._make()
+    def check_a_folder_is_a_filesystem(self, files: Filesystem) -> None:
         inner = files.below("a/b")
         assert inner.stamps() == {}
         assert not inner.exists("")
@@ -256,8 +241,7 @@ class FilesystemSuite(Suite[Filesystem]):
         assert sorted([entry.path for entry in files.walk()]) == ["a/b/x.txt", "secret.txt"]
         assert inner.changing is files.changing
 
-    def check_stamps_tell_changes(self) -> None:
-        files = self._make()
+    def check_stamps_tell_changes(self, files: Filesystem) -> None:
         assert files.stamp("x.txt") is None
         assert files.stamps("none") == {}
         files.write("x.txt", b"1")
@@ -271,8 +255,7 @@ class FilesystemSuite(Suite[Filesystem]):
         files.write("x.txt", b"2")
         assert files.stamp("x.txt") not in (None, before)
 
-    def check_a_file_made_again_has_another_stamp(self) -> None:
-        files = self._make()
+    def check_a_file_made_again_has_another_stamp(self, files: Filesystem) -> None:
         files.write("x.txt", b"1")
         seen = {files.stamp("x.txt")}
         for number in range(1, 4):
@@ -281,8 +264,7 @@ class FilesystemSuite(Suite[Filesystem]):
             seen.add(files.stamp("x.txt"))
         assert len(seen) == 4
 
-    def check_folder_stamps_tell_changes(self) -> None:
-        files = self._make()
+    def check_folder_stamps_tell_changes(self, files: Filesystem) -> None:
         files.write("x.txt", b"1")
         files.write("inner/y.txt", b"1")
         assert files.folder_stamp("none") is None

@@ -31,8 +31,7 @@ def task_record(task_id: str, scope: TaskScope = S1, **fields: Any) -> TaskRecor
 class TaskRepositorySuite(Suite[TaskRepository]):
     """The contract of TaskRepository."""
 
-    async def check_what_was_added_is_read(self) -> None:
-        repository = self._make()
+    async def check_what_was_added_is_read(self, repository: TaskRepository) -> None:
         record = task_record(
             "t1", input="do it\n\u017elu\u0165 \u2028 \U0001f600", agent_key="agent:worker:1", run_id="run_1"
         )
@@ -41,15 +40,13 @@ class TaskRepositorySuite(Suite[TaskRepository]):
             assert await reader.get(S1, "t1") == record
             assert list(await reader.list(S1)) == [record]
 
-    async def check_nothing_is_there_at_first(self) -> None:
-        repository = self._make()
+    async def check_nothing_is_there_at_first(self, repository: TaskRepository) -> None:
         assert await repository.get(S1, "t1") is None
         assert list(await repository.list(S1)) == []
         assert list(await repository.open_scopes()) == []
         assert await repository.update(S1, "t1", lambda record: record) is None
 
-    async def check_a_task_is_added_once(self) -> None:
-        repository = self._make()
+    async def check_a_task_is_added_once(self, repository: TaskRepository) -> None:
         await repository.add(task_record("t1", input="first"))
         for writer in self._readers(repository):
             try:
@@ -60,8 +57,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
                 raise AssertionError("a second task of the same id was taken")
         assert await repository.get(S1, "t1") == task_record("t1", input="first")
 
-    async def check_the_oldest_comes_first(self) -> None:
-        repository = self._make()
+    async def check_the_oldest_comes_first(self, repository: TaskRepository) -> None:
         names = ["t3", "t1", "t2", "t10"]
         for name in names:
             await repository.add(task_record(name))
@@ -69,8 +65,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         for reader in self._readers(repository):
             assert [record.task_id for record in await reader.list(S1)] == names
 
-    async def check_sessions_and_users_see_their_own(self) -> None:
-        repository = self._make()
+    async def check_sessions_and_users_see_their_own(self, repository: TaskRepository) -> None:
         scopes = [S1, TaskScope("boss", "s2"), TaskScope("boss", "s1", "ann"), TaskScope("boss", "s1", "bob")]
         for number, scope in enumerate(scopes):
             await repository.add(task_record(f"t{number}", scope))
@@ -82,8 +77,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
                     changed = await reader.update(scope, f"t{other}", lambda record: None)
                     assert (found is not None) == (changed is not None) == (other == number)
 
-    async def check_an_update_gives_what_is_there_afterwards(self) -> None:
-        repository = self._make()
+    async def check_an_update_gives_what_is_there_afterwards(self, repository: TaskRepository) -> None:
         await repository.add(task_record("t1"))
         running = await repository.update(S1, "t1", lambda record: begin(record, NOW + 1, "n1"))
         assert running is not None
@@ -93,8 +87,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         for reader in self._readers(repository):
             assert await reader.get(S1, "t1") == running
 
-    async def check_a_reader_sees_what_was_written_since(self) -> None:
-        repository = self._make()
+    async def check_a_reader_sees_what_was_written_since(self, repository: TaskRepository) -> None:
         readers = self._readers(repository)
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         for number in range(1, 30):
@@ -104,8 +97,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
                 assert found.version == number, f"version {found.version} was read where {number} had been written"
             await repository.update(S1, "t1", lambda record: beat(record, NOW, "n1"))
 
-    async def check_a_terminal_record_stays(self) -> None:
-        repository = self._make()
+    async def check_a_terminal_record_stays(self, repository: TaskRepository) -> None:
         for number, end in enumerate((TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)):
             await repository.add(task_record(f"t{number}", node="n1", status=TaskStatus.RUNNING))
             ended = await repository.update(S1, f"t{number}", _finishing(end))
@@ -114,8 +106,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
                     assert await writer.update(S1, f"t{number}", change) == ended
                 assert await writer.get(S1, f"t{number}") == ended
 
-    async def check_an_error_in_a_change_spoils_nothing_else(self) -> None:
-        repository = self._make()
+    async def check_an_error_in_a_change_spoils_nothing_else(self, repository: TaskRepository) -> None:
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         await repository.add(task_record("t2", node="n1", status=TaskStatus.RUNNING))
 
@@ -131,8 +122,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         for reader in self._readers(repository):
             assert [record.status for record in await reader.list(S1)] == [TaskStatus.RUNNING, TaskStatus.COMPLETED]
 
-    async def check_updates_at_once_are_all_kept(self) -> None:
-        repository = self._make()
+    async def check_updates_at_once_are_all_kept(self, repository: TaskRepository) -> None:
         count = 40
         for number in range(4):
             await repository.add(task_record(f"t{number}", node="n1", status=TaskStatus.RUNNING))
@@ -149,8 +139,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
             versions = [record.version for record in await reader.list(S1)]
             assert versions == [1 + count * len(writers)] * 4, f"updates were lost: {versions}"
 
-    async def check_one_of_many_ends_is_taken(self) -> None:
-        repository = self._make()
+    async def check_one_of_many_ends_is_taken(self, repository: TaskRepository) -> None:
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         ends = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED] * 5
         writers = self._readers(repository)
@@ -162,8 +151,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         assert first.version == 2
         assert results == [first] * len(results), "two ends were taken"
 
-    async def check_several_updates_at_once(self) -> None:
-        repository = self._make()
+    async def check_several_updates_at_once(self, repository: TaskRepository) -> None:
         other = TaskScope("boss", "s2", "ann")
         for task_id, scope in (("t1", S1), ("t2", S1), ("t3", other)):
             await repository.add(task_record(task_id, scope, node="n1", status=TaskStatus.RUNNING))
@@ -172,8 +160,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
         for reader in self._readers(repository):
             assert [record.version for record in [*await reader.list(S1), *await reader.list(other)]] == [2, 2, 2]
 
-    async def check_results_come_back_whole(self) -> None:
-        repository = self._make()
+    async def check_results_come_back_whole(self, repository: TaskRepository) -> None:
         for number, text in enumerate(("", "short", "\u017elu\u0165\r\n\u2028" * 3000, "x" * 200_000)):
             await repository.add(task_record(f"t{number}", node="n1", status=TaskStatus.RUNNING))
             before = await repository.get(S1, f"t{number}")
@@ -186,8 +173,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
                 assert found is not None
                 assert await reader.read_result(found) == text
 
-    async def check_open_scopes_are_those_with_work_left(self) -> None:
-        repository = self._make()
+    async def check_open_scopes_are_those_with_work_left(self, repository: TaskRepository) -> None:
         scopes = [TaskScope("boss", "s1"), TaskScope("boss", "s1", "ann"), TaskScope("boss", "s2", "bob")]
         for number, scope in enumerate(scopes):
             await repository.add(task_record(f"t{number}", scope, node="n1", status=TaskStatus.RUNNING))
@@ -198,8 +184,7 @@ class TaskRepositorySuite(Suite[TaskRepository]):
             for reader in self._readers(repository):
                 assert set(scopes[number + 1 :]) <= set(await reader.open_scopes())
 
-    async def check_a_task_without_a_log_lives_by_its_heartbeats(self) -> None:
-        repository = self._make()
+    async def check_a_task_without_a_log_lives_by_its_heartbeats(self, repository: TaskRepository) -> None:
         other = TaskScope("boss", "s1", "ann")
         await repository.add(task_record("t1", node="n1", status=TaskStatus.RUNNING))
         await repository.add(task_record("t2", node="n1", status=TaskStatus.RUNNING, log_id="elsewhere"))
