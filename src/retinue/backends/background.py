@@ -19,7 +19,7 @@ from ..loop.execution import Execution, close_run, start_leg
 from ..loop.log import LiveLog
 from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository
-from ..tasks.service import NullReporter, TaskReporter, TaskService
+from ..tasks.service import TaskReporter, TaskService
 from ..tasks.task import TaskRecord
 from .local import LocalBackend
 
@@ -43,7 +43,7 @@ class LocalBackground:
     def reporter(self, ctx: ToolContext, record: TaskRecord, service: TaskService) -> TaskReporter:
         """Return the reporter of a task: it writes to the log of the parent run, which stays open until the task ends."""
         x = self._backend.hold(ctx.run.run_id)
-        return NullReporter() if x is None else LogReporter(self._backend, x, ctx, record, service)
+        return TaskReporter() if x is None else LogReporter(self._backend, x, ctx, record, service)
 
     def log_id(self, ctx: ToolContext) -> str | None:
         """Return the id of the stored log of a call; None if nothing is stored."""
@@ -154,7 +154,7 @@ class LocalBackground:
         await asyncio.gather(*[service.close(grace) for service in self._services.values()])
 
 
-class LogReporter:
+class LogReporter(TaskReporter):
     """Reports a task in a log, as the task's own events: under the namespace of its child, with its id as run id."""
 
     def __init__(

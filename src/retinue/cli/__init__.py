@@ -8,9 +8,8 @@ import logging
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TextIO
 
 from ..core.errors import ConfigurationError, RetinueError, StoreError
 from .parsers import COMPLETED, FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED, parse
@@ -34,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
+        with suppress(OSError, ValueError):  # or Python would report the closed pipe again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Exception as exc:
         return _report(exc, verbose)
@@ -100,20 +100,7 @@ def _logging(verbose: bool, *, warns: bool) -> Generator[None]:
 
 def _make_writable() -> None:
     """Write what stdout cannot encode as escapes; replace closed streams by the null device."""
-    sys.stdout = sys.stdout or _null_device()
-    sys.stderr = sys.stderr or _null_device()
+    sys.stdout, sys.stderr = [one or open(os.devnull, "w", encoding="utf-8") for one in (sys.stdout, sys.stderr)]
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None and not is_unicode(sys.stdout):
         reconfigure(errors="backslashreplace")
-
-
-def _null_device() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to the null device: Python would report the closed pipe again at exit."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return

@@ -257,13 +257,17 @@ def load_runtime(
             f"{how} {target}: it is {kind}: name an agent, a list of agents, a Runtime, or a plain function that returns one"
         )
     if not isinstance(cast("object", found), Agent | Runtime) and callable(found):
-        found = _call_factory(found, target, url, how)
+        try:
+            found = found(url) if inspect.signature(found).parameters else found()
+        except Exception as exc:
+            raise ConfigurationError(f"{how} {target}: it failed with {type(exc).__name__}: {exc}") from exc
     if isinstance(found, Runtime) and engine is not None:
         raise ConfigurationError(f"{how} {target}: it is a Runtime, and --engine needs its agents: name a list of them")
     if isinstance(found, Runtime):
         return found
-    agents: list[Agent] = [found] if isinstance(cast("object", found), Agent) else _as_agents(found)
-    if not agents:
+    is_list = isinstance(found, Iterable) and not isinstance(found, str)
+    agents: list[Any] = list(cast("Iterable[Any]", found)) if is_list else [found]
+    if not agents or not all(isinstance(agent, Agent) for agent in agents):
         raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
     return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
 
@@ -306,21 +310,6 @@ def _import_target(target: str, how: str) -> Any:
     return found
 
 
-def _call_factory(factory: Any, target: str, url: str, how: str) -> Any:
-    """Call a function of the user, with the database if it has a parameter."""
-    try:
-        return factory(url) if inspect.signature(factory).parameters else factory()
-    except Exception as exc:
-        raise ConfigurationError(f"{how} {target}: it failed with {type(exc).__name__}: {exc}") from exc
-
-
-def _as_agents(found: Any) -> list[Agent]:
-    if isinstance(found, str) or not isinstance(found, Iterable):
-        return []
-    agents = list(cast("Iterable[Any]", found))
-    return agents if all(isinstance(agent, Agent) for agent in agents) else []
-
-
 async def list_agents(args: argparse.Namespace) -> int:
     """List every sub-agent of a folder."""
     folder, harness, catalog = _read_folder(args)
@@ -346,7 +335,7 @@ async def validate_agents(args: argparse.Namespace) -> int:
     warnings = [problem for problem in problems if problem.is_warning]
     if args.json:
         names = [entry.id for entry in catalog.entries.values() if entry.declaration is not None]
-        print_json({"ok": not errors, "agents": names, "problems": [_problem_json(problem) for problem in problems]})
+        print_json({"ok": not errors, "agents": names, "problems": [_problem_json(one) for one in problems]})
     else:
         for heading, found in (("Errors", errors), ("Warnings", warnings)):
             if found:

@@ -23,7 +23,8 @@ Exit codes: 0 done; 1 it failed, did not complete or found errors; 2 wrong use (
 130 interrupted by Ctrl-C; 143 terminated; 141 nobody reads the output any more.
 
 Variables: RETINUE_DB is the default of --db, RETINUE_MODEL that of --model; NO_COLOR turns off colours and drawing."""
-_RUN = """\
+_ABOUT = {
+    "run": """\
 You watch the agents work on it.
 
 The sub-agents that the folder declares in subagents/*.md and .claude/agents/*.md can be given work;
@@ -33,13 +34,13 @@ You are asked before an agent writes, edits or executes, unless --yes or --allow
 terminal such calls are refused.
 
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
-it looks for the words of the question in the files and quotes what it finds."""
-_CHAT = """\
+it looks for the words of the question in the files and quotes what it finds.""",
+    "chat": """\
 Each line is a message in one conversation; the agents answer it as with retinue run, and remember the lines before.
 --thread continues a conversation that --db has kept.
 
-Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines are read until the input ends."""
-_SERVE = """\
+Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines are read until the input ends.""",
+    "serve": """\
 TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
 that returns one of them.
 
@@ -47,37 +48,38 @@ Whoever uses it sends a token: that of --token, or one of retinue tokens add. Wi
 printed. Before an agent of a folder writes, edits or executes, its run waits for a decision of a client.
 
 SIGTERM and Ctrl-C let requests finish, and leave runs to the next process; a second one ends it at once.
-docs/server.md says more."""
-_WORKER = """\
+docs/server.md says more.""",
+    "worker": """\
 TARGET is a folder or MODULE:ATTR, as for retinue serve. Runs that were started with that engine, in any process,
 are done by any worker that serves their queue and has their agent.
 
 SIGTERM and Ctrl-C: it takes nothing more, lets running tool calls finish for --grace seconds, leaves the rest to
-other workers and exits with 0; a second one ends it at once. docs/scale.md says more."""
-_DEMO = """\
+other workers and exits with 0; a second one ends it at once. docs/scale.md says more.""",
+    "demo": """\
 Five questions in one conversation about a small folder: the fourth goes to three sub-agents that the folder
 declares in Markdown, the last to one in the background. The model is the built-in offline:rules: rules, not a
-language model. Nothing is sent anywhere."""
-_AGENTS = (
-    "Sub-agents are declared in DIR/subagents/*.md and DIR/.claude/agents/*.md; docs/harness.md describes the files."
-)
-_TASKS = (
-    "Tasks of runs in a database (retinue run --db) are in that database, others in DIR/agents/<agent>/tasks. "
-    "--db looks in a database, --workspace in a folder; without either it is $RETINUE_DB, else this folder. "
-    "docs/tasks.md says more."
-)
-_CHECK_CODES = (
-    "Exit code 0: no errors, though there may be warnings; 1: errors, such as a damaged file or an older schema; "
-    "2: nothing to check: it is missing, cannot be reached, is no database or is of a newer version."
-)
-_MORE = "docs/operations.md says more."
+language model. Nothing is sent anywhere.""",
+    "queues": "docs/scale.md says more.",
+    "agents": """\
+Sub-agents are declared in DIR/subagents/*.md and DIR/.claude/agents/*.md; docs/harness.md describes the files.""",
+    "tasks": """\
+Tasks of runs in a database (retinue run --db) are in that database, others in DIR/agents/<agent>/tasks. --db looks in a
+database, --workspace in a folder; without either it is $RETINUE_DB, else this folder. docs/tasks.md says more.""",
+    "runs": "docs/operations.md says more.",
+    "tokens": "docs/server.md says more.",
+    "db": "docs/operations.md says more.",
+    "db check": """\
+Exit code 0: no errors, though there may be warnings; 1: errors, such as a damaged file or an older schema; 2: nothing to
+check: it is missing, cannot be reached, is no database or is of a newer version.""",
+}
+"""More on a command, or on those of a group."""
 _VERBOSE = "log what happens, and show tracebacks"
 _GROUPS = {
-    "agents": ("list or check the sub-agents that a folder declares", _AGENTS),
-    "tasks": ("list, show, await or cancel background tasks", _TASKS),
-    "runs": ("list, show, follow, answer, resume, cancel or fork the runs in a database", _MORE),
-    "tokens": ("make, list or revoke the tokens of the users of a server", "docs/server.md says more."),
-    "db": ("check, migrate or prune the database of runs", _MORE),
+    "agents": "list or check the sub-agents that a folder declares",
+    "tasks": "list, show, await or cancel background tasks",
+    "runs": "list, show, follow, answer, resume, cancel or fork the runs in a database",
+    "tokens": "make, list or revoke the tokens of the users of a server",
+    "db": "check, migrate or prune the database of runs",
 }
 _COMMANDS = {  # the function, what it does, and an example
     "run": ("run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
@@ -153,15 +155,6 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "db prune": "--db --older-than --deltas --threads --dry-run",
     "demo": "--keep",
 }
-_ABOUT = {
-    "run": _RUN,
-    "chat": _CHAT,
-    "demo": _DEMO,
-    "serve": _SERVE,
-    "worker": _WORKER,
-    "queues": "docs/scale.md says more.",
-    "db check": _CHECK_CODES,
-}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -224,7 +217,7 @@ def _make_parser() -> CommandParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in dict.fromkeys(words.partition(" ")[0] for words in _COMMANDS):
         if name in _GROUPS:
-            group = commands.add_parser(name, help=_GROUPS[name][0])
+            group = commands.add_parser(name, help=_GROUPS[name])
             group.complete = partial(_complete_group, group, name)
         else:
             _add_command(commands, name)
@@ -233,7 +226,7 @@ def _make_parser() -> CommandParser:
 
 def _complete_group(group: CommandParser, name: str) -> None:
     """Add the commands of a group."""
-    group.description = _about(*_GROUPS[name])
+    group.description = _about(_GROUPS[name], name)
     group.set_defaults(command=None, parser=group)
     actions = group.add_subparsers(title="actions", metavar="ACTION")
     for words in _COMMANDS:
@@ -250,7 +243,7 @@ def _complete(command: CommandParser, words: str) -> None:
     """Add all of a command but its name."""
     function, about, example = _COMMANDS[words]
     group = words.rpartition(" ")[0]
-    command.description = _about(about, _ABOUT.get(words) or _GROUPS[group][1])
+    command.description = _about(about, words if words in _ABOUT else group)
     command.epilog = _examples(f"{words} {example}".replace("RUN", "run_7aa7c7"))
     for names in f"{_ARGUMENTS[words]} --json".split():
         place = command.add_mutually_exclusive_group() if "|" in names else command
@@ -263,9 +256,9 @@ def _complete(command: CommandParser, words: str) -> None:
     command.set_defaults(command=function, parser=command)
 
 
-def _about(about: str, more: str) -> str:
+def _about(about: str, words: str) -> str:
     """Return a description in lines."""
-    first, *others = more.split("\n\n")
+    first, *others = _ABOUT[words].split("\n\n")
     text = f"{about[0].upper()}{about[1:]}. {first}"
     return "\n\n".join(fill(part, 100) for part in (text, *others))
 

@@ -228,12 +228,13 @@ async def _find(args: argparse.Namespace, decide: Decide, consent: Consent) -> _
     """Find the run of a command; raises ConfigurationError where it cannot be continued so."""
     url, run_id = database_url(args), args.run_id
     async with open_database(url) as store:
-        record = await find_run(store, run_id)
-        if record.has_ended and not await _has_left_tasks(store, run_id):
+        record, owned = await find_run(store, run_id), await owned_logs(store)
+        # A run that has ended may have left background tasks that no process works on.
+        if record.has_ended and (run_id in owned or not await store.open_logs(run_id)):
             raise ConfigurationError(f"run {run_id} has ended already: {record.status}; it waits for nothing")
         waits = record.result is not None and not record.has_ended
         root = await find_run(store, record.log_id or run_id)
-        if not waits and root.identity.run_id in await owned_logs(store):
+        if not waits and root.identity.run_id in owned:
             raise ConfigurationError(
                 f"run {run_id} is being worked on: follow it with retinue runs events {run_id} --follow"
             )
@@ -246,11 +247,6 @@ async def _find(args: argparse.Namespace, decide: Decide, consent: Consent) -> _
             raise ConfigurationError(f"run {run_id} waits for nothing yet: resume it first, without decisions")
         past = [] if waits else [event async for event in stored_events(store, run_id)]
         return _Found(record, decisions, past, await _runtime_for(store, url, root, args, consent))
-
-
-async def _has_left_tasks(store: SqlStore, run_id: str) -> bool:
-    """Return whether a run that has ended left background tasks that no process works on."""
-    return bool(await store.open_logs(run_id)) and run_id not in await owned_logs(store)
 
 
 async def _continue(found: _Found, view: View, interrupt: Interrupt, consent: Consent) -> RunResult | None:
@@ -309,18 +305,13 @@ async def _runtime_for(
 ) -> Runtime:
     """Return a runtime that reaches a run: one without agents where another process owns it."""
     if (engine := await store.engine_of(root.identity.run_id)) is not None:
-        return Runtime.open(url, engine=args.engine or _engine_of(engine))
+        if args.engine is None and engine != "postgres":
+            where = f"--engine {engine}://host:port/namespace"
+            raise ConfigurationError(f"workers of engine {engine!r} do this run: name it with {where}")
+        return Runtime.open(url, engine=args.engine or engine)
     if root.identity.run_id in await owned_logs(store):
         return Runtime.open(url, recover=False)
     return await _make_runtime(url, root, args, consent)
-
-
-def _engine_of(name: str) -> str:
-    if name != "postgres":
-        raise ConfigurationError(
-            f"workers of engine {name!r} do this run: name it with --engine {name}://host:port/namespace"
-        )
-    return name
 
 
 async def _make_runtime(url: str, record: RunRecord, args: argparse.Namespace, consent: Consent | None) -> Runtime:

@@ -15,7 +15,6 @@ from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
 from ..runtime.worker import Worker
 from ..storage.depths import QueueDepth, explain_depths, read_depths
-from ..storage.legs import SeenWorker
 from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore
 from ..wire.resources import iso
@@ -69,7 +68,9 @@ async def _stop_when(interrupt: Interrupt, stop: asyncio.Event, worker: Worker) 
 async def show_queues(args: argparse.Namespace) -> int:
     """Print what waits in each queue, the workers, and the schedules."""
     async with open_database(database_url(args, _EXAMPLE)) as store:
-        depths, workers, schedules = await _read(store)
+        if not store.has_queues:
+            raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
+        (depths, workers), schedules = await explain_depths(store), await Schedules(store).list()
     if args.json:
         planned = [{**msgspec.structs.asdict(one), "next_at": iso(one.next_at)} for one in schedules]
         print_json(msgspec.to_builtins({"queues": depths, "workers": workers, "schedules": planned}))
@@ -98,12 +99,6 @@ def _about(schedule: Schedule) -> str:
         times = count(schedule.skipped, "time")
         said += f"; {times} left out, as run {schedule.last_run} had not ended"
     return said
-
-
-async def _read(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWorker], list[Schedule]]:
-    if not store.has_queues:
-        raise ConfigurationError("queues are in a PostgreSQL database: give its --db")
-    return *await explain_depths(store), await Schedules(store).list()
 
 
 @asynccontextmanager

@@ -142,15 +142,6 @@ class DividedFilesystem(Protocol):
         ...
 
 
-@runtime_checkable
-class ConfiningFilesystem(Protocol):
-    """A filesystem that the children of an agent in it must not leave."""
-
-    def confines(self, other: Filesystem) -> bool:
-        """Return whether `other` reaches only files that can be reached here."""
-        ...
-
-
 def is_divided(filesystem: Filesystem) -> bool:
     """Return whether each run works in a part of it."""
     return isinstance(filesystem, DividedFilesystem) and filesystem.is_divided

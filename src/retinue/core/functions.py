@@ -58,7 +58,7 @@ class FunctionTool(Tool, Generic[P, R]):
         """The schema, if it has plain types only and so is known to be valid."""
         self._defaults = {each.name: each.default for each in parameters if each.default is not _EMPTY}
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
-        self.function, self._context, self._is_async = function, context, is_async(inner)
+        self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(inner)
         self.descriptor = ToolDescriptor(
             id or given_name, given_name, description if description is not None else summary, schema, category
         )
@@ -131,12 +131,6 @@ def _check_options(*, name: Any, timeout: Any, retries: Any, result_limit: Any, 
     for option, value in (("retries", retries), ("result_limit", result_limit)):
         if not (value is None or (isinstance(value, int) and value >= 0)):
             raise ConfigurationError(f"@tool: {option} is a whole number, such as {option}=3, not {value!r}")
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether calling it gives a coroutine."""
-    code: Any = getattr(function, "__code__", None)
-    return bool(code.co_flags & inspect.CO_COROUTINE) if code is not None else inspect.iscoroutinefunction(function)
 
 
 def _unbound(function: Any) -> Callable[..., Any]:

@@ -15,7 +15,18 @@ from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, Te
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
 from .refusals import error_in_stream
-from .wire import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings, sent_settings
+from .wire import (
+    Block,
+    Counts,
+    arguments_of,
+    blocks_of,
+    chosen_tool,
+    content_of,
+    data_url,
+    is_text_only,
+    rename_settings,
+    sent_settings,
+)
 
 _STOPS = {
     "stop": "stop",
@@ -76,7 +87,7 @@ def _messages(messages: Sequence[Message]) -> list[Block]:
             case Role.SYSTEM:
                 made.append({"role": "system", "content": message.text})
             case Role.USER:
-                made.append({"role": "user", "content": _content(message)})
+                made.append({"role": "user", "content": content_of(message, _text, _file)})
             case Role.ASSISTANT:
                 made.append(_assistant(message))
             case Role.TOOL:
@@ -101,10 +112,6 @@ def _assistant(message: Message) -> Block:
     elif not message.text:
         made["content"] = ""
     return made
-
-
-def _content(message: Message) -> str | list[Block]:
-    return message.text if is_text_only(message) else blocks_of(message, _text, _file)
 
 
 def _text(text: str) -> Block:
@@ -151,24 +158,9 @@ class _Choice(Struct, gc=False):
     index: int = 0
 
 
-class _Details(Struct, gc=False):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    cost: float | None = None
-    """In dollars; OpenRouter reports it."""
-
-
 class _Chunk(Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Counts | None = None
     error: Any = None
 
 
@@ -192,7 +184,7 @@ class ChatDecoder:
             return ()
         chunk = _read(data)
         if chunk.usage is not None:
-            self._usage, self._cost_known = _usage(chunk.usage), chunk.usage.cost is not None
+            self._usage, self._cost_known = chunk.usage.total(), chunk.usage.cost is not None
         if chunk.error is not None:
             raise error_in_stream(chunk.error)
         if not chunk.choices:
@@ -248,16 +240,3 @@ class ChatDecoder:
         if not isinstance(arguments, str):
             arguments = msgspec.json.encode(arguments).decode()
         return CallChunk(index, call.id or None, function.name or None, arguments)
-
-
-def _usage(given: _Usage) -> Usage:
-    details, made = given.prompt_tokens_details or _Details(), given.completion_tokens_details or _Details()
-    return Usage(
-        requests=1,
-        input_tokens=given.prompt_tokens or 0,
-        output_tokens=given.completion_tokens or 0,
-        cached_tokens=details.cached_tokens or 0,
-        cache_write_tokens=details.cache_write_tokens or 0,
-        reasoning_tokens=made.reasoning_tokens or 0,
-        cost=given.cost or 0.0,
-    )

@@ -14,7 +14,7 @@ from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, Te
 from ..core.runs import Usage
 from ..core.tools import ToolDescriptor
 from .refusals import error_in_stream
-from .wire import Block, arguments_of, blocks_of, chosen_tool, data_url, is_text_only, rename_settings, sent_settings
+from .wire import Block, Counts, arguments_of, chosen_tool, content_of, data_url, rename_settings, sent_settings
 
 SIGNED = "responses:"
 """The prefix of our signatures; the id of the reasoning item and its encrypted content follow."""
@@ -70,12 +70,11 @@ def _items(messages: Sequence[Message]) -> list[Block]:
             case Role.SYSTEM:
                 continue
             case Role.USER:
-                content = message.text if is_text_only(message) else blocks_of(message, _text, _file)
-                made.append({"role": "user", "content": content})
+                made.append({"role": "user", "content": content_of(message, _text, _file)})
             case Role.ASSISTANT:
                 made += _assistant(message)
             case Role.TOOL:
-                output = message.text if is_text_only(message) else blocks_of(message, _text, _file)
+                output = content_of(message, _text, _file)
                 made.append({"type": "function_call_output", "call_id": message.tool_call_id, "output": output})
     return made
 
@@ -117,21 +116,8 @@ class _Item(Struct, gc=False):
     encrypted_content: str | None = None
 
 
-class _Details(Struct, gc=False):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-
 class _Response(Struct, gc=False):
-    usage: _Usage | None = None
+    usage: Counts | None = None
     error: Any = None
     incomplete_details: dict[str, Any] | None = None
 
@@ -213,22 +199,10 @@ class ResponsesDecoder:
     def _finish(self, kind: str, response: _Response) -> None:
         self.done = True
         if response.usage is not None:
-            self._usage = _usage(response.usage)
+            self._usage = response.usage.total()
         if kind == "response.failed":
             raise error_in_stream(response.error or {"message": "the response failed"})
         self._stop = "tool_calls" if self._calls else "stop"
         if kind == "response.incomplete":
             why = (response.incomplete_details or {}).get("reason")
             self._stop = "refusal" if why == "content_filter" else "length"
-
-
-def _usage(given: _Usage) -> Usage:
-    read, made = given.input_tokens_details or _Details(), given.output_tokens_details or _Details()
-    return Usage(
-        requests=1,
-        input_tokens=given.input_tokens or 0,
-        output_tokens=given.output_tokens or 0,
-        cached_tokens=read.cached_tokens or 0,
-        cache_write_tokens=read.cache_write_tokens or 0,
-        reasoning_tokens=made.reasoning_tokens or 0,
-    )

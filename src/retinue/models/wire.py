@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec import Struct
 
 from ..core.content import to_json_text
 from ..core.errors import ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Role, TextPart, ToolCall
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
+from ..core.runs import Usage
 from ..wire.sse import EventDecoder, EventTooLong
 from .http import HttpClient
 
@@ -55,6 +57,13 @@ def is_text_only(message: Message) -> bool:
     return all(isinstance(part, TextPart) for part in message.parts)
 
 
+def content_of(
+    message: Message, text: Callable[[str], Block], other: Callable[[ImagePart | FilePart], Block]
+) -> str | list[Block]:
+    """Return the text of a message or, if it has more than text, its blocks."""
+    return message.text if is_text_only(message) else blocks_of(message, text, other)
+
+
 def arguments_of(call: ToolCall) -> str:
     """Return the arguments as JSON text. Malformed ones are left out: servers refuse them, and the result quotes them."""
     return msgspec.json.encode(call.args).decode()
@@ -80,6 +89,40 @@ def sent_settings(settings: Mapping[str, Any], left_out: tuple[str, ...], *, has
     if not has_tools:
         left_out = (*left_out, "tool_choice", "parallel_tool_calls")
     return {name: value for name, value in settings.items() if name not in left_out}
+
+
+class CountDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Counts(Struct, gc=False):
+    """The usage of an answer as OpenAI's wires report it: chat completions and Responses name tokens differently."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: CountDetails | None = None
+    input_tokens_details: CountDetails | None = None
+    completion_tokens_details: CountDetails | None = None
+    output_tokens_details: CountDetails | None = None
+    cost: float | None = None
+    """In dollars; OpenRouter reports it."""
+
+    def total(self) -> Usage:
+        read = self.prompt_tokens_details or self.input_tokens_details or CountDetails()
+        made = self.completion_tokens_details or self.output_tokens_details or CountDetails()
+        return Usage(
+            requests=1,
+            input_tokens=self.prompt_tokens or self.input_tokens or 0,
+            output_tokens=self.completion_tokens or self.output_tokens or 0,
+            cached_tokens=read.cached_tokens or 0,
+            cache_write_tokens=read.cache_write_tokens or 0,
+            reasoning_tokens=made.reasoning_tokens or 0,
+            cost=self.cost or 0.0,
+        )
 
 
 encode_json = msgspec.json.Encoder().encode

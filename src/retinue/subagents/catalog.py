@@ -163,9 +163,11 @@ class Catalog:
         problems: list[Problem] = [problem for folder in self._folders for problem in folder.problems]
         entries: dict[str, Entry] = {}
         if self._parent.general_purpose:
-            entries[GENERAL_PURPOSE] = Entry(
-                GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", self._make_general_purpose
-            )
+
+            def mirror(ctx: ToolContext) -> Agent:
+                return self._kept(GENERAL_PURPOSE, None, "", lambda: self._parent.mirror(GENERAL_PURPOSE))
+
+            entries[GENERAL_PURPOSE] = Entry(GENERAL_PURPOSE, GENERAL_PURPOSE_DESCRIPTION, "built in", mirror)
         in_code = [self._entry(given) for given in self._parent.subagents]
         made, check = self._parent.subagent_factories, self._parent.check_confined
         factories = [_factory_entry(name, given, check) for name, given in made.items()]
@@ -207,9 +209,6 @@ class Catalog:
                         missing.add(os.fspath(declaration.workspace))
         self._without_folder = frozenset(missing)
         return self._without_folder != before
-
-    def _make_general_purpose(self, ctx: ToolContext) -> Agent:
-        return self._kept(GENERAL_PURPOSE, None, "", lambda: self._parent.mirror(GENERAL_PURPOSE))
 
     def _maker(self, declaration: SubagentDeclaration) -> Factory:
         if declaration.is_remote:

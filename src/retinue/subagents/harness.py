@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent, as_tuple
-from ..core.filesystem import ConfiningFilesystem, Filesystem, GuardedFilesystem, RunsCommands
+from ..core.filesystem import Filesystem, GuardedFilesystem, RunsCommands
 from ..core.functions import as_tool
 from ..core.hooks import HookContext, Registrar, registered
 from ..core.messages import ToolCall
@@ -25,7 +25,7 @@ from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskService
 from ..tasks.task import TaskScope
-from ..workspace import LocalFilesystem, WorkspaceContext, file_tools, shell_tool
+from ..workspace import LocalFilesystem, SandboxFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
 from .declarations import BUILTIN_TOOLS, SUBAGENT_TOOLS, SubagentDeclaration, names_provider
@@ -107,10 +107,18 @@ class HarnessAgent(Agent[Out]):
         own_tools = tuple([as_tool(candidate) for candidate in as_tuple(self.tools, owner, "tools")])
         own_plugins = as_tuple(self.plugins, owner, "plugins")
         roots: tuple[str | os.PathLike[str], ...] = as_tuple(self.workspace_roots, owner, "workspace_roots")
+        subagents = as_tuple(self.subagents, owner, "subagents")
+        for one in subagents:
+            if not isinstance(one, SubagentDeclaration | Agent | str):
+                what = "a SubagentDeclaration, an Agent or a name"
+                raise ConfigurationError(f"{owner}: a sub-agent is {what}, not {one!r}")
         factories: Any = self.subagent_factories
         if not isinstance(factories, Mapping):
             raise ConfigurationError(f"{owner}: subagent_factories is a dict {{name: function}}, not {factories!r:.80}")
-        filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(_folder(self.workspace, owner))
+        folder: Any = self.workspace
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigurationError(f"{owner}: workspace is the path of a folder, not {folder!r:.80}")
+        filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(self.workspace)
         if isinstance(filesystem, str | os.PathLike):
             raise ConfigurationError(f"{owner}: filesystem is not a path: write workspace={os.fspath(filesystem)!r}")
         built_in = _builtin_tools(self, filesystem, owner)
@@ -120,7 +128,7 @@ class HarnessAgent(Agent[Out]):
             ("own_plugins", own_plugins),
             ("own_tool_names", frozenset([tool.name for tool in own_tools])),
             ("builtin_names", frozenset([tool.name for tool in built_in])),
-            ("subagents", _subagents(self.subagents, owner)),
+            ("subagents", subagents),
             ("subagent_factories", {agent_name(name) or name: made for name, made in self.subagent_factories.items()}),
             ("context_files", as_tuple(self.context_files, owner, "context_files")),
             ("workspace_roots", tuple([os.fspath(root) for root in roots])),
@@ -165,7 +173,7 @@ class HarnessAgent(Agent[Out]):
 
     def check_confined(self, agent: Agent, resolver: Resolver | None = None) -> None:
         """Refuse an agent that works, itself or through those it names, outside the sandbox of this one."""
-        if not isinstance(self.files, ConfiningFilesystem):
+        if not isinstance(self.files, SandboxFilesystem):
             return
         for one in _with_linked(agent, resolver):
             if isinstance(one, HarnessAgent) and not self.files.confines(one.files):
@@ -392,17 +400,3 @@ def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
                 found[id(other)] = other
                 waiting.append(other)
     return found.values()
-
-
-def _folder(given: Any, owner: str) -> str | os.PathLike[str]:
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigurationError(f"{owner}: workspace is the path of a folder, not {given!r:.80}")
-    return cast("str | os.PathLike[str]", given)
-
-
-def _subagents(given: Iterable[Any], owner: str) -> tuple[Any, ...]:
-    declared = as_tuple(given, owner, "subagents")
-    for one in declared:
-        if not isinstance(one, SubagentDeclaration | Agent | str):
-            raise ConfigurationError(f"{owner}: a sub-agent is a SubagentDeclaration, an Agent or a name, not {one!r}")
-    return declared

@@ -54,10 +54,6 @@ class ChildJob(Struct):
     """Its place among the messages for this sub-agent."""
 
     @property
-    def is_remote(self) -> bool:
-        return isinstance(self.agent, RemoteSubagentStub)
-
-    @property
     def transport(self) -> str | None:
         """The way to reach a remote sub-agent; None for one that is not remote."""
         agent = self.agent

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,29 +33,17 @@ Work = Callable[[CancellationToken, "Waits"], Coroutine[Any, Any, RunResult]]
 Waits = Callable[[str | None], None]
 
 
-class TaskReporter(Protocol):
-    """Reports the status of a task to its audience; closed when the task has ended."""
+class TaskReporter:
+    """Reports the status of a task to its audience; closed when the task has ended. This one has no audience."""
 
     @property
     def is_lost(self) -> bool:
         """True if another process continues the run that started the task, and the task with it."""
-        ...
+        return False
 
     def report(self, task_id: str, status: str) -> None: ...
 
     def close(self) -> None: ...
-
-
-class NullReporter:
-    """A reporter that does nothing."""
-
-    is_lost = False
-
-    def report(self, task_id: str, status: str) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 class LocalTask(Struct, eq=False):
@@ -105,7 +93,7 @@ class TaskService:
         at_end: Callable[[], None] | None = None,
     ) -> TaskRecord:
         """Store a task, then execute it. A RUNNING task is work that has started, with its token. It outlives its parent run."""
-        task = LocalTask(record, token or CancellationToken(), reporter or NullReporter(), at_end)
+        task = LocalTask(record, token or CancellationToken(), reporter or TaskReporter(), at_end)
         self._local[record.task_id] = task
         try:
             await self.repository.add(record)
@@ -137,7 +125,7 @@ class TaskService:
     def attach(self, record: TaskRecord, work: Work) -> None:
         """Watch a task that is executed elsewhere, unless this process does so already."""
         if record.task_id not in self._local:
-            self._execute_here(LocalTask(record, CancellationToken(), NullReporter(), is_looked_on=True), work)
+            self._execute_here(LocalTask(record, CancellationToken(), TaskReporter(), is_looked_on=True), work)
 
     def as_shown(self, record: TaskRecord) -> TaskRecord:
         """Return a record as models see it: a task of this process is running, also before its record says so."""

@@ -24,25 +24,8 @@ from opentelemetry.trace import (
 )
 
 from ..wire.tree import CallNode, Node, RunNode, StepNode
-from .conventions import (
-    AGENT_NAME,
-    ERROR_TYPE,
-    KINDS,
-    OPERATION_NAME,
-    OTHER,
-    PROVIDER_NAME,
-    REQUEST_MODEL,
-    RESPONSE_MODEL,
-    RUN_IS_CHILD,
-    RUN_STATUS,
-    TOKEN_TYPE,
-    TOOL_NAME,
-    first_attributes,
-    is_failure,
-    last_attributes,
-    provider_and_model,
-    span_name,
-)
+from . import conventions as names
+from .conventions import first_attributes, is_failure, last_attributes, provider_and_model, span_name
 
 _HERE = create_key("retinue-place")
 
@@ -153,7 +136,7 @@ class Metrics:
 
     def began(self, node: Node) -> None:
         if isinstance(node, RunNode):
-            self._active.add(1, {AGENT_NAME: node.agent})
+            self._active.add(1, {names.AGENT_NAME: node.agent})
 
     def ended(self, node: Node) -> None:
         if isinstance(node, RunNode):
@@ -167,33 +150,33 @@ class Metrics:
         return None
 
     def _run_ended(self, run: RunNode) -> None:
-        whose = {AGENT_NAME: run.agent}
+        whose = {names.AGENT_NAME: run.agent}
         self._active.add(-1, whose)
-        self._runs.add(1, {**whose, RUN_STATUS: run.status.value, RUN_IS_CHILD: bool(run.ns)})
+        self._runs.add(1, {**whose, names.RUN_STATUS: run.status.value, names.RUN_IS_CHILD: bool(run.ns)})
         self._run_seconds.record(run.seconds, _with_error(whose, run))
         self._inferences.record(run.inferences, whose)
         self._tool_calls.record(run.tool_calls, whose)
 
     def _chat_ended(self, chat: StepNode) -> None:
         provider, model = provider_and_model(chat.model)
-        about = {OPERATION_NAME: KINDS[StepNode], PROVIDER_NAME: provider, REQUEST_MODEL: model}
+        about = {names.OPERATION_NAME: names.KINDS[StepNode], names.PROVIDER_NAME: provider, names.REQUEST_MODEL: model}
         if chat.answered_by:
-            about[RESPONSE_MODEL] = provider_and_model(chat.answered_by)[1]
-            self._steps.add(1, {AGENT_NAME: chat.agent})
+            about[names.RESPONSE_MODEL] = provider_and_model(chat.answered_by)[1]
+            self._steps.add(1, {names.AGENT_NAME: chat.agent})
         self._chat_seconds.record(chat.seconds, _with_error(about, chat))
         if chat.first_chunk is not None:
             self._first_chunk.record(max(chat.first_chunk - chat.began, 0.0), about)
         for kind, count in (("input", chat.usage.input_tokens), ("output", chat.usage.output_tokens)):
             if count:
-                self._tokens.record(count, {**about, TOKEN_TYPE: kind})
+                self._tokens.record(count, {**about, names.TOKEN_TYPE: kind})
         if chat.usage.cost:
-            self._cost.add(chat.usage.cost, {**about, AGENT_NAME: chat.agent})
+            self._cost.add(chat.usage.cost, {**about, names.AGENT_NAME: chat.agent})
 
     def _tool_ended(self, tool: CallNode) -> None:
-        name = OTHER if tool.error_type == "not_found" else tool.tool
-        about = {OPERATION_NAME: KINDS[CallNode], TOOL_NAME: name, AGENT_NAME: tool.agent}
+        name = names.OTHER if tool.error_type == "not_found" else tool.tool
+        about = {names.OPERATION_NAME: names.KINDS[CallNode], names.TOOL_NAME: name, names.AGENT_NAME: tool.agent}
         self._tool_seconds.record(tool.seconds, _with_error(about, tool))
 
 
 def _with_error(about: dict[str, Any], node: Node) -> dict[str, Any]:
-    return about if node.error_type is None else {**about, ERROR_TYPE: node.error_type}
+    return about if node.error_type is None else {**about, names.ERROR_TYPE: node.error_type}

@@ -10,16 +10,7 @@ from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
 from ..core.rows import LogRow, Private
 from ..core.runs import RunStatus
-from ..core.stores import (
-    WISHES,
-    DurableStore,
-    LogBatch,
-    Reply,
-    StoredLog,
-    ThreadUpdate,
-    Watch,
-    Wish,
-)
+from ..core.stores import WISHES, DurableStore, LogBatch, Reply, StoredLog, ThreadUpdate, Watch, Wish
 from .stores import ODD, stored_run, stored_thread
 from .threads import LONG, ThreadSuite, begin, ended_run, full_batch, public, refused, step_rows, text_rows
 
