@@ -268,7 +268,8 @@ def load_runtime(
     is_list = isinstance(found, Iterable) and not isinstance(found, str)
     agents: list[Any] = list(cast("Iterable[Any]", found)) if is_list else [found]
     if not agents or not all(isinstance(agent, Agent) for agent in agents):
-        raise ConfigurationError(f"{how} {target}: it is {type(found).__name__}, not an agent or a list of agents")
+        kind = type(cast("object", found)).__name__
+        raise ConfigurationError(f"{how} {target}: it is {kind}, not an agent or a list of agents")
     return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
 
 
