@@ -17,6 +17,18 @@ class Outcome(BaseException):
 
 
 @tool
+async def closing() -> None:
+    """Raise what a closed generator raises."""
+    raise GeneratorExit("from a tool")
+
+
+@tool
+def closing_blocking() -> None:
+    """Raise what a closed generator raises."""
+    raise GeneratorExit("from a tool")
+
+
+@tool
 async def asynchronous() -> None:
     """Raise."""
     raise Outcome("from a tool")
@@ -71,6 +83,22 @@ async def test_a_tool_fails_its_call(url: str) -> None:
     result = await finish(url, agent)
     assert result.status is RunStatus.COMPLETED
     assert [m.text for m in result.messages if m.role == "tool"] == ["internal: Outcome: from a tool"] * 3
+
+
+async def test_a_tool_that_raises_generator_exit_fails_its_call() -> None:
+    tools = [closing, closing_blocking]
+    agent = Agent("a", ScriptedModel([[call(one.name) for one in tools], say("done")]), tools=tools)
+    result = await finish("memory:", agent)
+    assert result.status is RunStatus.COMPLETED
+    assert [m.text for m in result.messages if m.role == "tool"] == ["internal: GeneratorExit: from a tool"] * 2
+
+
+async def test_a_model_that_raises_generator_exit_fails_its_run() -> None:
+    def answer(request: ModelRequest) -> Any:
+        raise GeneratorExit("from a model")
+
+    result = await finish("memory:", Agent("a", ScriptedModel(answer)))
+    assert (result.status, result.error) == (RunStatus.FAILED, "GeneratorExit: from a model")
 
 
 async def test_a_model_fails_its_run(url: str) -> None:

@@ -78,3 +78,13 @@ async def wait_for_first(*works: Coroutine[Any, Any, object]) -> None:
     finally:
         for job in jobs:
             job.cancel()
+
+
+def is_closing(exc: BaseException) -> bool:
+    """True if a coroutine is closed from outside, such as at the end of the event loop; False if its own code raised."""
+    if not isinstance(exc, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is None
+    except RuntimeError:  # no event loop
+        return True

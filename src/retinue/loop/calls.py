@@ -36,6 +36,7 @@ from ..core.results import SuspendTicket, ToolCallStatus, ToolOutput, ToolResult
 from ..core.rows import Private
 from ..core.schema import isolate
 from ..core.state import Snapshot, StateCommand
+from ..core.together import is_closing
 from ..core.tools import Tool
 from .budget import deadline
 from .execution import Execution, close_children
@@ -230,7 +231,7 @@ async def _attempt(
             return outcome_of(call, returned)
         except ToolError as exc:
             error = exc
-        except (Escape, OwnershipLost, KeyboardInterrupt, GeneratorExit):
+        except (Escape, OwnershipLost, KeyboardInterrupt):
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -238,6 +239,8 @@ async def _attempt(
                 raise
             error = InternalError("the tool cancelled itself")
         except BaseException as exc:  # also SystemExit and the exceptions of test frameworks
+            if is_closing(exc):
+                raise
             error = _internal_error(call, exc)
         if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
             return failed(call, error)

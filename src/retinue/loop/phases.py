@@ -35,6 +35,7 @@ from ..core.rows import Job, LoopAction, Private
 from ..core.rules import Rules
 from ..core.schema import Codec, JsonCodec, codec_for, isolate
 from ..core.state import StateCommand
+from ..core.together import is_closing
 
 if TYPE_CHECKING:
     from ..core.hooks import HookContext
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 MAX_ACTION_ROUNDS = 16
 LOOP_ACTIONS: tuple[type, ...] = get_args(LoopAction)
 
-SIGNALS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+SIGNALS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 """Exceptions that end an asyncio task or the process. All others are errors, also those that do not derive from Exception."""
 
 _json = msgspec.json.Decoder().decode
@@ -215,7 +216,7 @@ class HookRound:
 
     def _failed(self, hook: Hook, exc: BaseException) -> None:
         """Raise HookFailed; if the hook is optional, log and emit the error instead."""
-        if isinstance(exc, (Escape, OwnershipLost, *SIGNALS)):
+        if isinstance(exc, (Escape, OwnershipLost, *SIGNALS)) or is_closing(exc):
             raise exc
         if not hook.optional:
             raise HookFailed(hook.label, self.phase, f"{type(exc).__name__}: {exc}") from exc

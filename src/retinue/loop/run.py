@@ -29,7 +29,7 @@ from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
 from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
-from ..core.together import run_together
+from ..core.together import is_closing, run_together
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
 from .execution import Execution, close_calls
@@ -340,7 +340,7 @@ async def _execute(x: Execution) -> RunResult:
     except (OwnershipLost, *SIGNALS):
         raise
     except BaseException as exc:  # also the exceptions of test frameworks
-        if x.is_over:
+        if x.is_over or is_closing(exc):
             raise
         return await _fail(x, exc)
 
