@@ -73,6 +73,19 @@ async def test_cancelling_a_child_lets_its_parent_continue() -> None:
     assert (result.status, result.response) == (RunStatus.COMPLETED, "end")
 
 
+async def test_a_run_cancelled_while_it_waits_has_a_cancelled_result() -> None:
+    @tool
+    def ask() -> Any:
+        """Ask."""
+        return ToolResult.suspended("sure?")
+
+    run = Runtime([Agent("a", ScriptedModel([call("ask")]), tools=[ask])]).stream("a", "go")
+    assert (await run.result()).status is RunStatus.SUSPENDED
+    cancelled = await run.cancel("not needed")
+    assert cancelled.status is RunStatus.CANCELLED
+    assert await run.result() == cancelled
+
+
 async def test_a_child_that_waits_is_answered_not_cancelled() -> None:
     @tool
     def ask(ctx: ToolContext) -> Any:

@@ -131,6 +131,7 @@ class Run(RunHandle[Out]):
         super().__init__(run_id, agent, home)
         self.thread_id, self._end, self._opened, self._open_log = thread_id, end, opened, open_log
         self._accepted = accepted
+        self._cancelled: RunResult[Out] | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent!r}>"
@@ -148,6 +149,8 @@ class Run(RunHandle[Out]):
 
     async def result(self) -> RunResult[Out]:
         """Wait until the run has ended or waits for a human. Cancelling this wait does not stop the run."""
+        if self._cancelled is not None:  # perhaps while it waited for a human
+            return self._cancelled
         try:
             return await asyncio.shield(self._end)
         except OwnershipLost:  # another process continues it
@@ -174,7 +177,8 @@ class Run(RunHandle[Out]):
 
         Background tasks are stopped only with `tasks`.
         """
-        return await self._home.cancel(self.run_id, reason, grace, tasks)
+        self._cancelled = await self._home.cancel(self.run_id, reason, grace, tasks)
+        return self._cancelled
 
     async def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events of the log after number `after`, until the run has ended or waits, and its tasks have ended."""
