@@ -8,7 +8,20 @@ from typing import Any, TypedDict
 import pytest
 from pydantic import BaseModel
 
-from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, StateKey, ToolOutput, tool
+from retinue import (
+    Agent,
+    Decision,
+    Plugin,
+    Registrar,
+    RunStatus,
+    Runtime,
+    StateCommand,
+    StateKey,
+    ToolOutput,
+    ToolResult,
+    tool,
+)
+from retinue.plugins import TransferTo
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 from retinue.tools import FrontEndTool
 
@@ -143,8 +156,13 @@ async def test_handoffs_that_go_round_in_circles_are_refused() -> None:
 
 
 async def test_a_handoff_to_nobody_is_refused_in_words() -> None:
-    model = ScriptedModel([call("transfer_to_ghost"), say("alone then")])
-    result = await Runtime([Agent("a", model, handoffs=["ghost"])]).run("a", "go")
+    @tool
+    async def pass_on() -> ToolOutput:
+        """Hand over."""
+        return ToolOutput.with_command(ToolResult.success("ok"), StateCommand().schedule(TransferTo("ghost")))
+
+    model = ScriptedModel([call("pass_on"), say("alone then")])
+    result = await Runtime([Agent("a", model, tools=[pass_on])]).run("a", "go")
     assert result.response == "alone then"
     assert "refused: unknown agent 'ghost'" in model.requests[1].messages[-1].text
 

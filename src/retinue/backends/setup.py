@@ -111,6 +111,8 @@ def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
 def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
     """Return an agent's own tools, those of its plugins, and the delegation tool for its sub-agents."""
     tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
+    for target in agent.handoffs:
+        resolver.resolve(target)  # raises for an unknown name, before the model is offered the handoff
     return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
