@@ -352,6 +352,7 @@ async def test_a_child_elsewhere_without_lineage_streams_to_its_sink() -> None:
     ("change", "said"),
     [
         (lambda ctx: {"resolver": ctx}, "the first argument is ctx.resolver, not ctx"),
+        (lambda ctx: {"resolver": None}, "the first argument is ctx.resolver, not None"),
         (lambda ctx: {"parent": ctx}, "write ParentContext.of(ctx)"),
         (lambda ctx: {"parent": ParentContext(parent_run_id=ctx.run.run_id)}, "parent_run_id and parent_tool_call_id"),
         (lambda ctx: {"parent": ParentContext(parent_tool_call_id="c1")}, "parent_run_id and parent_tool_call_id"),

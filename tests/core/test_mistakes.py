@@ -18,14 +18,18 @@ from retinue import (
     Limits,
     Message,
     Permissions,
+    PersistedState,
     Plugin,
     Registrar,
     Runtime,
     SetResult,
     StateCommand,
     StateKey,
+    StateStore,
     Suspend,
     ToolOutput,
+    ToolResult,
+    UnknownAgent,
     tool,
 )
 from retinue.plugins import StopAfterSteps, StopOnTool
@@ -67,6 +71,8 @@ def run(**options: Any) -> Any:
 any_agent: Any = Agent
 any_harness: Any = HarnessAgent
 any_key: Any = StateKey
+any_store: Any = StateStore
+any_result: Any = ToolResult
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "instructions first": (lambda: any_agent("a", "You are helpful", model()), "model is 'provider:model', such as"),
@@ -178,6 +184,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "script of None": (lambda: ScriptedModel([None]), "has None: use say, call, think or fail"),  # pyright: ignore[reportArgumentType]
     "script as text": (lambda: ScriptedModel("hi"), "script is a list, even of one"),  # pyright: ignore[reportArgumentType]
     "output as a number": (lambda: any_agent("a", model(), output=3), "output is a type, such as int, .* not 3"),
+    "commit of a dict": (
+        lambda: any_store().commit({}),
+        r"updates are a MutationBatch, not {}: MutationBatch\(\).update\(key, value\)",
+    ),
+    "extend by a dict": (lambda: StateCommand().extend({}), "updates are a MutationBatch, not {}"),  # pyright: ignore[reportArgumentType]
+    "install of a class": (lambda: any_store().install(P), r"is not a plugin object: write P\(\)"),
+    "restore of a dict": (lambda: any_store().restore_persisted({}), "takes a PersistedState, not {}"),
+    "state read by name": (lambda: any_store().snapshot()["k"], "with StateKey objects, not 'k'"),
+    "state as a list": (lambda: PersistedState.of([]), r"with StateKey objects, not \[\]"),  # pyright: ignore[reportArgumentType]
+    "update as a number": (lambda: ToolOutput("x", update=3), "with StateKey objects, not 3"),  # pyright: ignore[reportArgumentType]
+    "limit that is no number": (lambda: Limits(seconds=float("nan")), "must be at least 0, got nan: give a number"),
     "key by name": (lambda: Registrar(P()).key("k"), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
 }
 
@@ -199,6 +216,34 @@ async def test_a_run_is_not_awaited() -> None:
 def test_a_stream_needs_a_loop() -> None:
     with pytest.raises(ConfigurationError, match=r"or write runtime.stream_sync\(…\)"):
         run()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: any_result.error(ValueError("x")), r"the message is text, not ValueError: write str\(…\)"),
+        (lambda: any_result.suspended(None), "the message is text, not NoneType"),
+        (lambda: any_result.suspended("ok?", ticket="t1"), "the ticket is a SuspendTicket, not str"),
+    ],
+)
+def test_a_result_of_wrong_types_is_refused_where_it_is_made(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        make()
+
+
+async def test_a_decision_on_a_tuple_says_how_a_path_is_written() -> None:
+    runtime = Runtime([Agent("a", model())])
+    result = await runtime.run("a", "hi")
+    decisions: Any = {("c1", "c2"): Decision.approve()}
+    with pytest.raises(DecisionRefused, match=r'is for a call id, a ticket id or "/".join\(path\), not for'):
+        await runtime.resume(result.run_id, decisions)
+
+
+@pytest.mark.parametrize("option", ["subagents", "handoffs"])
+async def test_an_agent_that_nobody_has_is_named_before_the_run(option: str) -> None:
+    runtime = Runtime([any_agent("a", model(), **{option: ["ghost"]})])
+    with pytest.raises(UnknownAgent, match="unknown agent 'ghost'; known: a"):
+        await runtime.run("a", "hi")
 
 
 async def test_decisions_without_a_call() -> None:

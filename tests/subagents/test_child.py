@@ -294,7 +294,7 @@ async def test_checked_raises_with_the_result() -> None:
 
     await delegating(delegate).run("parent", "go")
     assert caught[0].result.status is RunStatus.FAILED
-    assert str(caught[0]) == "child agent did not complete: failed"
+    assert str(caught[0]) == "child agent did not complete: failed: OSError: gone"
 
 
 async def test_the_childs_input_is_fresh_and_lineage_goes_down() -> None:

@@ -101,6 +101,8 @@ async def test_unknown_modes_are_named() -> None:
     known = "updates, messages, values, custom, tasks, checkpoints, debug"
     with pytest.raises(ValueError, match=f"stream modes are {known}; got events"):
         await parts(["updates", "events"])
+    with pytest.raises(ValueError, match=f"stream modes are {known}; got none"):
+        await parts(None)  # pyright: ignore[reportArgumentType]
 
 
 async def test_values_of_a_continued_thread_hold_its_history() -> None:

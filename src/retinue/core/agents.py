@@ -15,7 +15,7 @@ from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
-from .plugins import Plugin
+from .plugins import Plugin, check_plugin
 from .runs import DEFAULT_LIMITS, Limits, Out, check_limits
 from .schema import ArgumentCheck, OutputFormat
 from .tools import AgentTool, TaskTool, Tool, ToolDescriptor, TransferTool, check_queue, descriptor_of
@@ -158,9 +158,7 @@ class Agent(Generic[Out]):
         object.__setattr__(self, "tools", tools)
         plugins = as_tuple(self.plugins, owner, "plugins")
         for plugin in plugins:
-            if not isinstance(plugin, Plugin):
-                hint = f"write {plugin.__name__}()" if isinstance(plugin, type) else "subclass Plugin"
-                raise ConfigurationError(f"{owner}: {plugin!r} is not a plugin object: {hint}")
+            check_plugin(plugin, owner)
         names = [plugin.name for plugin in plugins]
         for name in names:
             if names.count(name) > 1:

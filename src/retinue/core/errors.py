@@ -9,15 +9,13 @@
     ├── ToolError                 ends one tool call; the run continues
     │   ├── InvalidArguments, ExecutionFailed, Denied, NotFound
     │   └── InternalError, ToolTimeout, ToolCancelled
-    ├── HookFailed, RunawayActions
+    ├── HookFailed, RunawayActions, ChildAgentError, DecisionRefused, RecordUnwritable, RecordUnreadable
     ├── ExecutionBackendError     a child run could not be set up or dispatched
     │   └── LimitReached          also a ToolError
-    ├── ChildAgentError, DecisionRefused
     ├── StoreError                stored runs cannot be read or written
     │   └── OwnershipLost, LogUnreadable, TaskStoreError
     ├── EngineError               the engine cannot be reached, or refused a request
     ├── ServerError               the server of a Client refused a request or cannot be reached
-    ├── RecordUnwritable, RecordUnreadable
     ├── ModelError                the model could not answer
     │   ├── ModelAccessDenied, ModelNotFound, ModelRefused
     │   ├── ModelRequestInvalid
@@ -316,7 +314,9 @@ class ChildAgentError(_FieldError):
     """A child that had to complete did not; `result` says how it ended."""
 
     result: Any
-    template = "child agent did not complete: {result.status}"
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, ("child agent did not complete", self.result.status, self.result.error)))
 
 
 class DecisionRefused(RetinueError):

@@ -143,3 +143,10 @@ class Plugin:
 
     def register(self, r: Registrar) -> None:
         """Say what the plugin has. It is called when an agent is set up for its runs, perhaps more than once."""
+
+
+def check_plugin(given: Any, owner: str) -> None:
+    """Raise ConfigurationError for what is not a plugin."""
+    if not isinstance(given, Plugin):
+        hint = f"write {given.__name__}()" if isinstance(given, type) else "subclass Plugin"
+        raise ConfigurationError(f"{owner}: {given!r} is not a plugin object: {hint}")

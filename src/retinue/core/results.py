@@ -15,7 +15,7 @@ from .content import to_json_text, to_json_value
 from .errors import InternalError
 from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema
-from .state import StateCommand, StateKey, as_key
+from .state import StateCommand, StateKey, as_key, key_items
 
 
 class ToolCallStatus(StrEnum):
@@ -137,6 +137,7 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     @classmethod
     def error(cls, message: str, code: str | None = None) -> ToolResult:
         """It failed in a way the model should read and react to; state returned with it is still committed."""
+        _check_message(message, "error")
         if code is None:
             return cls(status=ToolStatus.ERROR, message=message)
         detail = {"error": {"code": code, "message": message}}
@@ -145,6 +146,10 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     @classmethod
     def suspended(cls, message: str, ticket: SuspendTicket | None = None) -> ToolResult:
         """It waits for a human."""
+        _check_message(message, "suspended")
+        given: Any = ticket
+        if given is not None and not isinstance(given, SuspendTicket):
+            raise TypeError(f"ToolResult.suspended: the ticket is a SuspendTicket, not {type(given).__name__}")
         return cls(status=ToolStatus.PENDING, message=message, suspension=ticket)
 
     def with_ticket(self, ticket: SuspendTicket) -> ToolResult:
@@ -180,6 +185,11 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
         return data if type(data) is str else to_json_text(data)
 
 
+def _check_message(given: Any, method: str) -> None:
+    if not isinstance(given, str):
+        raise TypeError(f"ToolResult.{method}: the message is text, not {type(given).__name__}: write str(…)")
+
+
 class ToolOutput:
     """A result together with the state changes to commit with it."""
 
@@ -190,7 +200,7 @@ class ToolOutput:
         self.result: ToolResult = given if isinstance(given, ToolResult) else ToolResult(data=given)
         self.command = StateCommand()
         if update:
-            self.command.patch.updates.extend([(as_key(key), value) for key, value in update.items()])
+            self.command.patch.updates.extend([(as_key(key), value) for key, value in key_items(update)])
 
     @classmethod
     def with_command(cls, result: ToolResult, command: StateCommand) -> ToolOutput:

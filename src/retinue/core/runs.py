@@ -190,7 +190,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             allowed = (int, float) if name in ("cost", "seconds") else int
             if value is None and name not in ("depth", "children", "parallel"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, allowed) or value < least:
+            if isinstance(value, bool) or not isinstance(value, allowed) or not value >= least:
                 kind = "number" if isinstance(allowed, tuple) else "whole number"
                 raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r}: give a {kind}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from enum import StrEnum
 from reprlib import repr as short_repr
 from types import UnionType
@@ -178,8 +178,29 @@ class StateKey(Generic[V, U]):
 def as_key(key: Any) -> StateKey[Any, Any]:
     """Return a key as it is; its name alone is not enough."""
     if not isinstance(key, StateKey):
-        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {short_repr(key)}")
+        raise _not_state(key)
     return cast("StateKey[Any, Any]", key)
+
+
+def key_items(values: Any) -> ItemsView[Any, Any]:
+    """Return the items of what a caller gave as `{key: value}`."""
+    if not isinstance(values, Mapping):
+        raise _not_state(values)
+    return cast("Mapping[Any, Any]", values).items()
+
+
+def _not_state(given: Any) -> ConfigurationError:
+    return ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {short_repr(given)}")
+
+
+def as_batch(batch: Any) -> MutationBatch:
+    """Return the updates that a caller gave as a MutationBatch or a StateCommand."""
+    patch = batch.patch if isinstance(batch, StateCommand) else batch
+    if not isinstance(patch, MutationBatch):
+        raise ConfigurationError(
+            f"updates are a MutationBatch, not {short_repr(batch)}: MutationBatch().update(key, value)"
+        )
+    return patch
 
 
 class MutationBatch(Struct, eq=False):
@@ -194,6 +215,7 @@ class MutationBatch(Struct, eq=False):
 
     def extend(self, other: MutationBatch) -> MutationBatch:
         """Append another batch; StateError if both name a base revision and they differ."""
+        other = as_batch(other)
         if other.base_revision is not None:
             if self.base_revision not in (None, other.base_revision):
                 raise StateError(
@@ -223,12 +245,11 @@ class StateCommand(Struct, eq=False):
         return self
 
     def extend(self, batch: MutationBatch | StateCommand) -> StateCommand:
+        self.patch.extend(as_batch(batch))
         if isinstance(batch, StateCommand):
             self.actions.extend(batch.actions)
             self.effects.extend(batch.effects)
             self.events.extend(batch.events)
-            batch = batch.patch
-        self.patch.extend(batch)
         return self
 
     def schedule(self, action: Any) -> StateCommand:
@@ -275,7 +296,11 @@ class Snapshot(Struct, frozen=True, eq=False):
         return self._values
 
     def _registered(self, key: StateKey[V, Any]) -> StateKey[V, Any]:
-        registered = self._keys.get(key.name)
+        try:
+            registered = self._keys.get(key.name)
+        except AttributeError:
+            as_key(key)
+            raise
         if registered is None:
             raise UnknownKey(key.name)
         return registered
@@ -293,7 +318,7 @@ class PersistedState(Struct, gc=False):
     @classmethod
     def of(cls, values: Mapping[StateKey[Any, Any], Any]) -> PersistedState:
         """Encode values by their keys, persistent or not."""
-        return cls(extensions={as_key(key).name: key.encode(value) for key, value in values.items()})
+        return cls(extensions={as_key(key).name: key.encode(value) for key, value in key_items(values)})
 
     @overload
     def __getitem__(self, key: StateKey[V, Any]) -> V: ...
@@ -340,12 +365,10 @@ def as_persisted(seed: Seed | None) -> PersistedState:
     if seed is None:
         return PersistedState()
     given: Any = seed
-    if not isinstance(given, PersistedState | Mapping):
-        raise ConfigurationError(f"state is given as {{key: value}} with StateKey objects, not {short_repr(given)}")
-    if not isinstance(seed, PersistedState):
-        return PersistedState.of(seed)
+    if not isinstance(given, PersistedState):
+        return PersistedState.of(given)
     try:
-        checked = {name: to_json_value(value, exact=True) for name, value in seed.extensions.items()}
-        return PersistedState(seed.revision, checked)
+        checked = {name: to_json_value(value, exact=True) for name, value in given.extensions.items()}
+        return PersistedState(given.revision, checked)
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(f"the state cannot be used: {exc}") from None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from reprlib import repr as short_repr
 from threading import RLock
 from typing import Any
 
 from msgspec import Struct
 
 from .errors import (
+    ConfigurationError,
     KeyAlreadyRegistered,
     KeyEncodeError,
     PluginAlreadyInstalled,
@@ -19,7 +21,7 @@ from .errors import (
     UnknownKey,
 )
 from .hooks import Registrar, registered
-from .plugins import Plugin
+from .plugins import Plugin, check_plugin
 from .schema import isolate
 from .state import (
     MutationBatch,
@@ -30,6 +32,7 @@ from .state import (
     StateCommand,
     StateKey,
     UnknownKeyPolicy,
+    as_batch,
     as_persisted,
 )
 
@@ -79,6 +82,7 @@ class StateStore:
 
     def install(self, plugin: Plugin) -> Registrar:
         """Register a plugin's keys, all or none; return all that it registered."""
+        check_plugin(plugin, "StateStore.install")
         registrar = registered(plugin)
         with self._lock:
             if plugin.name in self._plugins:
@@ -130,7 +134,7 @@ class StateStore:
 
         With `as_json`, every value must have a JSON form that is read back as it is.
         """
-        patch = _patch(batch)
+        patch = as_batch(batch)
         with self._lock:
             previous = self.revision
             if patch.base_revision is not None and patch.base_revision != previous:
@@ -157,7 +161,7 @@ class StateStore:
     def preview(self, batch: MutationBatch | StateCommand) -> Snapshot:
         """Return the snapshot there would be after a commit; raise what the commit would raise."""
         with self._lock:
-            return Snapshot(self._keys, self._reduced(_patch(batch))[0], self.revision)
+            return Snapshot(self._keys, self._reduced(as_batch(batch))[0], self.revision)
 
     check = preview
 
@@ -226,6 +230,9 @@ class StateStore:
         self, persisted: PersistedState, policy: UnknownKeyPolicy | str = UnknownKeyPolicy.ERROR
     ) -> None:
         """Replace everything with an exported state, revision included."""
+        given: Any = persisted
+        if not isinstance(given, PersistedState):
+            raise ConfigurationError(f"restore_persisted takes a PersistedState, not {short_repr(given)}")
         with self._lock:
             self._values = self._decoded(persisted, policy)
             self.revision = persisted.revision
@@ -253,10 +260,6 @@ class StateStore:
                 hook(commit)
             except Exception:
                 _log.exception("a commit hook failed at revision %d; the commit stands", commit.revision)
-
-
-def _patch(batch: MutationBatch | StateCommand) -> MutationBatch:
-    return batch.patch if isinstance(batch, StateCommand) else batch
 
 
 def _reduce(key: StateKey[Any, Any], values: dict[str, Any], update: Any) -> Any:

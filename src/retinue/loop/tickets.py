@@ -106,6 +106,9 @@ def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
     if not given:
         raise DecisionRefused("no decision was given")
     for target, decision in given.items():
+        if not isinstance(target, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            asked = 'a call id, a ticket id or "/".join(path)'
+            raise DecisionRefused(f"a decision is for {asked}, not for {shown(target)}")
         if not isinstance(decision, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DecisionRefused(f"the decision on {target!r} is {shown(decision)}: write Decision.{_METHODS}")
     try:

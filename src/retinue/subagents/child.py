@@ -166,6 +166,8 @@ def _check(resolver: Any, agent: object, parent: Any, sink: Any, cancellation: A
     problem = None
     if isinstance(resolver, ToolContext):
         problem = "the first argument is ctx.resolver, not ctx; or write ctx.run_child(agent, input)"
+    elif not hasattr(resolver, "resolve"):
+        problem = f"the first argument is ctx.resolver, not {resolver!r:.80}"
     elif not isinstance(parent, ParentContext):
         problem = f"parent is a ParentContext, not {type(parent).__name__}: write ParentContext.of(ctx)"
     elif (parent.parent_run_id is None) is not (parent.parent_tool_call_id is None):
@@ -174,7 +176,7 @@ def _check(resolver: Any, agent: object, parent: Any, sink: Any, cancellation: A
         problem = "sink is a function of one event, which is not async"
     elif cancellation is not None and not isinstance(cancellation, CancellationToken):
         problem = f"cancellation is a CancellationToken, such as ctx.cancellation, not {cancellation!r:.80}"
-    elif timeout is not None and (not isinstance(timeout, int | float) or timeout < 0):
+    elif timeout is not None and (not isinstance(timeout, int | float) or not timeout >= 0):  # also not NaN
         problem = f"timeout is a number of seconds, not {timeout!r}"
     if problem is not None:
         raise ExecutionBackendError(_name(agent), problem)

@@ -35,7 +35,7 @@ class PartsProjection:
     """Call it with each event of a log, in order; it returns the parts of that event."""
 
     def __init__(self, modes: Mode | Iterable[Mode] = ("updates",)) -> None:
-        wanted = (modes,) if isinstance(modes, str) else tuple(modes)
+        wanted = (modes,) if isinstance(modes, str) else tuple(modes or ())
         unknown = [mode for mode in wanted if mode not in MODES]
         if unknown or not wanted:
             raise ValueError(f"stream modes are {', '.join(MODES)}; got {', '.join(map(str, unknown)) or 'none'}")
