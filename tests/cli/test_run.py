@@ -105,13 +105,13 @@ def test_agents_md_is_in_the_instructions(cli: Cli, folder: Path) -> None:
     (folder / "AGENTS.md").write_text("\ufeffAlways answer in verse.", encoding="utf-8")
     out = cli("run", "q", "--workspace", str(folder), "--model", "test:echo").out
     assert "works on the files of one folder" in out
-    assert "# AGENTS.md of the workspace\n\nAlways answer in verse." in out
+    assert '<file path="AGENTS.md">\nAlways answer in verse.\n</file>' in out
 
 
 def test_a_long_agents_md_is_cut_where_it_shows(cli: Cli, folder: Path) -> None:
-    (folder / "AGENTS.md").write_text("é" * 20_000, encoding="utf-8")
+    (folder / "AGENTS.md").write_text("é" * 40_000, encoding="utf-8")
     out = cli("run", "q", "--workspace", str(folder), "--model", "test:echo").out
-    assert "é\n[8,000 more bytes left out]" in out
+    assert "é\n[8,000 more characters do not fit: read AGENTS.md with read_file]" in out
 
 
 def test_an_unreadable_agents_md_stops_at_once(cli: Cli, folder: Path) -> None:

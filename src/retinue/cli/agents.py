@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import inspect
 import os
 import shutil
@@ -42,8 +41,6 @@ NAME = "assistant"
 DEFAULT_MODEL = "offline:rules"
 MODEL_VARIABLE = "RETINUE_MODEL"
 MAX_STEPS = 16
-MAX_BYTES = 32_000
-"""Bytes of AGENTS.md that go to the model, with every request."""
 
 _INSTRUCTIONS = (
     "You are an assistant that works on the files of one folder, the workspace, with the tools you have. "
@@ -70,11 +67,17 @@ def make_assistant(
     """
     check_folder(workspace)
     filesystem = LocalFilesystem(workspace)
-    own = _read_agents_file(filesystem)
+    try:
+        if filesystem.exists(AGENTS_FILE):
+            filesystem.read(AGENTS_FILE).decode()
+    except (FilesystemError, OSError) as exc:
+        raise ConfigurationError(f"cannot read {AGENTS_FILE} of the workspace: {exc}: correct or remove it") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"{AGENTS_FILE} of the workspace is not UTF-8 text: save it as UTF-8") from exc
     return HarnessAgent(
         NAME,
         model,
-        f"{_INSTRUCTIONS}\n\n# {AGENTS_FILE} of the workspace\n\n{own}" if own else _INSTRUCTIONS,
+        _INSTRUCTIONS,
         plugins=() if consent is None else (consent,),
         max_steps=max_steps or MAX_STEPS,
         workspace=workspace,
@@ -82,7 +85,6 @@ def make_assistant(
         subagents=subagents,
         task_repository=SqlTaskRepository(store) if isinstance(store, SqlStore) else None,
         disable_shell=not shell,
-        tells_agents_file=False,
     )
 
 
@@ -128,22 +130,6 @@ def check_folder(path: str, how: str = "with --workspace") -> None:
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ConfigurationError(f"cannot work in {path!r}: {reason}: give another folder {how}") from exc
-
-
-def _read_agents_file(filesystem: LocalFilesystem) -> str:
-    """Return the text of AGENTS.md, "" where there is none; longer than the limit it is cut, and says so."""
-    try:
-        if not filesystem.exists(AGENTS_FILE):
-            return ""
-        with filesystem.open(AGENTS_FILE) as stream:
-            data = stream.read(MAX_BYTES)
-            left = os.fstat(stream.fileno()).st_size - len(data)
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=left <= 0)
-    except (FilesystemError, OSError) as exc:
-        raise ConfigurationError(f"cannot read {AGENTS_FILE} of the workspace: {exc}: correct or remove it") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{AGENTS_FILE} of the workspace is not UTF-8 text: save it as UTF-8") from exc
-    return f"{text}\n[{count(left, 'more byte')} left out]" if left > 0 else text
 
 
 def read_catalog(harness: HarnessAgent) -> Catalog:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
 from ..runtime.worker import Worker
 from ..storage.depths import QueueDepth, explain_depths, read_depths
@@ -86,19 +85,11 @@ async def show_queues(args: argparse.Namespace) -> int:
     for worker in workers:
         state = f"{worker.busy} of {worker.slots} slots" if worker.is_alive else "gone"
         print(f"worker {worker.owner}: {state}; {', '.join(worker.queues)}; {', '.join(worker.agents)}")
-    for schedule in schedules:
-        print(f"schedule {schedule.id}: {_about(schedule)}")
+    for one in schedules:
+        at = datetime.fromtimestamp(one.next_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        why = f"; {count(one.skipped, 'time')} left out, as run {one.last_run} had not ended" if one.skipped else ""
+        print(f"schedule {one.id}: {one.agent} in {one.queue} at {at}{why}")
     return COMPLETED
-
-
-def _about(schedule: Schedule) -> str:
-    """Say what a schedule starts next, and why it has started nothing for a while."""
-    at = datetime.fromtimestamp(schedule.next_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    said = f"{schedule.agent} in {schedule.queue} at {at}"
-    if schedule.skipped:
-        times = count(schedule.skipped, "time")
-        said += f"; {times} left out, as run {schedule.last_run} had not ended"
-    return said
 
 
 @asynccontextmanager

@@ -343,8 +343,16 @@ def describe(parameters: list[Parameter], open_ended: bool, owner: str) -> tuple
         if schema is None:
             codec = codecs[parameter.name] = codec_for(parameter.type)
             schema = _rich_schema(codec, definitions, f"{owner}: parameter {parameter.name!r}")
-        properties[parameter.name] = _annotated(schema, parameter)
-    whole = _object(properties, parameters, open_ended)
+        properties[parameter.name] = schema = schema.copy()
+        if parameter.description:
+            schema["description"] = parameter.description
+        if parameter.default is not _EMPTY and isinstance(parameter.default, _JSON_ATOMS):
+            schema["default"] = parameter.default
+    whole: dict[str, Any] = {"type": "object", "properties": properties}
+    if required := [parameter.name for parameter in parameters if parameter.default is _EMPTY]:
+        whole["required"] = required
+    if not open_ended:
+        whole["additionalProperties"] = False
     if definitions:
         whole["$defs"] = definitions
     return whole, _decoder(codecs) if codecs else None
@@ -374,25 +382,6 @@ def _decoder(codecs: dict[str, Codec]) -> Decoder:
         return made
 
     return decode
-
-
-def _object(properties: dict[str, Any], parameters: list[Parameter], open_ended: bool) -> dict[str, Any]:
-    required = [parameter.name for parameter in parameters if parameter.default is _EMPTY]
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
-        schema["required"] = required
-    if not open_ended:
-        schema["additionalProperties"] = False
-    return schema
-
-
-def _annotated(schema: dict[str, Any], parameter: Parameter) -> dict[str, Any]:
-    schema = schema.copy()
-    if parameter.description:
-        schema["description"] = parameter.description
-    if parameter.default is not _EMPTY and isinstance(parameter.default, _JSON_ATOMS):
-        schema["default"] = parameter.default
-    return schema
 
 
 def _plain_schema(kind: Any) -> dict[str, Any] | None:

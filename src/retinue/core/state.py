@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, ItemsView, Iterator, Mapping
 from enum import StrEnum
 from reprlib import repr as short_repr
@@ -31,14 +32,6 @@ class UnknownKeyPolicy(StrEnum):
 
     ERROR = "error"
     SKIP = "skip"
-
-
-def class_of(kind: Any) -> type | None:
-    """Return the class of the values of a type, such as `list` for `list[int]`, or None."""
-    plain = get_origin(kind) or kind
-    if not isinstance(plain, type) or plain in (object, UnionType) or is_typeddict(plain):
-        return None
-    return plain
 
 
 class KeyOptions(TypedDict, total=False):
@@ -117,7 +110,10 @@ class StateKey(Generic[V, U]):
         self._default, self.sure = default, sure
         self._codec = codec_for(type)
         self._update_codec = self._codec if update is None else codec_for(update)
-        self._class = class_of(type)
+        plain = get_origin(type) or type
+        has_class = isinstance(plain, builtins.type) and plain not in (object, UnionType) and not is_typeddict(plain)
+        self._class: Any = plain if has_class else None
+        """The class of the values, such as `list` for `list[int]`, if the type has one."""
         self.plain: Any = type if reduce is None and type in _PLAIN else None
         """The type of updates that are the value as they are: nothing to copy, check or encode."""
 

@@ -166,7 +166,7 @@ class ResponsesDecoder:
                 self._refused = True
                 return (TextChunk(str(event.delta)),)
             case "response.output_item.added":
-                return self._item_started(event.output_index, event.item or _Item())
+                return self._call(event.output_index, event.item or _Item())
             case "response.output_item.done":
                 return self._item_finished(event.output_index, event.item or _Item())
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -180,7 +180,7 @@ class ResponsesDecoder:
     def end(self) -> TurnEnd | None:
         return None if self._stop is None else TurnEnd("refusal" if self._refused else self._stop, self._usage)
 
-    def _item_started(self, index: int, item: _Item) -> Sequence[ModelChunk]:
+    def _call(self, index: int, item: _Item) -> Sequence[ModelChunk]:
         if item.type != "function_call":
             return ()
         self._calls[index] = item.arguments or ""
@@ -189,12 +189,8 @@ class ResponsesDecoder:
     def _item_finished(self, index: int, item: _Item) -> Sequence[ModelChunk]:
         if item.type == "reasoning" and item.encrypted_content:
             return (ReasoningChunk("", f"{SIGNED}{item.id}:{item.encrypted_content}"),)
-        if item.type == "function_call" and not self._calls.get(index):
-            known = index in self._calls
-            self._calls[index] = item.arguments or ""
-            if not known or item.arguments:
-                return (CallChunk(index, item.call_id, item.name, item.arguments or ""),)
-        return ()
+        is_told = index in self._calls and (self._calls[index] or not item.arguments)
+        return () if is_told else self._call(index, item)
 
     def _finish(self, kind: str, response: _Response) -> None:
         self.done = True

@@ -35,7 +35,9 @@ class Compaction(Plugin):
     async def _compact(self, ctx: HookContext) -> StateCommand | None:
         assert ctx.request is not None
         tokens = sum(map(estimate_tokens, ctx.request.messages))
-        end = self._boundary(ctx.messages)
+        end = max(0, len(ctx.messages) - self.keep)
+        while end > 0 and ctx.messages[end].role is Role.TOOL:  # never between a call and its result
+            end -= 1
         if tokens <= self.max_tokens or end <= ctx.compacted:
             return None
         made = self._summarise(ctx.messages[:end])
@@ -48,13 +50,6 @@ class Compaction(Plugin):
             "summary": summary,
         }
         return StateCommand().schedule(UseSummary(end, summary)).event(report)
-
-    def _boundary(self, messages: Sequence[Message]) -> int:
-        """Return the start of the kept part: never between a call and its result."""
-        end = max(0, len(messages) - self.keep)
-        while end > 0 and messages[end].role is Role.TOOL:
-            end -= 1
-        return end
 
 
 def quote_beginnings(messages: Sequence[Message]) -> str:

@@ -41,7 +41,9 @@ class FrontMatter:
         except BadFile:
             if not lenient:
                 raise
-            self.fields, self.lines = _read(_quoted(yaml))
+            # Claude Code does not quote plain values with `: ` in them.
+            quoted = _PLAIN_FIELD.sub(lambda found: f"{found[1]}'{found[2].replace(chr(39), chr(39) * 2)}'", yaml)
+            self.fields, self.lines = _read(quoted)
 
     def fault(self, field: str, message: str, *, warning: bool = False) -> None:
         """Note what is wrong with a field, or with one inside it, such as `workspace.mode`."""
@@ -126,11 +128,6 @@ def _split(text: str) -> tuple[str, str]:
         if line.rstrip() in ("---", "..."):
             return "\n".join(lines[1:number]), "\n".join(lines[number + 1 :]).strip()
     raise BadFile("its front matter is not closed: end it with a line ---", 1)
-
-
-def _quoted(yaml: str) -> str:
-    """Quote the plain values of fields. Claude Code does not quote values with `: ` in them."""
-    return _PLAIN_FIELD.sub(lambda found: f"{found[1]}'{found[2].replace(chr(39), chr(39) * 2)}'", yaml)
 
 
 def _read(yaml: str) -> tuple[dict[str, Any], dict[str, int]]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from ..core.context import ToolContext
 from ..core.state import StateKey
 
-_LABEL = re.compile(r"\w[\w .-]{0,63}")
+LABEL = re.compile(r"\w[\w .-]{0,63}")
 
 
 class Spawned(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -52,11 +52,6 @@ SPAWNED: StateKey[dict[str, Spawned], Spawned] = StateKey(
 def spawned_of(ctx: ToolContext) -> dict[str, Spawned]:
     """Return the sub-agents that the user of this call has spawned in this session, by key."""
     return {key: spawned for key, spawned in ctx.state(SPAWNED).items() if spawned.user_id == ctx.run.user_id}
-
-
-def label_problem(label: str) -> str | None:
-    problem = "a label is up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
-    return None if _LABEL.fullmatch(label) else problem
 
 
 class Labels:

@@ -19,7 +19,7 @@ from ..core.state import StateKey
 from ..core.tools import Tool, text_beside_data
 from ..tasks.task import TaskRecord, TaskStatus
 from .catalog import Catalog, Entry
-from .spawned import SPAWNED, Labels, Spawned, label_problem, spawned_of
+from .spawned import LABEL, SPAWNED, Labels, Spawned, spawned_of
 from .task_tools import ANNOUNCED, error_answer
 from .work import ChildJob, Workers, stable_id
 
@@ -148,8 +148,9 @@ class AgentTools:
         return ToolOutput(f"agent_key: {found.agent_key}\nstatus: closed", {SPAWNED: gone})
 
     def _label_refusal(self, label: str, ctx: ToolContext) -> str | None:
-        if problem := label_problem(label):
-            return f"Invalid label: {problem}"
+        if not LABEL.fullmatch(label):
+            rule = "up to 64 letters, digits, spaces, '_', '-' or '.', and begins with a letter or digit"
+            return f"Invalid label: a label is {rule}"
         taken = any((spawned.label or "").casefold() == label.casefold() for spawned in spawned_of(ctx).values())
         return f"Label already in use: {label}" if taken or not self.labels.claim(label, ctx) else None
 

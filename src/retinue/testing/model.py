@@ -26,6 +26,8 @@ class Say(Struct, frozen=True):
 
 
 class Think(Struct, frozen=True):
+    """Reasoning before the answer."""
+
     text: str
 
 
@@ -36,6 +38,8 @@ class Call(Struct, frozen=True):
 
 
 class Fail(Struct, frozen=True):
+    """The model fails here, after the parts before in its turn."""
+
     error: BaseException
 
 
@@ -56,20 +60,13 @@ def say(
     return Say(pieces, usage, stop_reason)
 
 
-def think(text: str) -> Piece:
-    """Reasoning before the answer."""
-    return Think(text)
-
-
 def call(name: str, args: dict[str, Any] | str | None = None, id: str | None = None) -> Piece:
     """A tool call; arguments given as text are sent unchanged, valid or not."""
     arguments = args if isinstance(args, str) else msgspec.json.encode(args or {}).decode()
     return Call(name, arguments, id)
 
 
-def fail(error: BaseException) -> Piece:
-    """The model fails here, after the parts before in its turn."""
-    return Fail(error)
+think, fail = Think, Fail
 
 
 def _find_wrong(turn: Any) -> str | None:

@@ -232,7 +232,7 @@ async def _stop(started: _Started, output: _Output) -> None:
     A sandbox is killed as a whole when its command ends. The kernel does that after the command has gone, so this waits
     until the sandbox is empty.
     """
-    group, now = started.transport.get_pid(), asyncio.get_running_loop().time
+    group, now, command = started.transport.get_pid(), asyncio.get_running_loop().time, started.command
     for how in (signal.SIGTERM, signal.SIGKILL):
         end = now() + PATIENCE
         there = _reaches(group, how)
@@ -248,15 +248,10 @@ async def _stop(started: _Started, output: _Output) -> None:
         async with asyncio.timeout(PATIENCE):
             await output.closed.wait()
     started.transport.close()
-    if started.command.cleanup:
-        await in_thread(_clean_up, {"command": started.command})
-
-
-def _clean_up(command: Command) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            command.cleanup, env=dict(command.environment), capture_output=True, timeout=LONGEST_SETUP, check=False
-        )
+    if command.cleanup:
+        options = {"env": dict(command.environment), "capture_output": True, "timeout": LONGEST_SETUP}
+        with suppress(OSError, subprocess.TimeoutExpired):
+            await in_thread(subprocess.run, {"args": command.cleanup, **options})
 
 
 def _reaches(group: int, number: int) -> bool:
