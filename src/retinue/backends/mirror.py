@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -76,17 +75,11 @@ class Heard:
         self._sink(replace(event, seq=self._seq, run_id=self._identity.run_id, agent=self._identity.agent))
 
 
-class RestReader(Protocol):
-    """A backend that can read a log after the end of its run."""
-
-    def follow_rest(self, request: RunRequest) -> Coroutine[Any, Any, None]:
-        """Give `emit_remote` the events after `seen` until the log there has ended. When the token is set, have the
-        background tasks there stopped. Raises ConnectionError if the server is away for too long."""
-        ...
-
-
 def has_rest(backend: Backend, result: RunResult) -> bool:
-    """Return whether an ended run has open background tasks elsewhere that can be followed."""
+    """Return whether an ended run has open background tasks elsewhere that can be followed: its backend has `follow_rest`.
+
+    That gives `emit_remote` the events after `seen` until the log there has ended. When the token is set, it has the
+    background tasks there stopped. It raises ConnectionError if the server is away for too long."""
     remote: Any = result.state.extensions.get(REMOTE_KEY)
     is_open = result.status.is_terminal and isinstance(remote, dict) and cast("Any", remote).get("open") is True
     return is_open and hasattr(backend, "follow_rest")
@@ -96,7 +89,8 @@ class Rest:
     """Copies the rest of a run's log elsewhere."""
 
     def __init__(self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int) -> None:
-        self._backend, self._local, self._log, self._run, self._seen = backend, local, log, run, seen
+        self._backend: Any = backend
+        self._local, self._log, self._run, self._seen = local, log, run, seen
         self._token, self._key = CancellationToken(), f"rest of {run.run_id}"
         self._task: asyncio.Task[None] | None = None
 
@@ -129,7 +123,7 @@ class Rest:
 
     async def _follow(self, request: RunRequest) -> None:
         try:
-            await cast("RestReader", self._backend).follow_rest(request)
+            await self._backend.follow_rest(request)
         except Exception as exc:
             shown = None if isinstance(exc, ConnectionError | ExecutionBackendError) else exc
             problem = "run %s: the background tasks that it left elsewhere are given up: %s"

@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from ..core.messages import Visibility
 from ..core.runs import unique
-from ..core.stores import RunRecord, ThreadRecord
+from ..core.stores import ThreadRecord
 from ..wire.resources import CreateThread, iso, message_json, page_json
 from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
+from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoints, Page
 from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
 from .service import Service, check_chosen
@@ -60,26 +61,14 @@ async def list_threads(call: Call) -> Any:
 async def _thread_json(service: Service, thread_id: str, user_id: str | None, used_at: float | None) -> dict[str, Any]:
     """Return a thread with its newest run, and the numbers of its children and open questions."""
     newest = await service.runtime.store.list_runs(thread_id, limit=1)
-    shown: dict[str, Any] = {
+    tree = await tree_of(service, newest[0]) if newest else SnapshotTree()
+    return {
         "thread_id": thread_id,
         "user_id": user_id,
         "used_at": iso(used_at),
-        "run": None,
-        "status": "idle",
-        "title": "",
-        "children": 0,
-        "questions": 0,
-    }
-    return shown | (await _newest_json(service, newest[0]) if newest else {})
-
-
-async def _newest_json(service: Service, record: RunRecord) -> dict[str, Any]:
-    tree = await tree_of(service, record)
-    root = tree.root
-    return {
-        "run": await shown_run(service, record),
-        "status": record.status,
-        "title": "" if root is None else root.task[:200],
+        "run": await shown_run(service, newest[0]) if newest else None,
+        "status": newest[0].status if newest else "idle",
+        "title": "" if tree.root is None else tree.root.task[:200],
         "children": max(len(tree.runs) - 1, 0),
         "questions": len(tree.questions()),
     }

@@ -18,6 +18,7 @@ from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult
 from ..core.stores import Place, RunRecord
+from .shapes import MessageShape
 
 ID = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x20\x7f/]+$")]
 """An id that a client chooses."""
@@ -151,24 +152,22 @@ def iso(at: float | datetime | None) -> str | None:
 
 def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool = False) -> dict[str, Any]:
     """Return a run without its messages; `orphaned`: no process works on it."""
-    identity, result = record.identity, record.result
+    result = record.result
     return {
-        "run_id": identity.run_id,
+        **fields_of(record.identity, "run_id", "agent", "thread_id", "user_id", "parent_run_id"),
         "status": record.status,
         "orphaned": orphaned,
-        "agent": identity.agent,
-        "thread_id": identity.thread_id,
-        "user_id": identity.user_id,
-        "parent_run_id": identity.parent_run_id,
         "started_at": iso(record.started_at),
         "ended_at": iso(ended_at),
-        "steps": None if result is None else result.steps,
+        **fields_of(result, "steps", "response", "error", "termination"),
         "usage": None if result is None else msgspec.structs.asdict(result.usage),
-        "response": None if result is None else result.response,
-        "error": None if result is None else result.error,
-        "termination": None if result is None else result.termination,
         "waits_for": {} if result is None else msgspec.to_builtins(result.suspended),
     }
+
+
+def fields_of(thing: object, *names: str) -> dict[str, Any]:
+    """Return attributes as JSON, by their names; None for those that are not there."""
+    return {name: msgspec.to_builtins(getattr(thing, name, None)) for name in names}
 
 
 def result_json(result: RunResult) -> dict[str, Any]:
@@ -179,15 +178,7 @@ def result_json(result: RunResult) -> dict[str, Any]:
 
 def message_json(message: Message) -> dict[str, Any]:
     """Return a message with all its fields, and its text."""
-    return {
-        "id": message.id,
-        "role": message.role.value,
-        "text": message.text,
-        "parts": msgspec.to_builtins(message.parts),
-        "tool_calls": msgspec.to_builtins(message.tool_calls),
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-    }
+    return fields_of(message, *MessageShape.__annotations__)
 
 
 def page_json(items: list[Any], next_cursor: str | None) -> dict[str, Any]:

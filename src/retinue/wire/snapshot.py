@@ -14,7 +14,7 @@ from ..core.content import record_json
 from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import Usage
-from .resources import iso
+from .resources import fields_of, iso
 from .tree import CallNode, RunNode, RunTree
 
 
@@ -69,24 +69,14 @@ class SnapshotTree(RunTree):
 
     def run_json(self, run: RunNode, *, deep: bool = True) -> dict[str, Any]:
         shown: dict[str, Any] = {
-            "run_id": run.run_id,
-            "agent": run.agent,
-            "ns": list(run.ns),
-            "thread_id": run.thread_id,
-            "task": run.task,
-            "model": run.model,
-            "status": run.status.value,
-            "termination": run.termination,
-            "error": run.error,
-            "response": run.response,
-            "tail": run.tail,
+            **fields_of(run, "run_id", "agent", "ns", "thread_id", "task", "model", "status"),
+            **fields_of(run, "termination", "error", "response", "tail", "notes"),
             "started_at": iso(run.started),
             "ended_at": iso(run.ended),
             "steps": len(run.steps),
             "usage": msgspec.structs.asdict(self.own_usage.get(run.run_id, Usage())),
             "total_usage": msgspec.structs.asdict(self.total_usage(run)),
             "children": sum(1 for call in run.calls.values() for _ in call.children),
-            "notes": list(run.notes),
         }
         if deep:
             shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]
@@ -96,17 +86,11 @@ class SnapshotTree(RunTree):
     def _call_json(self, call: CallNode, step: int) -> dict[str, Any]:
         ticket = self.tickets.get((call.run_id, call.call_id))
         return {
-            "call_id": call.call_id,
-            "tool": call.tool,
+            **fields_of(call, "call_id", "tool", "status", "result", "output", "error", "is_task"),
             "step": step,
             "args": record_json(dict(call.args or {})),
-            "status": call.status.value,
-            "result": call.result,
-            "output": call.output,
-            "error": call.error,
             "started_at": iso(call.started),
             "ended_at": iso(call.ended),
-            "is_task": call.is_task,
             "ticket": record_json(ticket) if ticket is not None and _waits(call) else None,
             "children": [self.run_json(child) for child in call.children.values()],
         }
@@ -135,8 +119,7 @@ class SnapshotTree(RunTree):
         run = self.find(ns)
         if run is None:
             return []
-        found = sorted(self._questions(run, run.run_id, ()), key=lambda one: one["asked_at"])
-        return found
+        return sorted(self._questions(run, run.run_id, ()), key=lambda one: one["asked_at"])
 
     def _questions(self, run: RunNode, answer_to: str, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         """Yield the questions of a run. `answer_to` is the run whose decisions they are: a background child has its own."""
@@ -152,13 +135,10 @@ class SnapshotTree(RunTree):
             ticket = self.tickets.get((run.run_id, call.call_id))
             if _waits(call) and ticket is not None and not (below and not call.is_task):
                 yield {
-                    "call_id": call.call_id,
+                    **fields_of(run, "run_id", "agent", "ns"),
+                    **fields_of(call, "call_id", "tool"),
                     "path": "/".join((*path, call.call_id)),
-                    "run_id": run.run_id,
                     "answer_to": answer_to,
-                    "agent": run.agent,
-                    "ns": list(run.ns),
-                    "tool": call.tool,
                     "args": record_json(dict(call.args or {})),
                     "ticket": record_json(ticket),
                     "asked_at": iso(call.ended),
