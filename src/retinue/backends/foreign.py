@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from ..core.agents import Agent
@@ -328,15 +329,7 @@ class ForeignRun:
             log.append(run, ErrorRaised(message=result.error or "", code=result.termination, fatal=True))
         log.append(
             run,
-            RunFinished(
-                status=result.status,
-                termination=result.termination,
-                response=result.response,
-                error=result.error,
-                steps=result.steps,
-                usage=result.usage,
-                output=result.output,
-            ),
+            convert(result, RunFinished, from_attributes=True),
             Private(
                 messages=said,
                 writes=result.state.extensions,

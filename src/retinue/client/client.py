@@ -12,7 +12,7 @@ import msgspec
 from ..core.agents import Agent
 from ..core.context import GRACE
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, DecisionRefused
+from ..core.errors import ConfigurationError, DecisionRefused, ServerError
 from ..core.events import AnyEvent
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
@@ -211,12 +211,18 @@ class Client:
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation of a thread, without messages that only the model reads."""
-        return await self._runs.messages(thread_id)
+        try:
+            items = await self._runs.items(f"threads/{quote(thread_id, safe='')}/messages")
+        except ServerError as exc:
+            if exc.code == "not_found":
+                return ()
+            raise
+        return tuple(msgspec.convert(items, list[Message]))
 
     async def agents(self) -> dict[str, AgentInfo]:
         """Return the agents of the server by name."""
-        items = await self._runs.agents()
-        return {item["name"]: msgspec.convert(item, AgentInfo) for item in items}
+        items = msgspec.convert(await self._runs.items("agents"), list[AgentInfo])
+        return {item.name: item for item in items}
 
 
 def _answer(run_id: str, decisions: Mapping[str, Decision]) -> Request:

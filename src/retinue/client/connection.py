@@ -114,8 +114,10 @@ class Connection:
         key: str | None = None,
         seconds: float = ANSWER_SECONDS,
         repeats: bool = True,
+        missing: RetinueError | None = None,
     ) -> tuple[int, dict[str, Any]]:
-        """Return the status and the body of an answer below 300. Raise what the server refuses."""
+        """Return the status and the body of an answer below 300. Raise what the server refuses, and `missing` if it does not
+        know what is asked for."""
         pauses = Pauses(self.patience)
         headers = {**trace_headers(), **self._headers, **({} if key is None else {"idempotency-key": key})}
         if body is not None:
@@ -132,7 +134,8 @@ class Connection:
                         return response.status, self._decode(response.status, answer)
                     problem = self.refusal(response.status, answer)
                     if response.status not in TRANSIENT or not repeats:
-                        raise problem
+                        is_missing = isinstance(problem, ServerError) and problem.code == "not_found"
+                        raise missing if missing is not None and is_missing else problem
                     after = _seconds_in(response.headers.get("retry-after"))
             except PROBLEMS as exc:
                 if not repeats and not isinstance(exc, aiohttp.ClientConnectorError):

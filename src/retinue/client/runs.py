@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ..backends.remote import FIRST_PAUSE
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
-from ..core.messages import Message
 from ..core.runs import Out, RunResult, unique
 from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
@@ -72,20 +71,19 @@ class RemoteRuns:
     async def _send(self, request: Request) -> dict[str, Any]:
         key = None if request.run_id else unique()  # answers have ids of their own
         try:
-            _, answer = await self._connection.ask("POST", request.path, request.body, key=key, repeats=request.repeats)
+            missing = UnknownRun(request.run_id) if request.run_id else None
+            sent = {"key": key, "repeats": request.repeats, "missing": missing}
+            return (await self._connection.ask("POST", request.path, request.body, **sent))[1]
         except ServerError as exc:
             if exc.code == "thread_busy":
                 raise ThreadBusy(request.thread_id, exc.run_id or "") from None
             if exc.code == "unknown_agent":
                 raise UnknownAgent(request.agent, await self._known_agents()) from None
-            if exc.code == "not_found" and request.run_id:
-                raise UnknownRun(request.run_id) from None
             raise
-        return answer
 
     async def _known_agents(self) -> tuple[str, ...]:
         with contextlib.suppress(RetinueError):  # a token may start runs and not read
-            return tuple([item["name"] for item in await self.agents()])
+            return tuple([item["name"] for item in await self.items("agents")])
         return ()
 
     def reader(self, run_id: str, after: int) -> EventReader:
@@ -134,37 +132,17 @@ class RemoteRuns:
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         path, body = f"tasks/{quote(task_id, safe='')}/cancel", encode_body({"run_id": run_id})
-        try:
-            return (await self._connection.ask("POST", path, body=body, seconds=ANSWER_SECONDS))[1]["status"]
-        except ServerError as exc:
-            if exc.code == "not_found":
-                raise ConfigurationError(f"run {run_id!r} has no background task {task_id!r}") from None
-            raise
+        missing = ConfigurationError(f"run {run_id!r} has no background task {task_id!r}")
+        return (await self._connection.ask("POST", path, body, missing=missing))[1]["status"]
 
     async def _ask(self, run_id: str, path: str, method: str = "GET", **options: Any) -> tuple[int, dict[str, Any]]:
-        try:
-            return await self._connection.ask(method, f"runs/{quote(run_id, safe='')}{path}", **options)
-        except ServerError as exc:
-            if exc.code == "not_found":
-                raise UnknownRun(run_id) from None
-            raise
+        path = f"runs/{quote(run_id, safe='')}{path}"
+        return await self._connection.ask(method, path, missing=UnknownRun(run_id), **options)
 
     # --- lists
 
-    async def messages(self, thread_id: str) -> tuple[Message, ...]:
-        try:
-            items = await self._all(f"threads/{quote(thread_id, safe='')}/messages")
-        except ServerError as exc:
-            if exc.code == "not_found":
-                return ()
-            raise
-        return tuple([msgspec.convert(item, Message) for item in items])
-
-    async def agents(self) -> list[dict[str, Any]]:
-        return await self._all("agents")
-
-    async def _all(self, path: str) -> list[dict[str, Any]]:
-        """Return a list, page after page."""
+    async def items(self, path: str) -> list[dict[str, Any]]:
+        """Return a list of the server, page after page."""
         items: list[dict[str, Any]] = []
         cursor = ""
         while True:

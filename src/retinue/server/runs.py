@@ -24,6 +24,7 @@ from ..wire.resources import (
     as_input,
     decode_cursor,
     encode_cursor,
+    fields_of,
     page_json,
     result_json,
     run_json,
@@ -148,13 +149,11 @@ async def get_agent(call: Call) -> Any:
 def agent_json(agent: Agent) -> dict[str, Any]:
     model: Any = agent.model
     return {
-        "name": agent.name,
-        "description": agent.description,
+        **fields_of(agent, "name", "description", "max_steps"),
         "model": model if isinstance(model, str | None) else getattr(model, "name", type(model).__name__),
         "tools": [{"name": name, "description": one.descriptor.description} for name, one in agent.toolbox.items()],
         "subagents": [child if isinstance(child, str) else child.name for child in agent.subagents],
         "handoffs": [target if isinstance(target, str) else target.name for target in agent.handoffs],
-        "max_steps": agent.max_steps,
     }
 
 

@@ -141,18 +141,10 @@ def state_of(task_id: str, record: RunRecord, seq: int) -> RemoteTask:
     result, run_id = record.result, record.identity.run_id
     if result is None:
         return RemoteTask("pending" if record.queued else "running", task_id=task_id, run_id=run_id, seq=seq)
-    return RemoteTask(
-        _STATUS.get(result.status, "running"),
-        result.response,
-        result.error,
-        task_id,
-        awaiting=result.suspended,
-        usage=result.usage,
-        steps=result.steps,
-        output=result.output,
-        termination=result.termination,
-        run_id=run_id,
-        seq=seq,
+    known = msgspec.convert(result, RemoteTask, from_attributes=True)
+    status = _STATUS.get(result.status, "running")
+    return replace(
+        known, status=status, result=result.response, task_id=task_id, awaiting=result.suspended, run_id=run_id, seq=seq
     )
 
 
