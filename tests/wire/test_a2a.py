@@ -10,7 +10,8 @@ from retinue import Agent, DataPart, FilePart, Message, Runtime
 from retinue.core.events import RunFinished, RunStarted, TextDelta
 from retinue.core.messages import ImagePart, ReasoningPart, TextPart
 from retinue.core.results import SuspendTicket
-from retinue.core.runs import RunStatus
+from retinue.core.runs import RunResult, RunStatus
+from retinue.core.state import PersistedState
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.a2a import (
     TaskProjection,
@@ -135,12 +136,16 @@ def test_the_present_questions_of_a_run_are_asked() -> None:
     assert projection.ask(tickets)["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
 
 
+def result_with(status: RunStatus, **more: Any) -> RunResult[Any]:
+    return RunResult(status=status, run_id="r", thread_id="t", state=PersistedState(), termination="", **more)
+
+
 def test_states() -> None:
     assert state_of(RunStatus.FAILED, "blocked") == "TASK_STATE_REJECTED"
     assert state_of(RunStatus.TIMEOUT) == "TASK_STATE_FAILED"
     projection = TaskProjection("r", "t", 0.0)
-    assert projection.settle(RunStatus.RUNNING, None, 0.0) == []
-    assert projection.settle(RunStatus.CANCELLED, "gone", 0.0)
+    assert projection.settle(None) == projection.settle(result_with(RunStatus.SUSPENDED)) == []
+    assert projection.settle(result_with(RunStatus.CANCELLED, error="gone"))
     assert projection.has_ended
 
 

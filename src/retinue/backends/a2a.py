@@ -18,9 +18,9 @@ from ..core.errors import ExecutionBackendError, RetinueError
 from ..core.messages import Message, TextPart
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
-from .a2a_client import A2AClient, NotOffered, NotSent, UnknownTask, is_id
+from .a2a_client import A2AClient, NotSent, UnknownTask, is_id
 from .a2a_task import STATUS, TaskView, data_of
-from .http_client import MOST_BYTES
+from .http_client import MOST_BYTES, NotOffered
 from .remote import FIRST_PAUSE, MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 ACCEPT_SECONDS = 1.0

@@ -28,7 +28,7 @@ from ..core.secrets import redact
 from ..wire.a2a_budget import BUDGET, limits_json
 from .a2a_http import TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
-from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, Garbled, ServerClient, trace_headers
+from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, Garbled, NotOffered, ServerClient, trace_headers
 
 M = TypeVar("M", bound=Message)
 
@@ -45,10 +45,6 @@ _NOT_OFFERED = (
 
 class NotSent(ConnectionError):
     """No connection was made, so the server has not seen the request."""
-
-
-class NotOffered(Exception):
-    """The server does not have this operation, or not for a task in this state."""
 
 
 class UnknownTask(Exception):

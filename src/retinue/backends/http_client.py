@@ -34,8 +34,8 @@ class Garbled(ConnectionError):
     """A request or an answer that cannot be read: damaged on its way, or from another kind of server."""
 
 
-class EventsNotOffered(Exception):
-    """The server has no such events."""
+class NotOffered(Exception):
+    """The server does not have this operation, or not for a task in this state."""
 
 
 def trace_headers() -> dict[str, str]:
@@ -132,7 +132,7 @@ class HttpClient(ServerClient):
     ) -> AsyncGenerator[list[tuple[str, str, bytes]]]:
         """Yield the name, id and data of server-sent events as they come, until the server ends the stream.
 
-        EventsNotOffered where the server has none, ConnectionError where the stream breaks."""
+        NotOffered where the server has none, ConnectionError where the stream breaks."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
@@ -143,7 +143,7 @@ class HttpClient(ServerClient):
                 if response.status in _TRANSIENT or response.status == 400:  # the request may have been damaged
                     raise ConnectionError(f"{self.url} answered {response.status}")
                 if response.status in NOT_OFFERED:
-                    raise EventsNotOffered
+                    raise NotOffered
                 if response.status >= 300:
                     raise self.refused(response.status, b"", "did not send the events of the task")
                 if response.content_type != "text/event-stream":

@@ -28,7 +28,7 @@ from ..wire.langgraph import (
     run_body,
     said_in,
 )
-from .http_client import MOST_BYTES, NOT_OFFERED, EventsNotOffered, HttpClient
+from .http_client import MOST_BYTES, NOT_OFFERED, HttpClient, NotOffered
 from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 T = TypeVar("T")
@@ -242,7 +242,7 @@ class GraphFollower(Follower[HttpClient]):
                         if event_id:
                             self._event = event_id
                             self._events.add(event_id)
-        except EventsNotOffered:
+        except NotOffered:
             return True
         except (ConnectionError, ValueError):
             return False  # the status of the run decides

@@ -27,7 +27,7 @@ from ..wire.task_protocol import (
     decode_task,
     task_path,
 )
-from .http_client import ANSWER_SECONDS, NOT_OFFERED, EventsNotOffered, HttpClient
+from .http_client import ANSWER_SECONDS, NOT_OFFERED, HttpClient, NotOffered
 from .remote import STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, retry
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
@@ -67,7 +67,7 @@ class HttpTaskClient(HttpClient):
     async def events(self, task_id: str, after: int) -> AsyncGenerator[list[Event]]:
         """Yield the events of a task after number `after` as they come, until the server ends the stream.
 
-        EventsNotOffered where the server has none, ConnectionError where the stream breaks or cannot be read."""
+        NotOffered where the server has none, ConnectionError where the stream breaks or cannot be read."""
         try:
             async with aclosing(self.stream(f"{task_path(task_id, 'events')}?after={after}")) as stream:
                 async for found in stream:
@@ -276,7 +276,7 @@ class TaskFollower(Follower[HttpTaskClient]):
                         self._leg_ended = isinstance(event, RunFinished)  # background tasks may continue after it
                 if (self._leg_ended and not to_end) or (until and self._seen >= until):
                     return
-        except EventsNotOffered:
+        except NotOffered:
             self._has_events = False
         except ConnectionError:
             pass  # the state tells whether the server is away

@@ -72,8 +72,10 @@ class RemoteRuns:
         key = None if request.run_id else unique()  # answers have ids of their own
         try:
             missing = UnknownRun(request.run_id) if request.run_id else None
-            sent = {"key": key, "repeats": request.repeats, "missing": missing}
-            return (await self._connection.ask("POST", request.path, request.body, **sent))[1]
+            _, answer = await self._connection.ask(
+                "POST", request.path, request.body, key=key, repeats=request.repeats, missing=missing
+            )
+            return answer
         except ServerError as exc:
             if exc.code == "thread_busy":
                 raise ThreadBusy(request.thread_id, exc.run_id or "") from None

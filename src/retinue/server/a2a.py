@@ -148,21 +148,14 @@ class Tasks(RequestHandler):
             sent = await self._send(caller, params)
             if params.configuration.return_immediately:
                 found: Json = {"task": (await read_task(self.service, sent.record)).task()}
-            else:
-                found = await self._settled(sent)
+            else:  # if the server ends first, the task as it is
+                projection = project_of(sent.record)
+                async for _ in self._updates(sent, projection, until_idle=True):
+                    pass
+                found = projection.reply()
             update = _cut(to_update(found), params.configuration)
             assert isinstance(update, pb.Task | pb.Message)
             return update
-
-    async def _settled(self, sent: Sent) -> Json:
-        """Return the task once it has ended or waits, or its message; if the server ends first, the task as it is."""
-        projection = project_of(sent.record)
-        begin = sent.shown_after or 0
-        async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:
-            async for seq, _ in events:
-                if projection.is_settled and seq >= begin:
-                    break
-        return projection.reply()
 
     async def on_message_send_stream(
         self, params: pb.SendMessageRequest, context: ServerCallContext
@@ -170,8 +163,8 @@ class Tasks(RequestHandler):
         async with self.enter(context, "none", params) as caller:
             with self._place(context, caller):
                 sent = await self._send(caller, params)
-                async for update in self._stream(sent, until_idle=True):
-                    yield _cut(update, params.configuration)
+                async for update in self._updates(sent, project_of(sent.record), until_idle=True):
+                    yield _cut(to_update(update), params.configuration)
 
     async def on_subscribe_to_task(
         self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
@@ -181,9 +174,9 @@ class Tasks(RequestHandler):
             if record.has_ended:
                 raise UnsupportedOperationError("the task has ended: read it with GetTask")
             with self._place(context, caller):
-                place = await self.service.runtime.log(params.id).last()
-                async for update in self._stream(Sent(record, place), until_idle=False):
-                    yield update
+                sent = Sent(record, await self.service.runtime.log(params.id).last())
+                async for update in self._updates(sent, project_of(record), until_idle=False):
+                    yield to_update(update)
 
     def _place(self, context: ServerCallContext, caller: Caller) -> contextlib.AbstractContextManager[None]:
         """Hold one of the streams of a user. The streams of HTTP do so themselves."""
@@ -239,32 +232,31 @@ class Tasks(RequestHandler):
 
     # --- streams
 
-    async def _stream(self, sent: Sent, *, until_idle: bool) -> AsyncIterator[Update]:
+    async def _updates(self, sent: Sent, projection: TaskProjection, *, until_idle: bool) -> AsyncIterator[Json]:
         """Yield the task, then what changes; or one message, if the run asks for that."""
-        projection = project_of(sent.record)
         after, shown = sent.shown_after, sent.shown_after == 0
         if shown:
-            yield to_update({"task": projection.task()})
+            yield {"task": projection.task()}
         held: list[Json] = []
         async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:
             async for seq, updates in events:
                 if shown:
                     for update in updates:
-                        yield to_update(update)
+                        yield update
                 elif after is None:
                     held += updates
                     if held and not projection.wants_message:
                         shown = True
                         for update in [_first(projection, sent.record), *held]:
-                            yield to_update(update)
+                            yield update
                 elif seq >= after:
                     shown = True
-                    yield to_update({"task": projection.task()})
+                    yield {"task": projection.task()}
                 is_new = after is None or seq >= after or not seq
                 if projection.has_ended or (until_idle and is_new and projection.is_settled):
                     break
         if not shown:
-            yield to_update(projection.reply())
+            yield projection.reply()
 
     # --- tasks
 

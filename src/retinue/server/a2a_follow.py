@@ -14,19 +14,12 @@ def project_of(record: RunRecord) -> TaskProjection:
     return TaskProjection(record.identity.run_id, record.identity.thread_id, record.started_at)
 
 
-def settle(projection: TaskProjection, record: RunRecord) -> list[Json]:
-    """End the task of a run that ended without a last event: one that was cancelled before it began."""
-    if record.result is None:
-        return []
-    return projection.settle(record.result.status, record.result.error, record.started_at)
-
-
 async def read_task(service: Service, record: RunRecord) -> TaskProjection:
     """Return the task of a run as it is stored now."""
     projection = project_of(record)
     for event in await service.runtime.log(record.identity.run_id).so_far():
         projection(event)
-    settle(projection, record)
+    projection.settle(record.result)
     if projection.state in INTERRUPTED and record.result is not None:
         projection.ask(record.result.suspended)
     return projection
@@ -47,7 +40,7 @@ async def follow_task(
                     updates = await _ask(service, record.identity.run_id, last, projection) or updates
                 yield last, updates
         ended = await service.runtime.store.load_run(record.identity.run_id)
-        if ended is not None and (updates := settle(projection, ended)):
+        if ended is not None and (updates := projection.settle(ended.result)):
             yield 0, updates
     except ServerCloses:
         return

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ and larger pieces."""
 BEAT = 5.0
 """Seconds between two signs of life on a stream."""
 _PAUSE = 1.0
+_SEQ = attrgetter("seq")
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -82,7 +84,6 @@ class Feed:
         self._log, self.log_id = runtime.log(log_id), log_id
         self._pace = pace
         self._frames: list[Frame] = []
-        self._seqs: list[int] = []
         self._before = after
         """The number up to which events are not in `_frames`."""
         self._taken = after
@@ -126,11 +127,10 @@ class Feed:
 
     def _add(self, frame: Frame) -> None:
         self._frames.append(frame)
-        self._seqs.append(frame.seq)
         self._last, self.notice = frame.seq, None
         if len(self._frames) > 2 * RING:
-            self._before = self._seqs[RING - 1]
-            del self._frames[:RING], self._seqs[:RING]
+            self._before = self._frames[RING - 1].seq
+            del self._frames[:RING]
         if not self._is_waking:  # once for all events of a moment
             self._is_waking = True
             loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ class Feed:
                 return frames
         if not self.has_events(after):
             return []
-        frames = self._frames[bisect_right(self._seqs, after) :]
+        frames = self._frames[bisect_right(self._frames, after, key=_SEQ) :]
         if frames and frames[-1].seq > self._taken:
             self._taken = frames[-1].seq
             self._room.set()

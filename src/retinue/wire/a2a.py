@@ -34,7 +34,7 @@ from ..core.events import (
 )
 from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, Role, TextPart, Visibility
 from ..core.results import SuspendTicket
-from ..core.runs import RunStatus, unique
+from ..core.runs import RunResult, RunStatus, unique
 from .a2a_budget import usage_json, with_integers
 from .resources import Decisions
 from .snapshot import SnapshotTree
@@ -164,7 +164,7 @@ class TaskProjection:
     """The task of a run. Call it with the events of the log, in order; it returns what a stream sends for each."""
 
     def __init__(self, task_id: str, context_id: str, at: float) -> None:
-        self.id, self.context_id = task_id, context_id
+        self.id, self.context_id, self._at = task_id, context_id, at
         self.status: Json = {"state": SUBMITTED, "timestamp": time_text(at)}
         self.history: list[Json] = []
         self.wants_message = False
@@ -211,11 +211,12 @@ class TaskProjection:
         message = {"messageId": known, "role": "ROLE_AGENT", "contextId": self.context_id, "parts": parts}
         return {"message": message}
 
-    def settle(self, status: RunStatus, error: str | None, at: float) -> list[Json]:
-        """End the task of a run that ended before it began: its log has no end."""
-        if self.is_settled or not status.is_terminal:
+    def settle(self, result: RunResult | None) -> list[Json]:
+        """End the task of a run that was cancelled before it began: its log has no end."""
+        if self.is_settled or result is None or not result.status.is_terminal:
             return []
-        return [self._update(state_of(status), at, "end", [{"text": error}] if error else None)]
+        parts = [{"text": result.error}] if result.error else None
+        return [self._update(state_of(result.status), self._at, "end", parts)]
 
     def __call__(self, event: Event) -> list[Json]:
         if self.has_ended:  # background tasks continue after it
