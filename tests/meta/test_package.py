@@ -72,10 +72,10 @@ def test_help_works_on_every_module() -> None:
 
 @pytest.mark.parametrize("value", [retinue.tool, retinue.Agent])
 def test_help_explains_every_argument_with_an_example(value: Any) -> None:
-    text = value.__doc__
-    assert "        @tool" in text or "    agent = Agent(" in text
+    text = inspect.getdoc(value) or ""  # without the indentation, which Python 3.13 removes itself
+    assert "\n    @tool" in text or "\n    agent = Agent(" in text
     for name, parameter in inspect.signature(value).parameters.items():
-        assert parameter.kind is parameter.POSITIONAL_ONLY or f"    {name}: " in text, name
+        assert parameter.kind is parameter.POSITIONAL_ONLY or f"\n{name}: " in text, name
 
 
 def test_every_concrete_event_is_public() -> None:

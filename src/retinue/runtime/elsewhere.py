@@ -199,7 +199,7 @@ class Elsewhere:
         run.is_new_thread = first is not None and first.is_new_thread
         run.start(None, problem)
         self._runs.add(run)
-        self._deliver(run, wishes)
+        await self._deliver(run, wishes)
         return run
 
     async def _continue(
@@ -221,7 +221,7 @@ class Elsewhere:
             run.break_off(f"it cannot be continued: {problem}")
         elif not run.end.done() and not any(wish.kind == "cancel" for wish in wishes):
             run.proceed()
-        self._deliver(run, wishes)
+        await self._deliver(run, wishes)
         await run.release_if_idle()
         return run
 
@@ -233,10 +233,12 @@ class Elsewhere:
             run.log.widen = Widening(run, above, self)
         return run
 
-    def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:
+    async def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:
+        """Carry out the wishes in the inbox. Each has begun on return: a result that is asked for next comes after it."""
         for wish in wishes:
             if self.owner.is_new(wish):
                 run.receive(wish)
+        await asyncio.sleep(0)
 
     # --- reaching their owners
 
