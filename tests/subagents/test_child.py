@@ -16,6 +16,7 @@ from retinue import (
     CancellationToken,
     Child,
     ChildAgentError,
+    Decision,
     ExecutionBackendError,
     Limits,
     Message,
@@ -30,6 +31,7 @@ from retinue import (
     StateKey,
     ToolContext,
     ToolOutput,
+    ToolResult,
     Usage,
     run_child_agent,
     run_child_agent_checked,
@@ -339,6 +341,74 @@ async def test_without_lineage_a_child_is_the_root_of_its_own_log() -> None:
     assert {e.agent for e in sink.events} == {"parent"}
     assert [e.seq for e in own.events] == list(range(1, len(own.events) + 1))
     assert {e.ns for e in own.events} == {()}
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite"])
+async def test_without_lineage_a_child_is_read_and_answered_as_a_root(url: str, tmp_path: Path) -> None:
+    outcomes: list[RunResult] = []
+    own = RecordingSink()
+
+    @tool
+    async def ask(ctx: ToolContext) -> Any:
+        """Ask."""
+        return ctx.resume_input or ToolResult.suspended("sure?")
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        outcomes.append(await run_child_agent(ctx.resolver, "child", "x", parent=ParentContext(), sink=own))
+        return outcomes[0].status
+
+    asking = child(call("ask", id="q1"), say("done"), tools=[ask])
+    parent = Agent("parent", ScriptedModel([call("delegate", id="c1"), say("end")]), tools=[delegate])
+    place = url if url == "memory:" else f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(place, [parent, asking]) as runtime:
+        result = await runtime.run("parent", "go")
+        assert [m.text for m in result.messages if m.role == "tool"] == ["suspended"]
+        run_id = outcomes[0].run_id
+        seen = [event.kind async for event in runtime.stream_resume(run_id, {"q1": Decision.resume("yes")})]
+        assert seen[-1] == "run_finished"
+        assert (await runtime.result(run_id)).response == "done"
+        events = [event async for event in runtime.events(run_id)]
+        assert [event.kind for event in events][: len(own.events)] == [event.kind for event in own.events]
+        assert {(event.run_id, event.ns, event.parent_run_id) for event in events} == {(run_id, (), None)}
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite"])
+@pytest.mark.parametrize("how", ["timeout", "token", "parent"])
+async def test_without_lineage_a_child_ends_with_its_call(url: str, how: str, tmp_path: Path) -> None:
+    begun, token, own = asyncio.Event(), CancellationToken(), RecordingSink()
+
+    @tool
+    async def hang() -> None:
+        """Hang."""
+        begun.set()
+        await asyncio.Event().wait()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        given: dict[str, Any] = {"cancellation": token} if how == "token" else {"cancellation": ctx.cancellation}
+        if how == "timeout":
+            given["timeout"] = 0.01
+        outcome = await run_child_agent(ctx.resolver, "child", "x", parent=ParentContext(), sink=own, **given)
+        return outcome.status
+
+    hanging = child(call("hang"), tools=[hang])
+    parent = Agent("parent", ScriptedModel([call("delegate", id="c1"), say("end")]), tools=[delegate])
+    place = url if url == "memory:" else f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(place, [parent, hanging]) as runtime:
+        run = runtime.stream("parent", "go")
+        if how != "timeout":
+            await begun.wait()
+        if how == "token":
+            token.set("enough")
+        result = await (run.cancel() if how == "parent" else run.result())
+        expected = "timeout" if how == "timeout" else "cancelled"
+        assert own.events[-1].kind == "run_finished"
+        assert (await runtime.result(own.events[0].run_id)).status == expected
+        if how != "parent":
+            assert [m.text for m in result.messages if m.role == "tool"] == [expected]
 
 
 async def test_cancelling_the_parent_cancels_the_child_and_its_tools() -> None:

@@ -37,7 +37,7 @@ class LocalBackend:
     def __init__(self, resolver: Resolver, store: Store, sinks: Iterable[Sink], clock: Callable[[], float]) -> None:
         self._resolver, self.store, self._clock = resolver, store, clock
         self.sinks = tuple(sinks)
-        """Receive also the events of runs without lineage, which have logs of their own."""
+        self.run_alone = self.start_alone  # a runtime replaces it, to store runs without lineage as its own
         self._executions: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
         self._hosts: dict[str, asyncio.Task[Any]] = {}
@@ -145,7 +145,7 @@ class LocalBackend:
         """Run a child, or a run without lineage. A mistake raises here, before anything happens."""
         identity = request.identity
         if identity.parent_run_id is None:
-            return self._start_alone(request)
+            return self.run_alone(request)
         parent = self._executions.get(identity.parent_run_id)
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
@@ -202,7 +202,7 @@ class LocalBackend:
 
     # --- starting one
 
-    def _start_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+    def start_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         given, request.cancellation = request.cancellation, CancellationToken()
         try:
             x = self.open(request, LiveLog(self.sinks, clock=self._clock))

@@ -106,8 +106,8 @@ class RunIdentity(Struct, frozen=True, gc=False):
 
 
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
-    """The lineage of a child. A run without it is a separate root: its log is not stored, and only its sink gets its events.
-    The limits, permissions and usage of the run that starts it do not include it."""
+    """The lineage of a child. A run without it is the root of its own log, which the runtime stores, continues and answers like
+    any other; with an engine it is not stored. The limits, permissions and usage of the run that starts it do not include it."""
 
     parent_run_id: str | None = None
     parent_thread_id: str | None = None

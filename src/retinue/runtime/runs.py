@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -15,8 +15,17 @@ from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
 from ..core.content import id_problem
+from ..core.context import TIMED_OUT, CancellationToken
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere, ThreadBusy, UnknownRun
+from ..core.errors import (
+    ConfigurationError,
+    ExecutionBackendError,
+    OwnershipLost,
+    RetinueError,
+    RunElsewhere,
+    ThreadBusy,
+    UnknownRun,
+)
 from ..core.events import Event, Sink
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
@@ -63,6 +72,7 @@ class LocalRuns:
         self.dispatcher: Dispatcher | None = None
         """Gives runs to an engine, if there is one."""
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
+        self.backend.run_alone = self.run_alone
         self.background = registry.background = LocalBackground(self.backend)
         self._gathering = Gathering()
         self._live: dict[str, LiveRun] = {}
@@ -125,6 +135,22 @@ class LocalRuns:
                     earlier.spawn(earlier.cancel("a newer run was started"))
         run.start(when_busy)
         return self.handle(run)
+
+    def run_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+        """Start a root run for a tool of another run. A mistake in the request raises here.
+
+        With an engine its log stays in memory: no worker would continue it.
+        """
+        if self.dispatcher is not None:
+            return self.backend.start_alone(request)
+        given, request.cancellation = request.cancellation, CancellationToken()
+        try:
+            run = self._live[self.start(request, (), "reject", new_thread=not request.keeps_thread).run_id]
+        except RetinueError as exc:
+            raise ExecutionBackendError(request.agent.name, str(exc)) from exc
+        if request.sink is not None:
+            run.log.listen(run.run_id, request.sink)
+        return _result_for(run, given, request.timeout)
 
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
@@ -368,3 +394,24 @@ class LocalRuns:
             if left or any(run.writer is not None and not run.writer.is_released for run in live):
                 with contextlib.suppress(RetinueError):
                     await self.owner.store.renew(self.owner.id, 0.0)  # its logs can be claimed at once
+
+
+async def _result_for(run: LiveRun, given: CancellationToken, timeout: float | None) -> RunResult:
+    """Return the result of a run to the tool that started it. The run ends with the call, or after `timeout` seconds."""
+    loop, end = asyncio.get_running_loop(), run.end
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(lambda: run.spawn(run.cancel(given.reason or "cancelled")))
+
+    given.on_set(stop)
+    try:
+        await asyncio.wait({end}, timeout=timeout)
+        return end.result() if end.done() else await run.cancel(TIMED_OUT)
+    except ThreadBusy as exc:
+        raise ExecutionBackendError(run.request.agent.name, str(exc)) from exc
+    except asyncio.CancelledError:
+        if not end.done():
+            await run.cancel(given.reason or "cancelled")
+        raise
+    finally:
+        given.forget(stop)
