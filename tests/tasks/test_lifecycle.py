@@ -190,9 +190,16 @@ def test_a_record_comes_back_from_json_and_leaves_out_what_is_not_set() -> None:
         "subAgentId": "worker",
         "parentAgentId": "boss",
         "parentSessionId": "s1",
+        "status": "PENDING",
         "createdAt": "1970-01-12T13:46:40Z",
         "lastUpdatedAt": "1970-01-12T13:46:40Z",
     }
+
+
+def test_a_record_without_a_status_is_read_as_pending() -> None:
+    data = json.loads(msgspec.json.encode(make()))
+    del data["status"]
+    assert msgspec.json.decode(json.dumps(data), type=TaskRecord) == make()
 
 
 def test_a_record_of_a_later_version_is_still_read() -> None:

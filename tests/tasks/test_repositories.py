@@ -96,12 +96,13 @@ async def test_the_file_of_a_session(tmp_path: Path) -> None:
         "t1": {
             "taskId": "t1",
             **shown,
+            "status": "PENDING",
             "input": "do it",
             "agentKey": "agent:worker:1",
             "subSessionId": "sub-1",
             **times,
         },
-        "t2": {"taskId": "t2", **shown, **times},
+        "t2": {"taskId": "t2", **shown, "status": "PENDING", **times},
     }
     assert [line[:6] for line in text.splitlines()] == ["{", '"t1": ', '"t2": ', "}"], (
         "a line a task, to be read by eye"

@@ -252,7 +252,9 @@ class TaskService:
                 return TaskStatus.CANCELLED, None, "it was cancelled before it began"
             outcome = await work(task.token, lambda question: self._note_wait(task, question))
         except Exception as exc:
-            _log.error("task %s failed", task.record.task_id, exc_info=exc)
+            # Our errors say what is wrong; a traceback of our own code would not help.
+            trace = None if isinstance(exc, RetinueError) else exc
+            _log.error("task %s failed: %s", task.record.task_id, exc, exc_info=trace)
             return TaskStatus.FAILED, None, f"{type(exc).__name__}: {exc}"
         status, text, error = _ending(outcome)
         if task.token.is_set() and status is not TaskStatus.COMPLETED:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..core.content import clean_text
@@ -52,7 +52,8 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     parent_agent_id: str
     parent_session_id: str
     user_id: str | None = None
-    status: TaskStatus = TaskStatus.PENDING
+    status: TaskStatus = field(default_factory=lambda: TaskStatus.PENDING)
+    """A factory and not a default, which is left out of the JSON: readers of the file look for the status."""
     input: str = ""
     agent_key: str | None = None
     sub_session_id: str | None = None
