@@ -46,6 +46,18 @@ async def test_files_of_a_folder_are_listed_read_written_and_deleted(tmp_path: P
             assert "secret" not in str(answer.body).replace("secret.txt", "")
 
 
+async def test_a_workspace_that_is_not_there_yet_is_empty_and_its_place_is_not_told(tmp_path: Path) -> None:
+    agent = HarnessAgent("helper", ScriptedModel([]), workspace=tmp_path / "later")
+    async with serving(Runtime(agents=[agent])) as site:
+        assert (await site.get(FILES)).body == {"items": [], "next_cursor": None}
+        for path in (f"{FILES}/a.md", f"{FILES}?path=notes"):
+            answer = await site.get(path)
+            assert (answer.status, answer.body["code"]) == (404, "not_found")
+            assert str(tmp_path) not in answer.body["detail"]
+        assert (await site.ask("PUT", f"{FILES}/a.md", data=b"x")).status == 200
+        assert [one["path"] for one in (await site.get(FILES)).body["items"]] == ["a.md"]
+
+
 async def test_users_have_files_of_their_own(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/app.db"
     runtime = Runtime.open(url)

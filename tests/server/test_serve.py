@@ -170,6 +170,16 @@ async def test_a_server_without_tokens_knows_its_own_pages_only() -> None:
             assert response.status == 421
 
 
+async def test_a_refused_socket_is_not_an_error_of_the_server() -> None:
+    async with served(AGENTS) as server, as_user(server, None) as nobody:
+        for path in ("/api/v1/events", f"{RUNS}/none/events"):
+            async with nobody.session.get(path, headers=UPGRADE) as response:
+                assert response.status == 401
+        await server.end()
+        log = await server.errors()
+    assert "ASGI" not in log
+
+
 UPGRADE = {
     "connection": "upgrade",
     "upgrade": "websocket",

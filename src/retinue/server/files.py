@@ -6,13 +6,15 @@ A filesystem that is divided by user shows each user its own part. One that is n
 from __future__ import annotations
 
 import asyncio
+import os
 from itertools import dropwhile
 from typing import Any
 
 from msgspec import Struct
 from starlette.responses import Response
 
-from ..core.filesystem import Filesystem, GuardedFilesystem, files_of, is_divided
+from ..core.errors import FileMissing
+from ..core.filesystem import FileEntry, Filesystem, GuardedFilesystem, files_of, is_divided
 from ..core.runs import RunIdentity
 from ..subagents.harness import HarnessAgent
 from ..tasks.files import holds_tasks
@@ -62,12 +64,24 @@ def _files(call: Call) -> Filesystem:
     return files_of(files, RunIdentity("", "", agents[0].name, user_id=user))
 
 
+def _entries(files: Filesystem, path: str) -> list[FileEntry]:
+    """Return the entries of a folder; a workspace in which nothing was written yet has none."""
+    try:
+        return files.list(path)
+    except FileMissing as error:
+        if not os.path.isabs(error.path):
+            raise
+        if path in ("", "."):
+            return []
+        raise not_found("folder") from error
+
+
 @endpoint("GET", "/api/v1/files", query=FilesQuery, returns=Items[FileShape])
 async def list_files(call: Call) -> Any:
     """List a folder of the workspace of an agent."""
     query: FilesQuery = call.query
     files = _files(call)
-    entries = await asyncio.to_thread(files.list, query.path)
+    entries = await asyncio.to_thread(_entries, files, query.path)
     if (place := cursor_of(query.cursor)) is not None:
         entries = list(dropwhile(lambda entry: entry.path <= place[1], entries))
     shown, cursor = page_after(entries, query.limit, lambda entry: (0.0, entry.path))
@@ -80,8 +94,13 @@ async def read_file(call: Call) -> Response:
     files, path = _files(call), call.param("path")
 
     def read() -> bytes:
-        with files.open(path) as stream:
-            return stream.read(MOST_BYTES + 1)
+        try:
+            with files.open(path) as stream:
+                return stream.read(MOST_BYTES + 1)
+        except FileMissing as error:
+            if not os.path.isabs(error.path):
+                raise
+            raise not_found("file") from error  # the error names the root folder, which is not for clients
 
     data = await asyncio.to_thread(read)
     if len(data) > MOST_BYTES:
