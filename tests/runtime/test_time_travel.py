@@ -147,6 +147,12 @@ async def test_a_fork_where_work_is_in_progress_is_refused_with_the_nearest_plac
         ready = next(event.seq for event in events if event.kind == "tool_call_ready")
         with pytest.raises(ConfigurationError, match=rf"cannot be forked at event {ready}.*it can be at: 1, \d+"):
             await runtime.fork(waiting.run_id, at=ready)
+        with pytest.raises(
+            ConfigurationError, match=rf"event 999, its log has events 1 to {events[-1].seq}; it can be"
+        ):
+            await runtime.fork(waiting.run_id, at=999)
+        with pytest.raises(DecisionRefused, match=f"run '{waiting.run_id}' waits for nothing at event 1: fork it with"):
+            await runtime.fork(waiting.run_id, at=1, decisions={"p1": Decision.resume("A")})
         with pytest.raises(DecisionRefused, match="does not wait for 'p9'"):
             await runtime.fork(waiting.run_id, at=events[-1].seq, decisions={"p9": Decision.resume("x")})
         with pytest.raises(ConfigurationError, match="give the fork decisions"):

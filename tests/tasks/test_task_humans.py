@@ -139,6 +139,13 @@ async def test_a_wrong_answer_changes_nothing_and_a_repeated_one_neither(office:
     assert office.asked == ["really?", "really?"]
 
 
+async def test_an_answer_to_the_run_that_started_it_is_refused_and_names_the_run_to_answer(office: Office) -> None:
+    record = await waiting(office)
+    wanted = rf"it waits for nothing; background tasks of it wait: answer run '{record.run_id}'$"
+    with pytest.raises(DecisionRefused, match=wanted):
+        await office.runtime.resume(record.parent_run_id or "", {call_id(office): Decision.resume("yes")})
+
+
 async def test_it_is_not_swept_however_long_it_waits(office: Office) -> None:
     record = await waiting(office)
     steady = iter([0.0, *[1e9] * 20])

@@ -124,7 +124,10 @@ def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]
     if not fresh:
         return []
     if not run.waits:
-        raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing")
+        asking = [f"run {one.run_id!r}" for one in tree.runs.values() if one.waits and one.request.detached]
+        is_root = run.identity.parent_run_id is None
+        hint = f"; background tasks of it wait: answer {' or '.join(asking)}" if asking and is_root else ""
+        raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing{hint}")
     waiting = list(leaves(tree, run))
     matched: dict[tuple[str, ...], Answer] = {}
     for target, decision in fresh.items():

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ..core.backend import RunRequest
 from ..core.decisions import Decision
-from ..core.errors import ConfigurationError, UnknownRun
+from ..core.errors import ConfigurationError, DecisionRefused, UnknownRun
 from ..core.events import ChildFinished, ChildStarted, Event, RunStarted
 from ..core.messages import Message
 from ..core.rows import LogRow, Private
@@ -70,6 +70,8 @@ async def fork_run(
     if state.is_over and not messages:
         raise ConfigurationError(f"run {run_id!r} had ended at event {at}: give the fork an input to continue with")
     if decisions is not None:
+        if not state.waits:
+            raise DecisionRefused(f"run {run_id!r} waits for nothing at event {at}: fork it without decisions")
         match_decisions(tree, state, decisions)  # raises before anything is stored
     dispatcher, registry = runs.dispatcher, runs.registry
     agent = registry.agent(state.first_agent) if dispatcher is None else registry.named(state.first_agent)
@@ -147,9 +149,8 @@ def check_place(rows: Sequence[LogRow], run_id: str, seq: int, place: str = "") 
     if seq not in places:
         nearest = sorted(sorted(places, key=lambda place: abs(place - seq))[:SHOWN])
         known = ", ".join(map(str, nearest)) or "nowhere"
-        raise ConfigurationError(
-            f"run {run_id!r} cannot be forked at event {seq}, where work is in progress; it can be at: {known}"
-        )
+        why = "where work is in progress" if 1 <= seq <= tree.seq else f"its log has events 1 to {tree.seq}"
+        raise ConfigurationError(f"run {run_id!r} cannot be forked at event {seq}, {why}; it can be at: {known}")
 
 
 class Copy:
