@@ -64,6 +64,11 @@ def test_the_table_has_every_command() -> None:
     assert {" ".join(command[:2] if command[0] not in SINGLE else command[:1]) for command in ALL} == declared
 
 
+def test_an_empty_thread(cli: Cli) -> None:
+    """A script whose variable is not set would begin a new conversation each time."""
+    assert "thread_id is empty: give an id, or leave it out" in refused(cli, *RUN, "--thread", "")
+
+
 @named(ALL)
 def test_a_wrong_option(cli: Cli, command: list[str]) -> None:
     words = command[:1] if command[0] in SINGLE else command[:2]

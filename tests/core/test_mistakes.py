@@ -16,6 +16,7 @@ from retinue import (
     DecisionRefused,
     HarnessAgent,
     Limits,
+    LocalFilesystem,
     Message,
     Permissions,
     PersistedState,
@@ -111,6 +112,24 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one context file": (lambda: any_harness("a", model(), context_files="NOTES.md"), "context_files is a list"),
     "one workspace root": (lambda: any_harness("a", model(), workspace_roots="/x"), "workspace_roots is a list"),
+    "a number of files": (
+        lambda: any_harness("a", model(), filesystem=5),
+        "filesystem is a LocalFilesystem, .*, not 5",
+    ),
+    "a class of files": (lambda: any_harness("a", model(), filesystem=LocalFilesystem), "not <class"),
+    "a number of tasks": (lambda: any_harness("a", model(), task_repository=5), "task_repository is a .*, not 5"),
+    "a path for tasks": (
+        lambda: any_harness("a", model(), task_repository="x.db"),
+        "task_repository is a .*, not 'x.db'",
+    ),
+    "no result": (
+        lambda: any_harness("a", model(), tool_result_limit=0),
+        "result_limit must be at least 1 character, got 0",
+    ),
+    "result as text": (
+        lambda: any_agent("a", model(), result_limit="9"),
+        "result_limit must be at least 1 .*, got '9'",
+    ),
     "list of factories": (
         lambda: any_harness("a", model(), subagent_factories=[f]),
         "subagent_factories is a dict {name: function}, not",
@@ -128,6 +147,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "half a step": (lambda: Limits(steps=1.5), "Limits.steps must be .*: give a whole number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "no depth": (lambda: Limits(depth=None), "Limits.depth must be .*: give a whole number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "cost as text": (lambda: Limits(cost="1"), "Limits.cost must be at least 0, got '1': give a number"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "an empty thread": (lambda: run(thread_id=""), "thread_id is empty: give an id, or leave it out"),
+    "an empty user": (lambda: run(user_id=""), "user_id is empty: give an id, or leave it out"),
     "thread as a number": (lambda: run(thread_id=3), "thread_id is text, not 3: write thread_id='3'"),
     "user as a number": (lambda: run(user_id=3), "user_id is text, not 3: write user_id='3'"),
     "nothing said": (lambda: run(input=[]), 'the input is empty: give text, such as "Hello"'),

@@ -24,6 +24,7 @@ from retinue import (
     Runtime,
     StateCommand,
     StateKey,
+    StoreFilesystem,
     SubagentDeclaration,
     ToolContext,
     ToolOutput,
@@ -559,7 +560,7 @@ async def test_two_harnesses_hand_over_each_with_its_own_sub_agents(tmp_path: Pa
         ({"subagent_factories": {"c": ("only text",)}}, "sub-agent 'c': a factory is a function of a ToolContext"),
         ({"subagent_factories": {"c": "name"}}, "sub-agent 'c': a factory is a function of a ToolContext"),
         (
-            {"filesystem": object(), "disable_shell": False, "disable_filesystem": True},
+            {"filesystem": StoreFilesystem("sqlite:///unused.db"), "disable_shell": False, "disable_filesystem": True},
             "agent 'boss': no command can be run on the files of .*: leave disable_shell on",
         ),
         ({"tools": [tool(name="read_file")(lambda: "x")]}, "has two tools named 'read_file'"),

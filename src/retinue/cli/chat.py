@@ -23,7 +23,7 @@ _PROMPT = "> "
 async def chat(args: argparse.Namespace, interrupt: Interrupt) -> int:
     """Answer line by line until there are no more. On a terminal Ctrl-C stops the present run only."""
     is_terminal, code = sys.stdin.isatty(), COMPLETED
-    thread_id = args.thread or f"thread_{unique()}"
+    thread_id = f"thread_{unique()}" if args.thread is None else args.thread
     lines = Lines(is_terminal)
     async with open_folder(args) as folder:
         if is_terminal:

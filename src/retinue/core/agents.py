@@ -238,6 +238,8 @@ def _check_options(agent: Agent, owner: str) -> None:
         raise ConfigurationError(f"{owner}: description is text, not {given.description!r:.80}")
     if isinstance(given.max_steps, bool) or not isinstance(given.max_steps, int) or given.max_steps < 1:
         raise ConfigurationError(f"{owner}: max_steps must be at least 1, got {given.max_steps!r}")
+    if isinstance(given.result_limit, bool) or not isinstance(given.result_limit, int) or given.result_limit < 1:
+        raise ConfigurationError(f"{owner}: result_limit must be at least 1 character, got {given.result_limit!r}")
     check_limits(given.limits, f"{owner}: ")
     if not isinstance(given.settings, Mapping):
         raise ConfigurationError(f'{owner}: settings is a dict, such as {{"temperature": 0}}, not {given.settings!r}')

@@ -105,6 +105,13 @@ class RunIdentity(Struct, frozen=True, gc=False):
                 raise ConfigurationError(f"{name} cannot be used: {problem}: {value!r:.60}")
 
 
+def check_ids(thread_id: str | None, user_id: str | None) -> None:
+    """Raise ConfigurationError for an empty id: often a variable that is not set, and never meant as a new thread or nobody."""
+    for name, value in (("thread_id", thread_id), ("user_id", user_id)):
+        if value == "":
+            raise ConfigurationError(f"{name} is empty: give an id, or leave it out")
+
+
 class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
     """The lineage of a child. A run without it is the root of its own log, which the runtime stores, continues and answers like
     any other; with an engine it is not stored. The limits, permissions and usage of the run that starts it do not include it."""

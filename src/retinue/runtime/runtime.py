@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, Out, RunIdentity, RunResult, check_limits, unique
+from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, unique
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
@@ -300,6 +300,7 @@ class Runtime:
         if not isinstance(cast("Any", context or {}), Mapping):
             raise ConfigurationError(f"context is a dict of values for tools, not {context!r}")
         check_loop()
+        check_ids(thread_id, user_id)
         if when_busy not in ("reject", "enqueue", "interrupt"):
             raise ConfigurationError(f"when_busy is 'reject', 'enqueue' or 'interrupt', not {when_busy!r}")
         dispatcher = self._runs.dispatcher
@@ -346,6 +347,7 @@ class Runtime:
 
         A time that has passed means now. Without a thread, each run begins a new one.
         """
+        check_ids(thread_id, user_id)
         spec = self._registry.named(agent)
         options: dict[str, Any] = {"queue": queue, "thread_id": thread_id, "user_id": user_id}
         return await self._dispatcher("schedule").add_schedule(spec, as_input(input), at=at, cron=cron, **options)

@@ -121,6 +121,12 @@ class HarnessAgent(Agent[Out]):
         filesystem = self.filesystem if self.filesystem is not None else LocalFilesystem(self.workspace)
         if isinstance(filesystem, str | os.PathLike):
             raise ConfigurationError(f"{owner}: filesystem is not a path: write workspace={os.fspath(filesystem)!r}")
+        _require(
+            filesystem, "is_local", f"{owner}: filesystem is a LocalFilesystem, StoreFilesystem or SandboxFilesystem"
+        )
+        if self.task_repository is not None:
+            what = "task_repository is a WorkspaceTaskRepository or another TaskRepository"
+            _require(self.task_repository, "settings", f"{owner}: {what}")
         built_in = _builtin_tools(self, filesystem, owner)
         for name, value in (
             ("files", filesystem),
@@ -363,6 +369,12 @@ class StateOf(Plugin):
         r.tools.extend([tool for tool in inner.tools if self._inherits(tool.name)])
         if self._keeps_results:
             r.keeper = inner.keeper
+
+
+def _require(value: object, attribute: str, what: str) -> None:
+    """Raise ConfigurationError for an object of the wrong kind, or a class instead of an object."""
+    if isinstance(value, type) or not hasattr(value, attribute):
+        raise ConfigurationError(f"{what}, not {value!r:.80}")
 
 
 def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> tuple[Tool, ...]:
