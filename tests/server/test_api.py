@@ -320,6 +320,8 @@ async def test_bad_requests_get_one_sentence() -> None:
             (b'{"agent": "speaker", "input": {}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "more": 1}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "thread_id": "a b"}', 422, "invalid_body"),
+            (b'{"agent": "speaker", "input": "x", "thread_id": "."}', 422, "invalid_body"),
+            (b'{"agent": "speaker", "input": "x", "thread_id": ".."}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"steps": -1}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"step": 1}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"steps": "1"}}', 422, "invalid_body"),
@@ -330,6 +332,7 @@ async def test_bad_requests_get_one_sentence() -> None:
             answer = await site.ask("POST", RUNS, data=body)
             assert (answer.status, answer.body["code"]) == (status, code), body[:80]
             assert "\n" not in answer.body["detail"]
+            assert "regex" not in answer.body["detail"]
         for path, status in (
             (f"{RUNS}?limit=0", 422),
             (f"{RUNS}?limit=x", 422),

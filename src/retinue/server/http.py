@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -274,11 +275,17 @@ async def read_bytes(request: Request, service: Service) -> bytes:
     return b"".join(parts)
 
 
+def _in_words(problem: str) -> str:
+    """Return what is wrong with a body; the rule of ids in words, not as a regular expression."""
+    wanted = "an id without white space and `/`, other than `.` and `..`"
+    return re.sub(r"`str` matching regex '.*'(?= - at |$)", wanted, problem)
+
+
 def decode_body(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as exc:
-        raise ApiError(422, "invalid_body", f"body: {exc}") from None
+        raise ApiError(422, "invalid_body", f"body: {_in_words(str(exc))}") from None
     except (ValueError, RecursionError) as exc:
         raise ApiError(400, "not_json", f"the body is not JSON: {exc}") from None
 

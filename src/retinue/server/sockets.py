@@ -207,6 +207,8 @@ class Subscriptions:
         if not all(is_text(value) for value in msgspec.structs.astuple(request) if isinstance(value, str)):
             await self._tell(None, error={"detail": "a field has a character that is no text", "code": "invalid"})
             return
+        if request.subscribe is None and request.unsubscribe is None:
+            await self._tell(None, error={"detail": "a request has subscribe or unsubscribe", "code": "invalid"})
         if request.unsubscribe is not None and (task := self._tasks.get(request.unsubscribe)) is not None:
             task.cancel()
             await asyncio.wait({task})  # only then is the name free for another
