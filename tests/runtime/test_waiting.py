@@ -154,7 +154,7 @@ async def test_following_a_stored_run_ends_where_it_waits(tmp_path: Path) -> Non
         rests = [event.kind async for event in read_events(second._runs, store, waiting.run_id, past_waits=False)]
         assert (rests[0], rests[-1]) == ("run_started", "run_finished")
         others: Any = second._runs.elsewhere
-        log, _ = await others.last_leg(waiting.run_id)
+        log, _ = await others._last_leg(await second._runs.record(waiting.run_id))
         log.first, log.lost, log.ended = 0, True, False  # as it is opened while the leg is at work
         last = [event.seq async for event in log.follow(until_end_of=waiting.run_id)][-1]
         assert [event async for event in log.follow(last)] == []

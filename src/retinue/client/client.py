@@ -17,12 +17,12 @@ from ..core.events import AnyEvent
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
-from ..runtime.run import RemoteRun, Run, check_loop
+from ..runtime.run import Run, check_loop
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
 from ..wire.resources import decisions_json
 from .connection import Connection, encode_body
-from .runs import RemoteRuns, Request, result_or_cancel
+from .runs import RemoteRun, RemoteRuns, Request, result_or_cancel
 
 PATIENCE = 60.0
 _UNSENT = {

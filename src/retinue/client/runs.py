@@ -16,7 +16,7 @@ from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadB
 from ..core.runs import Out, RunResult, unique
 from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
-from ..runtime.run import Opened, RemoteRun, RunLog
+from ..runtime.run import Opened, Run, RunLog
 from .connection import ANSWER_SECONDS, Connection, encode_body
 from .events import EventReader
 
@@ -35,6 +35,18 @@ class Request(msgspec.Struct, frozen=True):
     repeats: bool = True
 
 
+class RemoteRun(Run[Out]):
+    """A run on a server, whose ids are known only once it is accepted."""
+
+    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
+        await self._open()
+        return await super().cancel(reason, grace, tasks=tasks)
+
+    def abandon(self) -> None:
+        """Stop waiting for it."""
+        self._end.cancel()
+
+
 class RemoteRuns:
     """The requests that handles send to the server."""
 
@@ -47,14 +59,14 @@ class RemoteRuns:
 
     def start(self, request: Request, *, watch: bool) -> RemoteRun[Any]:
         """Send a request at once; with `watch`, read the events of its run."""
-        accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
 
         async def work() -> RunResult[Any]:
             try:
                 answer = await self._send(request)
                 run.run_id, run.thread_id = answer["run_id"], answer["thread_id"]
                 log, first = self._log(run.run_id, answer.get("after", 0))
-                accepted.set_result((log, first))
+                opened.set_result((log, first))
                 if watch:
                     async for _ in log.follow(first, run.run_id):
                         pass
@@ -65,7 +77,7 @@ class RemoteRuns:
                 raise self._connection.closed() from None
 
         end = self._connection.spawn(work())
-        run = RemoteRun[Any](request.run_id, request.thread_id, request.agent, self, end, None, accepted=accepted)
+        run = RemoteRun[Any](request.run_id, request.thread_id, request.agent, self, end, opened)
         return run
 
     async def _send(self, request: Request) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ..storage.sql import SqlStore
 from .followed import FollowedLog
 from .inbox import encode_start
 from .reading import read_events
-from .run import Opened, RemoteRun
+from .run import Opened, Run
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -71,7 +71,7 @@ class Dispatcher:
         queue: str | None = None,
         priority: int = 0,
         delay: float = 0.0,
-    ) -> RemoteRun[Any]:
+    ) -> Run[Any]:
         """Store a run and schedule its first leg. A mistake in the request raises here."""
         identity = request.identity
         given: tuple[Any, Any] = (priority, delay)
@@ -196,16 +196,16 @@ class Dispatcher:
         await self.schedules.add(schedule, self.engine.name, encode_start(request, _checked(request)))
         return made
 
-    def handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> RemoteRun[Any]:
+    def handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> Run[Any]:
         """Return a handle of a run, which was started before or (`beginning`) is being started."""
         identity = record.identity
-        accepted: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
 
         async def work() -> RunResult[Any]:
             if beginning is not None:
                 await beginning
             read = partial(read_events, self._runs, self.store, identity.run_id)
-            accepted.set_result((FollowedLog(read, 0, self._spawn), 0))
+            opened.set_result((FollowedLog(read, 0, self._spawn), 0))
             warning = self._spawn(self._warn_if_unserved(identity.run_id))
             try:
                 return await self._runs.result(identity.run_id)
@@ -213,9 +213,7 @@ class Dispatcher:
                 warning.cancel()
 
         end = self._spawn(work())
-        return RemoteRun[Any](
-            identity.run_id, identity.thread_id, identity.agent, self._runs, end, None, accepted=accepted
-        )
+        return Run[Any](identity.run_id, identity.thread_id, identity.agent, self._runs, end, opened)
 
     async def _warn_if_unserved(self, run_id: str) -> None:
         await asyncio.sleep(self.unserved_after)

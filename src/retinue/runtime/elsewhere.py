@@ -242,20 +242,21 @@ class Elsewhere:
 
     # --- reaching their owners
 
-    async def answer(self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted) -> RunResult:
+    async def answer(self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted | None) -> RunResult:
         """Answer a suspended run, and return its next result."""
-        record = await self._runs.record(run_id)
-        if record.has_ended:
-            return await self._answered_before(record, decisions)
-        if record.log_id == run_id and record.identity.parent_run_id is not None:
-            raise DecisionRefused(f"run {run_id!r} was placed for another run: answer that one, or its root")
-        refused = await self._decide(record, decisions)
-        record = await self._runs.record(run_id)
-        if refused and record.has_ended:
-            return await self._answered_before(record, decisions)
-        if refused:
+        record, refused = await self._runs.record(run_id), ""
+        is_new = not record.has_ended
+        if is_new:
+            if record.log_id == run_id and record.identity.parent_run_id is not None:
+                raise DecisionRefused(f"run {run_id!r} was placed for another run: answer that one, or its root")
+            refused = await self._decide(record, decisions)
+            record = await self._runs.record(run_id)
+        if not is_new or (refused and record.has_ended):
+            await self._check_answered(record, decisions)
+        elif refused:
             raise DecisionRefused(refused)
-        accepted(record, None)
+        if accepted is not None:
+            accepted(record, await self._last_leg(record))
         return await self._wait_for_end(record)
 
     async def decide(self, run_id: str, decisions: Mapping[str, Decision]) -> str:
@@ -342,16 +343,15 @@ class Elsewhere:
         finally:
             ending.cancel()
 
-    async def _answered_before(self, record: RunRecord, decisions: Mapping[str, Decision]) -> RunResult:
-        """Return the result of an ended run if it had accepted these decisions; raise DecisionRefused for new ones."""
+    async def _check_answered(self, record: RunRecord, decisions: Mapping[str, Decision]) -> None:
+        """Raise DecisionRefused unless an ended run had accepted these decisions before."""
         stored = await StoredEvents(self._runs, record.log_id).so_far()
         resumed = [event.decision for event in stored if isinstance(event, ToolCallResumed)]
         known = {decision.id for decision in resumed if decision is not None}
-        if all(decision.id in known for decision in decisions.values()):
-            return self._runs.typed(record)
-        error = None if record.result is None else record.result.error
-        why = "" if error is None else f": {error}"
-        raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing{why}")
+        if not all(decision.id in known for decision in decisions.values()):
+            error = None if record.result is None else record.result.error
+            why = "" if error is None else f": {error}"
+            raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing{why}")
 
     # --- reading
 
@@ -364,9 +364,9 @@ class Elsewhere:
                     return self._runs.typed(record)
                 await watch.wait(LOOK_EVERY)
 
-    async def last_leg(self, run_id: str) -> Opened:
+    async def _last_leg(self, record: RunRecord) -> Opened:
         """Return the log of an answered run, and the number of the last event before its new leg."""
-        store, record, log = self._store, await self._runs.record(run_id), LiveLog()
+        store, log, run_id = self._store, LiveLog(), record.identity.run_id
         first = last = 0
         for event in await StoredEvents(self._runs, record.log_id).so_far():
             if isinstance(event, RunStarted) and event.run_id == run_id:

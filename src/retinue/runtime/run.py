@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from ..core.context import GRACE
@@ -124,20 +124,18 @@ class Run(RunHandle[Out]):
         agent: str,
         home: RunHome,
         end: asyncio.Future[RunResult[Out]],
-        opened: Opened | None,
-        open_log: Callable[[], Awaitable[Opened]] | None = None,
-        accepted: asyncio.Future[Opened | None] | None = None,
+        opened: Opened | asyncio.Future[Opened],
     ) -> None:
+        """A future as `opened` is done once another process has accepted the run: until then its ids may be unknown."""
         super().__init__(run_id, agent, home)
-        self.thread_id, self._end, self._opened, self._open_log = thread_id, end, opened, open_log
-        self._accepted = accepted
+        self.thread_id, self._end, self._opened = thread_id, end, opened
         self._cancelled: RunResult[Out] | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent!r}>"
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        if self._opened is None:
+        if isinstance(self._opened, asyncio.Future):
             return super().__aiter__()
         log, first = self._opened  # every event of its log is its own: no second generator for each of them
         return cast("AsyncIterator[AnyEvent]", log.follow(first, self.run_id))
@@ -161,12 +159,12 @@ class Run(RunHandle[Out]):
 
         Raises ThreadBusy if another run has its thread, and DecisionRefused if the answer does not fit.
         """
-        if self._accepted is not None:
-            await asyncio.wait({self._end, self._accepted}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._accepted.done():
-                self._end.result()
-        else:
+        if not isinstance(self._opened, asyncio.Future):
             await self._home.wait_until_stored(self.run_id, self._end)
+            return
+        await self._open()
+        if self._end.done():
+            self._end.result()
 
     async def place(self) -> int:
         """Return the number of the last event before this start or answer."""
@@ -187,29 +185,12 @@ class Run(RunHandle[Out]):
             yield cast("AnyEvent", event)
 
     async def _open(self) -> Opened:
-        if self._opened is None:
-            assert self._open_log is not None
-            self._opened = await self._open_log()
-        return self._opened
-
-
-class RemoteRun(Run[Out]):
-    """A run on a worker or a server, whose thread and agent are known only once it is accepted."""
-
-    async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
-        await self.stored()
-        return await super().cancel(reason, grace, tasks=tasks)
-
-    def abandon(self) -> None:
-        """Stop waiting for it."""
-        if not self._end.done():
-            self._end.cancel()
-
-    async def _open(self) -> Opened:
-        await self.stored()
-        opened = None if self._accepted is None else self._accepted.result()
-        assert opened is not None
-        return opened
+        if not isinstance(self._opened, asyncio.Future):
+            return self._opened
+        await asyncio.wait({self._end, self._opened}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._opened.done():
+            self._end.result()  # raises: it was refused
+        return self._opened.result()
 
 
 class ChildRun(RunHandle[Any]):

@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 KEPT_LOGS = 100
 """Ended runs whose events a runtime without a store still has in memory."""
 
-Accepted = Callable[[RunRecord, Opened | None], None]
-"""Called when a run was answered, with its log and the place of its new leg if they are in this process."""
+Accepted = Callable[[RunRecord, Opened], None]
+"""Called when a run was answered, with its log and the place of its new leg."""
 
 
 class LocalRuns:
@@ -231,29 +231,27 @@ class LocalRuns:
         """Answer a run that cannot be answered at once; return a handle of the leg that will follow."""
         if self.elsewhere is None and self.log_with(run_id) is None:
             raise UnknownRun(run_id)
-        opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
 
-        def accepted(record: RunRecord, place: Opened | None) -> None:
+        def accepted(record: RunRecord, place: Opened) -> None:
             run.thread_id, run.agent = record.identity.thread_id, record.identity.agent
             opened.set_result(place)
 
-        async def open_log() -> Opened:
-            await asyncio.wait({end, opened}, return_when=asyncio.FIRST_COMPLETED)
-            if opened.done() and (place := opened.result()) is not None:
-                return place
-            if not opened.done() and (end.cancelled() or end.exception() is not None):
+        def ended(done: asyncio.Task[RunResult]) -> None:
+            if not opened.done():  # the answer was refused: nothing follows
                 log = LiveLog()
-                log.close()  # the answer was refused: nothing follows
-                return log, 0
-            return await self._others(run_id).last_leg(run_id)
+                log.close()
+                opened.set_result((log, 0))
+            if not done.cancelled():
+                done.exception()  # mark it as retrieved
 
         end = asyncio.create_task(self.answer(run_id, decisions, accepted))
-        end.add_done_callback(lambda done: None if done.cancelled() else done.exception())  # mark it as retrieved
-        run = Run(run_id, "", "", self, end, None, open_log, opened)
+        end.add_done_callback(ended)
+        run = Run(run_id, "", "", self, end, opened)
         return run
 
     async def answer(
-        self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted = lambda record, place: None
+        self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted | None = None
     ) -> RunResult:
         """Answer a suspended run and return its next result. If a leg is at work, answer when it ends."""
         while (run := await self.here(run_id)) is not None:
@@ -261,14 +259,16 @@ class LocalRuns:
                 await asyncio.wait({run.end})
                 continue
             run.accept(decisions)
-            accepted(run.record, (run.log, run.first))
+            if accepted is not None:
+                accepted(run.record, (run.log, run.first))
             return await self.handle(run).result()
         log = self.log_with(run_id)
         if log is None:
             return await self._others(run_id).answer(run_id, decisions, accepted)
         first, child = log.tree.seq, log.tree.runs[run_id]
         await self.background.answer(log, run_id, decisions)
-        accepted(RunRecord(identity=child.identity, started_at=child.since), (log, first))
+        if accepted is not None:
+            accepted(RunRecord(identity=child.identity, started_at=child.since), (log, first))
         if child.status is RunStatus.RUNNING:
             async for _ in log.follow(log.tree.seq, run_id):
                 pass
