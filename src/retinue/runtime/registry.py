@@ -128,55 +128,52 @@ class AgentRegistry:
         """Ask the backends of suspended runs elsewhere to stop them: these runs of a log, or all. Errors are logged."""
         known = tree.runs.values() if runs is None else runs
         waiting = [run for run in known if run.tickets and run.waits and not run.request.detached]
-        stops = [self._stop(tree.parent_of(run) or run, run, reason) for run in waiting]
+        stops = [self._stop(tree, run, reason) for run in waiting]
         for problem in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(problem, Exception):
                 _log.warning("a run elsewhere could not be stopped: %s", problem)
 
-    async def _stop(self, above: RunState, run: RunState, reason: str) -> None:
-        parent, identity = above.identity.agent, run.identity
+    async def _stop(self, tree: LogState, run: RunState, reason: str) -> None:
         if run.request.queue is not None and self.placement is not None:
             await self.placement.backend.stop(run.run_id, reason)
-            return
-        agent = self._remote_child(parent, identity.agent)
-        plan = None if agent is None else self.resolve(agent)
-        if plan is None or not isinstance(plan.backend, ForeignBackend):
-            _log.warning("run %s waits elsewhere and was not stopped: agent %r is not known", identity.run_id, parent)
-            return
-        token = CancellationToken()
-        token.set(reason)
-        request = RunRequest(
-            agent=plan.agent,
-            identity=identity,
-            messages=(),
-            cancellation=token,
-            is_dispatched=True,
-            remote=run.values.get(REMOTE_KEY, {}),
-        )
-        await plan.backend.backend.run(request)
+        elif (found := self._foreign_of(tree, run)) is None:
+            _log.warning("run %s waits elsewhere and was not stopped: its agent is not known", run.run_id)
+        else:
+            token, (agent, foreign) = CancellationToken(), found
+            token.set(reason)
+            request = RunRequest(
+                agent=agent,
+                identity=run.identity,
+                messages=(),
+                cancellation=token,
+                is_dispatched=True,
+                remote=run.values.get(REMOTE_KEY, {}),
+            )
+            await foreign.backend.run(request)
 
     async def follow_rests(self, log: LiveLog) -> None:
         """Follow the background tasks that ended runs of a log still have elsewhere, as its new owner."""
         for run in log.tree.open_rests():
-            if run.request.queue is not None and self.placement is not None:
-                await self.placement.foreign.follow_rest(self.named(run.identity.agent), log, run)
-                continue
-            above = log.tree.parent_of(run)
-            agent = self._remote_child("" if above is None else above.identity.agent, run.identity.agent)
-            plan = None if agent is None else self.resolve(agent)
-            if plan is not None and isinstance(plan.backend, ForeignBackend):
-                await plan.backend.follow_rest(plan.agent, log, run)
+            if (found := self._foreign_of(log.tree, run)) is not None:
+                agent, foreign = found
+                await foreign.follow_rest(agent, log, run)
             else:
                 _log.warning("run %s: what it left elsewhere is given up: its agent is not known", run.run_id)
                 await give_up(log, run)
                 close(log, run)
 
-    def _remote_child(self, parent: str, name: str) -> Agent | None:
-        above = self.agents.get(parent)
+    def _foreign_of(self, tree: LogState, run: RunState) -> tuple[Agent, ForeignBackend] | None:
+        """Return the agent and the backend of a child that runs elsewhere; None if its agent is not known here."""
+        name, parent = run.identity.agent, tree.parent_of(run)
+        if run.request.queue is not None and self.placement is not None:
+            return self.named(name), self.placement.foreign
+        agent = self.agents.get(name)
+        above = None if parent is None else self.agents.get(parent.identity.agent)
         for given in () if above is None else above.subagents:
             if isinstance(given, SubagentDeclaration) and given.name == name and given.url is not None:
-                return remote_stub(given)
-        return self.agents.get(name)
+                agent = remote_stub(given)
+        plan = None if agent is None else self.resolve(agent)
+        return (plan.agent, plan.backend) if plan is not None and isinstance(plan.backend, ForeignBackend) else None
 
     def _named(self, name: str, agent: Agent) -> ForeignBackend:
         """Return the backend that an agent names, wrapped in a ForeignBackend."""

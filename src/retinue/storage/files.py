@@ -40,7 +40,7 @@ _IS_FILE = "it is a file, not a folder"
 _IS_FOLDER = "it is a folder, not a file"
 _KEPT_BACK = "it is kept back from agents"
 _MISSING = "there is no such file or folder"
-_COLUMNS = "is_folder, version, mark, size"
+_COLUMNS = "is_folder, mark, size"
 _AT = "space = ? AND folder = ? AND name = ?"
 
 
@@ -230,7 +230,7 @@ class StoreFilesystem:
             raise PathError(path, _IS_FOLDER)
         return found
 
-    def _put(self, path: str, data: bytes, expected: _Version | None) -> _Version | None:
+    def _put(self, path: str, data: bytes, expected: str | None) -> str | None:
         spot, mark = self._spot(path), token_hex(8)
         if path.endswith("/"):
             raise PathError(path, "it names a folder, not a file")
@@ -251,14 +251,7 @@ class StoreFilesystem:
             raise FilesystemDown(path, f"the store of this workspace cannot be used: {error}") from error
 
 
-class _Version(NamedTuple):
-    """The version of a file. Numbers start again when a file is created again; marks are never reused."""
-
-    number: int
-    mark: str
-
-
-_ANY = _Version(-1, "")
+_ANY = ""
 """Stands for any version, also that of a file that is not there."""
 
 
@@ -266,7 +259,8 @@ class _Row(NamedTuple):
     """A file or folder without its bytes."""
 
     is_folder: bool
-    version: _Version
+    version: str
+    """Random: a version is never used again."""
     size: int
 
 
@@ -296,14 +290,14 @@ def _load(link: Link, spot: _Spot, most: int) -> tuple[_Row, bytes | None] | Non
     """Return a file with its bytes, or without them if there are more than `most`."""
     query = f"SELECT {_COLUMNS}, CASE WHEN size <= ? THEN body END FROM files WHERE {_AT}"
     for found in link.run(query, most, *spot.key()):
-        return _row(found), None if found[4] is None else bytes(found[4])
+        return _row(found), None if found[3] is None else bytes(found[3])
     return None
 
 
 def _children(link: Link, spot: _Spot) -> dict[str, _Row] | None:
     """Return the rows in a folder by name; None if there is no such folder."""
     query = f"SELECT {_COLUMNS}, name FROM files WHERE space = ? AND folder = ?"
-    found = {row[4]: _row(row) for row in link.run(query, spot.space, join_path(spot.names))}
+    found = {row[3]: _row(row) for row in link.run(query, spot.space, join_path(spot.names))}
     if found or not spot.names:
         return found
     own = _find(link, spot)
@@ -311,22 +305,22 @@ def _children(link: Link, spot: _Spot) -> dict[str, _Row] | None:
     return None if own is None else {}
 
 
-def _put(link: Link, spot: _Spot, data: bytes, mark: str, expected: _Version | None) -> _Version | None:
+def _put(link: Link, spot: _Spot, data: bytes, mark: str, expected: str | None) -> str | None:
     """Replace a file, or create it with the folders above it; return None, and do nothing, if it has not the expected
-    version (None: it is not there)."""
+    version (None: it is not there). Return its new version, the mark."""
     while True:
         found = _find(link, spot, lock=True)
         version = None if found is None else found.version
-        if version is not None and version.mark == mark:
-            return version  # an earlier try wrote it, and its outcome was lost
+        if version == mark:
+            return mark  # an earlier try wrote it, and its outcome was lost
         if expected not in (_ANY, version):
             return None
-        if (written := _write(link, spot, found, data, mark)) is not None:
-            return written
+        if _write(link, spot, found, data, mark):
+            return mark
 
 
-def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> _Version | None:
-    """Replace the file that was found, or create it; return None if another process has created it since."""
+def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) -> bool:
+    """Replace the file that was found, or create it; return False if another process has created it since."""
     if found is None:
         _make_folders(link, spot, len(spot.names) - 1)
         made = link.run(
@@ -334,13 +328,12 @@ def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) 
             "VALUES (?, ?, ?, 0, 1, ?, ?, wall_seconds(), ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
             *(*spot.key(), mark, len(data), data),
         )
-        return _Version(1, mark) if made else None
+        return bool(made)
     if found.is_folder:
         raise PathError(spot.shown(), _IS_FOLDER)
-    version = _Version(found.version.number + 1, mark)
-    update = f"UPDATE files SET version = ?, mark = ?, size = ?, changed_at = wall_seconds(), body = ? WHERE {_AT}"
-    link.run(update, *version, len(data), data, *spot.key())
-    return version
+    change = "version = version + 1, mark = ?, size = ?, changed_at = wall_seconds(), body = ?"
+    link.run(f"UPDATE files SET {change} WHERE {_AT}", mark, len(data), data, *spot.key())
+    return True
 
 
 def _make_folders(link: Link, spot: _Spot, depth: int) -> None:
@@ -374,8 +367,8 @@ def _remove(link: Link, spot: _Spot) -> bool:
 
 
 def _row(found: Sequence[Any]) -> _Row:
-    is_folder, version, mark, size = found[:4]
-    return _Row(bool(is_folder), _Version(version, mark), size)
+    is_folder, mark, size = found[:3]
+    return _Row(bool(is_folder), mark, size)
 
 
 def _refuse_file(found: _Row | None, spot: _Spot, depth: int | None = None) -> None:
