@@ -83,16 +83,8 @@ class Dispatcher:
             engine=self.engine.name, queue=check_queue(queue or DEFAULT_QUEUE), priority=priority, delay=delay
         )
         record, begun = self._store(request, placement, when_busy)
-
-        async def begin() -> None:
-            holder = await begun
-            if holder is not None and when_busy == "reject":
-                raise ThreadBusy(identity.thread_id, holder)
-            if holder is not None and when_busy == "interrupt":
-                await self.engine.answer(holder)
-            await self.schedule(identity.run_id, placement)
-
-        beginning = self._beginning[identity.run_id] = self._spawn(begin())
+        begin = self._schedule_stored(identity, begun, placement, when_busy)
+        beginning = self._beginning[identity.run_id] = self._spawn(begin)
         beginning.add_done_callback(lambda _: self._beginning.pop(identity.run_id, None))
         return self.handle(record, beginning)
 
@@ -132,10 +124,17 @@ class Dispatcher:
         self, request: RunRequest, placement: Placement, when_busy: WhenBusy, saved_at: float | None = None
     ) -> None:
         """Store and schedule a run without a handle. Raise ThreadBusy as `when_busy` and `saved_at` say."""
-        identity = request.identity
-        holder = await self._store(request, placement, when_busy, saved_at)[1]
+        _, begun = self._store(request, placement, when_busy, saved_at)
+        await self._schedule_stored(request.identity, begun, placement, when_busy)
+
+    async def _schedule_stored(
+        self, identity: RunIdentity, begun: asyncio.Future[str | None], placement: Placement, when_busy: WhenBusy
+    ) -> None:
+        holder = await begun
         if holder is not None and when_busy == "reject":
             raise ThreadBusy(identity.thread_id, holder)
+        if holder is not None and when_busy == "interrupt":
+            await self.engine.answer(holder)
         await self.schedule(identity.run_id, placement)
 
     async def placement_of(self, log_id: str) -> Placement:

@@ -169,7 +169,7 @@ class Elsewhere:
         placement = self._runs.registry.placement
         if stored.call is None or placement is None:
             return agent
-        return placement.call_agents.agent_for(agent, stored.call.call.name)
+        return placement.calls.agent_for(agent, stored.call.call.name)
 
     async def _begin(
         self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None

@@ -234,28 +234,41 @@ class LiveRun:
         self.may_wake = ended and bool(waking_agents(self))
         if (placement := self.home.registry.placement) is not None:
             await placement.backend.stop_abandoned(self.log.tree)
-        if self.writer is not None:
-            idle, replies = not (self.log.holders or keep or self.may_wake), self.pop_replies()
-            await self.writer.settle(
-                runs=(self.record,),
-                threads=threads,
-                replies=replies,
-                left=self.log.left_threads(ended=ended and idle),
-                ended=ended and idle,
-                released=idle,
-                rests=True,
-            )
-            self.is_done = idle
-        else:
-            for thread in threads:
-                await self.home.store.save_thread(thread.record)
-            await self.home.store.save_run(self.record)
-            self.is_done = ended and not (self.log.holders or self.may_wake)
+        idle = not (self.log.holders or keep or self.may_wake)
+        await self._store(idle, (self.record,), threads)
+        self.is_done = idle and (ended or self.writer is not None)
         if not self.end.done():
             self.end.set_result(result)
         self._close(ended)
         if self.may_wake or not (self.log.holders or keep):  # the last task may have ended meanwhile
             self._task_ended()
+
+    async def _store(
+        self,
+        idle: bool,
+        runs: tuple[RunRecord, ...] = (),
+        threads: tuple[ThreadUpdate, ...] = (),
+        *,
+        rests: bool = True,
+    ) -> None:
+        """Store these records and all rows. If nothing is at work any more (`idle`), release the log, for good if the run
+        has ended; with `rests`, until a wish is put into its inbox."""
+        if self.writer is None:
+            for thread in threads:
+                await self.home.store.save_thread(thread.record)
+            for run in runs:
+                await self.home.store.save_run(run)
+            return
+        ended = idle and (self.state is None or self.state.is_over)
+        await self.writer.settle(
+            runs=runs,
+            threads=threads,
+            replies=self.pop_replies(),
+            left=self.log.left_threads(ended=ended),
+            ended=ended,
+            released=idle,
+            rests=rests,
+        )
 
     def _close(self, ended: bool) -> None:
         self.log.close()
@@ -281,10 +294,8 @@ class LiveRun:
         try:
             may_end = not self.may_wake or await wake(self)
             if may_end and not (self.log.holders or self._is_release_due or self.log.lost):
-                if self.writer is not None:
-                    left = self.log.left_threads(ended=ended)
-                    with contextlib.suppress(RetinueError):
-                        await self.writer.settle(left=left, ended=ended, released=True, rests=True)
+                with contextlib.suppress(RetinueError):
+                    await self._store(True)
                 self.is_done, self.may_wake = self.writer is not None or ended, False
             self.home.leg_ended(self)
         finally:
@@ -339,10 +350,7 @@ class LiveRun:
         """Store the end of a run from which an exception escaped, so that its thread is released."""
         self.record.result = result
         with contextlib.suppress(RetinueError):
-            if self.writer is not None:
-                await self.writer.settle(runs=(self.record,), left=self.log.left_threads(ended=True), ended=True)
-            else:
-                await self.home.store.save_run(self.record)
+            await self._store(True, (self.record,))
         self._close(True)
 
     def lose(self, exc: Exception | None = None) -> None:
@@ -481,8 +489,6 @@ class LiveRun:
             return
         # Else the log keeps its owner, and recovery finds it when the owner is gone.
         idle = not (self.log.tree.has_open_tasks() or self.may_wake)
-        ended = idle and state.is_over
         with contextlib.suppress(RetinueError):
-            left = self.log.left_threads(ended=ended)
-            await self.writer.settle(left=left, released=idle, ended=ended, rests=state.waits)
+            await self._store(idle, rests=state.waits)
         self.is_done = True

@@ -31,7 +31,7 @@ from ..loop.execution import Execution
 from ..loop.grants import Wanted
 from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
-from .placed_calls import CallAgents, PlacedCalls
+from .placed_calls import PlacedCalls
 from .reading import read_events
 from .waits import Waits
 
@@ -61,7 +61,7 @@ class Placement:
         self._local, self._registry = runs.backend, runs.registry
         self.backend = PlacedBackend(runs, dispatcher)
         self.foreign = ForeignBackend(self.backend, runs.backend, own=True)
-        self.calls, self.call_agents = PlacedCalls(self.backend, runs.backend, runs.registry), CallAgents(runs.backend)
+        self.calls = PlacedCalls(self.backend, runs.backend, runs.registry)
 
     def profile(self) -> BackendProfile:
         return self._local.profile()

@@ -58,6 +58,21 @@ class PlacedCalls:
 
     def __init__(self, backend: PlacedBackend, local: LocalBackend, registry: AgentRegistry) -> None:
         self._backend, self._local, self._registry = backend, local, registry
+        self._agents: WeakKeyDictionary[Agent, dict[str, Agent]] = WeakKeyDictionary()
+
+    def agent_for(self, owner: Agent, tool_name: str) -> Agent:
+        """Return the agent of a placed call on its worker: it has one tool of the owner, its state keys and no hooks."""
+        made = self._agents.setdefault(owner, {})
+        if tool_name not in made:
+            bound = self._local.toolbox_of(owner).get(tool_name)
+            made[tool_name] = Agent(
+                owner.name,
+                NoModel(),
+                tools=[] if bound is None else [bound.tool],
+                plugins=[StateOf(plugin, lambda _: False) for plugin in owner.plugins],
+                output=dict[str, Any],
+            )
+        return made[tool_name]
 
     def is_placed(self, tool: Tool, state: CallState) -> bool:
         """Return whether another worker makes a call, or has made it."""
@@ -187,24 +202,3 @@ def _outcome(x: Execution, call: ToolCall, result: RunResult) -> CallOutcome:
             return failed(call, InternalError(f"what the worker returned cannot be used: {exc}"))
     reason = result.error or result.termination
     return failed(call, ToolCancelled(reason) if result.status is RunStatus.CANCELLED else ExecutionFailed(reason))
-
-
-class CallAgents:
-    """The agents of placed calls on their worker: each has one tool of another agent, with its state keys and no hooks."""
-
-    def __init__(self, local: LocalBackend) -> None:
-        self._local = local
-        self._made: WeakKeyDictionary[Agent, dict[str, Agent]] = WeakKeyDictionary()
-
-    def agent_for(self, owner: Agent, tool_name: str) -> Agent:
-        made = self._made.setdefault(owner, {})
-        if tool_name not in made:
-            bound = self._local.toolbox_of(owner).get(tool_name)
-            made[tool_name] = Agent(
-                owner.name,
-                NoModel(),
-                tools=[] if bound is None else [bound.tool],
-                plugins=[StateOf(plugin, lambda _: False) for plugin in owner.plugins],
-                output=dict[str, Any],
-            )
-        return made[tool_name]

@@ -28,7 +28,7 @@ _encode = msgspec.json.encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-class SeenWorker(Struct, frozen=True, kw_only=True):
+class SeenWorker(Struct, frozen=True):
     """A worker as the database knows it."""
 
     owner: str
@@ -74,15 +74,7 @@ class Workers:
         columns = "owner, engine, queues, agents, slots, busy, seen_until >= wall_seconds()"
         found = await self._database.rows(f"SELECT {columns} FROM workers ORDER BY owner")
         return [
-            SeenWorker(
-                owner=owner,
-                engine=name,
-                queues=_decode_names(queues),
-                agents=_decode_names(agents),
-                slots=slots,
-                busy=busy,
-                is_alive=bool(alive),
-            )
+            SeenWorker(owner, name, _decode_names(queues), _decode_names(agents), slots, busy, bool(alive))
             for owner, name, queues, agents, slots, busy, alive in found
             if engine is None or name == engine
         ]

@@ -122,7 +122,7 @@ class SqlStore:
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        with self._encoding(f"thread {record.thread_id!r}"):
+        with self._storable(f"thread {record.thread_id!r}"):
             write = thread_write(ThreadUpdate(record))
         await self.database.write(write, record.thread_id, threads=[record.thread_id])
 
@@ -132,7 +132,7 @@ class SqlStore:
 
     async def save_run(self, record: RunRecord) -> None:
         identity = record.identity
-        with self._encoding(f"run {identity.run_id!r}"):
+        with self._storable(f"run {identity.run_id!r}"):
             write = run_write(record)
 
         def save(link: Link) -> None:
@@ -187,7 +187,7 @@ class SqlStore:
         return [ThreadSummary(thread_id=name, user_id=user, used_at=used) for name, user, used in found]
 
     async def create_thread(self, record: ThreadRecord) -> bool:
-        with self._encoding(f"thread {record.thread_id!r}"):
+        with self._storable(f"thread {record.thread_id!r}"):
             write = thread_write(ThreadUpdate(record))
 
         def create(link: Link) -> bool:
@@ -230,7 +230,7 @@ class SqlStore:
         saved_at: float | None = None,
     ) -> asyncio.Future[str | None]:
         identity = record.identity
-        with self._encoding(f"run {identity.run_id!r}"):
+        with self._storable(f"run {identity.run_id!r}"):
             beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement, saved_at)
         thread_id = identity.thread_id
 
@@ -276,12 +276,12 @@ class SqlStore:
         return await self.database.value(_HOLDER, thread_id)
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        with self._encoding(f"run {batch.log_id!r}"):
+        with self._storable(f"run {batch.log_id!r}"):
             work = BatchWrite(self.place, batch)
         return self.database.write(work.write, batch.log_id, threads=work.threads)
 
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
-        with self._decoding(f"an event of run {log_id!r} after number {after}"):
+        with self._readable(f"an event of run {log_id!r} after number {after}"):
             return await self.database.read(lambda link: read_events(link, log_id, after, limit))
 
     async def last_event(self, log_id: str) -> int:
@@ -397,21 +397,19 @@ class SqlStore:
         )
 
     def _decode(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
-        with self._decoding(what):
+        with self._readable(what):
             return decode(body)
 
+    def _readable(self, what: str) -> AbstractContextManager[None]:
+        return self._reported(f"what is stored of {what} cannot be read")
+
+    def _storable(self, what: str) -> AbstractContextManager[None]:
+        return self._reported(f"{what} cannot be stored")
+
     @contextmanager
-    def _decoding(self, what: str) -> Generator[None]:
-        """Turn errors of decoders into StoreErrors."""
+    def _reported(self, problem: str) -> Generator[None]:
+        """Turn errors of encoders and decoders into StoreErrors."""
         try:
             yield
         except UNREADABLE as exc:
-            raise StoreError(self.place, f"what is stored of {what} cannot be read: {exc}") from exc
-
-    @contextmanager
-    def _encoding(self, what: str) -> Generator[None]:
-        """Turn errors of encoders into StoreErrors."""
-        try:
-            yield
-        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
-            raise StoreError(self.place, f"{what} cannot be stored: {exc}") from exc
+            raise StoreError(self.place, f"{problem}: {exc}") from exc
