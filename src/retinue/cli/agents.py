@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from textwrap import fill
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -152,16 +152,9 @@ def find_problems(catalog: Catalog) -> list[Problem]:
     return problems
 
 
-class DeclaredAgent(NamedTuple):
-    """A sub-agent to run by itself, and the limits of its declaration."""
-
-    agent: Agent
-    limits: Limits | None
-
-
 async def make_declared(
     harness: HarnessAgent, name: str, max_steps: int | None = None, consent: Permissions | None = None
-) -> DeclaredAgent:
+) -> Agent:
     """Make one of the sub-agents of a harness, as the harness would spawn it. It has no parent to inherit consent from."""
     catalog = read_catalog(harness)
     entry = catalog.entries.get(name)
@@ -169,21 +162,21 @@ async def make_declared(
         known = ", ".join(sorted(catalog.entries))
         raise ConfigurationError(f"there is no sub-agent {name!r} here; there are: {known}")
     if entry.declaration is None:
-        return DeclaredAgent(_with_plugin(harness.mirror(entry.id), consent), None)
+        return _alone(harness.mirror(entry.id), consent, None)
     declaration = entry.declaration if max_steps is None else replace(entry.declaration, max_steps=max_steps)
     try:
-        return DeclaredAgent(_with_plugin(await catalog.child(declaration), consent), _limits(declaration))
+        return _alone(await catalog.child(declaration), consent, _limits(declaration))
     except FilesystemError as exc:
         raise ConfigurationError(f"the sub-agent {name!r} cannot work: {exc}") from exc
 
 
-def _with_plugin(agent: Agent, plugin: Permissions | None) -> Agent:
-    """Return an agent with a plugin in place of the one of that name."""
-    if plugin is None:
-        return agent
+def _alone(agent: Agent, consent: Permissions | None, limits: Limits | None) -> Agent:
+    """Return a sub-agent that runs by itself: with these permissions, and with these limits."""
     made = copy(agent)
-    others = [known for known in agent.plugins if known.name != plugin.name]
-    object.__setattr__(made, "plugins", (plugin, *others))
+    if consent is not None:
+        others = [known for known in agent.plugins if known.name != consent.name]
+        object.__setattr__(made, "plugins", (consent, *others))
+    object.__setattr__(made, "limits", limits or agent.limits)
     return made
 
 
@@ -278,7 +271,7 @@ async def workspace_runtime(
             f"the agent {agent!r} is not declared in {workspace!r}: name it with --target MODULE:ATTR if it is in your "
             "code, or give --workspace DIR with the folder that declares it"
         )
-    chosen = harness if agent == NAME else (await make_declared(harness, agent, None, consent)).agent
+    chosen = harness if agent == NAME else await make_declared(harness, agent, None, consent)
     return runtime_on([chosen], store, serves=False)
 
 

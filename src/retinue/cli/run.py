@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from ..core.agents import Agent
 from ..core.errors import ConfigurationError
 from ..core.model import Model
 from ..core.runs import RunResult
@@ -14,7 +15,6 @@ from ..models.resilience import close_model
 from ..runtime import Run, Runtime
 from ..storage.stores import open_store, without_secrets
 from .agents import (
-    DeclaredAgent,
     choose_model,
     make_assistant,
     make_declared,
@@ -43,7 +43,7 @@ class Folder(NamedTuple):
     """A runtime with the agent of a folder, as the options of a command describe it."""
 
     runtime: Runtime
-    chosen: DeclaredAgent
+    agent: Agent
     model: str | Model | None
     """Instead of the agent's own."""
     consent: Consent
@@ -53,8 +53,8 @@ class Folder(NamedTuple):
 
     def ask(self, question: str, thread_id: str | None) -> Run:
         """Start a run. A shell may pass bytes that are no text; they arrive as lone surrogates, and are replaced."""
-        text, limits = question.encode("utf-8", "replace").decode(), self.chosen.limits
-        return self.runtime.stream(self.chosen.agent, text, thread_id=thread_id, limits=limits, model=self.model)
+        text = question.encode("utf-8", "replace").decode()
+        return self.runtime.stream(self.agent, text, thread_id=thread_id, model=self.model)
 
     def exit_code(self, result: RunResult, interrupt: Interrupt) -> int:
         """Return the exit code of a run, and say what is wrong."""
@@ -74,19 +74,17 @@ async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
     )
     warn_of(args.model, read_catalog(harness).problems, workspace)
     warn_of_errors(problems, args.subagents or "")
-    chosen = DeclaredAgent(harness, None)
-    if args.agent is not None:
-        chosen = await make_declared(harness, args.agent, args.max_steps, consent)
+    agent = harness if args.agent is None else await make_declared(harness, args.agent, args.max_steps, consent)
     # A stored run names its model, for the process that resumes it.
     named: str | Model = model if store is None else model_name(args.model)
-    own_model = named if args.model is not None or chosen.agent.model is None else None
+    own_model = named if args.model is not None or agent.model is None else None
     # Interrupted runs in the database belong to other folders: they are not recovered here.
-    runtime = Runtime([chosen.agent], store=store, recover=False)
+    runtime = Runtime([agent], store=store, recover=False)
     database = "" if args.db is None else f" --db {without_secrets(args.db)}"
     with as_misuse():
         await runtime.__aenter__()
     try:
-        yield Folder(runtime, chosen, own_model, consent, database, store is not None)
+        yield Folder(runtime, agent, own_model, consent, database, store is not None)
     finally:
         await runtime.close()
-        await close_model(chosen.agent.model)
+        await close_model(agent.model)

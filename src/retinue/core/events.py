@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from inspect import iscoroutinefunction
@@ -383,37 +382,31 @@ class Subscription:
     """One reader of a FanOut, with a queue of its own that cannot grow past its size."""
 
     def __init__(self, maxsize: int) -> None:
-        self._queue: deque[Event] = deque()
-        self._maxsize = maxsize
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize)
         self._overflowed = self._closed = False
-        self._last_seq = 0
-        self._wake = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        if self._overflowed or self._closed:
-            return
-        if len(self._queue) >= self._maxsize:
-            self._overflowed = True
-        else:
-            self._queue.append(event)
-        self._wake.set()
+        if not self._closed:
+            try:
+                self._queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._overflowed = self._closed = True
 
     def close(self) -> None:
         self._closed = True
-        self._wake.set()
+        if self._queue.empty():
+            self._queue.put_nowait(None)  # wakes its reader
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            while self._queue:
-                event = self._queue.popleft()
-                self._last_seq = event.seq
-                yield event
-            if self._overflowed:
-                raise ConsumerTooSlow(self._last_seq)
-            if self._closed:
+        last_seq = 0
+        while not (self._closed and self._queue.empty()):
+            event = await self._queue.get()
+            if event is None:
                 return
-            self._wake.clear()
-            await self._wake.wait()
+            last_seq = event.seq
+            yield event
+        if self._overflowed:
+            raise ConsumerTooSlow(last_seq)
 
 
 class FanOut:

@@ -74,10 +74,8 @@ class TaskService:
         self._watch: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._next_sweep: float | None = None
-        self._troubled: set[TaskScope] = set()
-        """Sessions whose records cannot be read or written just now."""
-        self._is_down = False
-        """True if the last sweep failed, which was logged then."""
+        self._troubled: set[TaskScope | None] = set()
+        """Sessions whose records cannot be read or written just now, and None if the last sweep failed: this was logged."""
         self._closing = False
         self.watchers: dict[str, Callable[[TaskRecord], Awaitable[None]]] = {}
         """For each agent: watches a remote task of it whose process is gone."""
@@ -328,13 +326,12 @@ class TaskService:
                     await self.sweep()
                     soon = self._sweeper.proof if self._sweeper.suspects else settings.sweep_every
                     self._next_sweep = time.monotonic() + min(soon, settings.sweep_every)
-                    self._is_down = False
+                    self._troubled.discard(None)
             except Exception as exc:
                 if not isinstance(exc, RetinueError):
                     _log.exception("looking after tasks failed; it is tried again")
-                elif not self._is_down:
-                    self._is_down = True
-                    _log.error("lost tasks cannot be looked for, which is tried again: %s", exc)
+                else:
+                    self._log_once(None, "lost tasks cannot be looked for, which is tried again: %s", exc)
                 self._next_sweep = time.monotonic() + settings.sweep_every
             self._woken.clear()
             if self._local:
@@ -349,9 +346,12 @@ class TaskService:
             await self._check_tasks(scope)
             self._troubled.discard(scope)
         except RetinueError as exc:
-            if scope not in self._troubled:
-                self._troubled.add(scope)
-                _log.error("the tasks of session %s cannot be looked after: %s", scope.session_id, exc)
+            self._log_once(scope, "the tasks of session %s cannot be looked after: %s", scope.session_id, exc)
+
+    def _log_once(self, trouble: TaskScope | None, message: str, *args: object) -> None:
+        if trouble not in self._troubled:
+            self._troubled.add(trouble)
+            _log.error(message, *args)
 
     async def _check_tasks(self, scope: TaskScope) -> None:
         """Stop the tasks that were cancelled or given up on, and write heartbeats for the others."""
