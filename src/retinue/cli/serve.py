@@ -158,14 +158,15 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     runtime = make_runtime(args)
     if args.workers > 1 and not isinstance(runtime.store, SqlStore):
         raise ConfigurationError(f"--workers needs a database that they share: give --db URL, or set ${VARIABLE}")
-    from ..server.process import bind
+    from ..server.process import Tls, bind
 
-    if (tls := _tls(args)) is not None:
+    tls = None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key)
+    if tls is not None:
         tls.check()
     with socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port) as listener:
         if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
             token = f"rtn_{secrets.token_urlsafe(32)}"
-        server = _Server(args, runtime, listener, token)
+        server = _Server(args, runtime, listener, token, tls)
         if args.workers > 1 and not is_worker:
             return await Workers(args, listener, token, interrupt).serve(server.announce)
         await server.serve(partial(_stopped_or_left, interrupt) if is_worker else interrupt.wait)
@@ -270,6 +271,7 @@ class _Server(NamedTuple):
     runtime: Runtime
     listener: socket.socket
     token: str | None
+    tls: Tls | None
 
     @property
     def url(self) -> str:
@@ -316,7 +318,7 @@ class _Server(NamedTuple):
                 a2a=A2AOptions(base=self.url, key=key, push_private=args.push_private),
             )
             async with self._grpc(app):
-                await serve_app(app, self.listener, wait(), self.announce, tls=_tls(args))
+                await serve_app(app, self.listener, wait(), self.announce, tls=self.tls)
         finally:
             await self.runtime.close()
 
@@ -345,7 +347,7 @@ class _Server(NamedTuple):
                 port = 0 if args.port == 0 and args.workers == 1 else self.listener.getsockname()[1] + 1
             try:
                 server = await start_grpc(
-                    app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None, tls=_tls(args)
+                    app, args.host, port, shared=args.workers > 1, listed=args.grpc_port is not None, tls=self.tls
                 )
             except ConfigurationError as exc:
                 if args.grpc_port is not None:
@@ -358,12 +360,6 @@ class _Server(NamedTuple):
         finally:
             if server is not None:
                 await server.stop(_GRPC_GRACE)
-
-
-def _tls(args: argparse.Namespace) -> Tls | None:
-    from ..server.process import Tls
-
-    return None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key)
 
 
 async def _stopped_or_left(interrupt: Interrupt) -> None:

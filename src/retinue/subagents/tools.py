@@ -13,10 +13,10 @@ from ..core.content import to_json_text
 from ..core.context import ToolContext
 from ..core.errors import ExecutionBackendError, FilesystemError, LimitReached, TaskStoreError
 from ..core.functions import FunctionTool
-from ..core.results import SuspendTicket, ToolOutput, ToolResult
+from ..core.results import ToolOutput, ToolResult
 from ..core.runs import RunResult, RunStatus
 from ..core.state import StateKey
-from ..core.tools import Tool, text_beside_data
+from ..core.tools import Tool, answer_of, text_beside_data
 from ..tasks.task import TaskRecord, TaskStatus
 from .catalog import Catalog, Entry
 from .spawned import LABEL, SPAWNED, Labels, Spawned, spawned_of
@@ -26,6 +26,13 @@ from .work import ChildJob, Workers, stable_id
 DEFAULT_SECONDS = 30
 MOST_SECONDS = 600
 _LIST = "Use agent_list() to see your sub-agents."
+_ACCEPTED = (
+    "note: It works in the background, and you are told when it has ended. Do NOT call task_output now; go on or answer "
+    "the user. Later: task_output(task_id, block=false), task_cancel, task_list."
+)
+_GOES_ON = (
+    "goes on in the background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
+)
 
 
 class AgentTools:
@@ -179,9 +186,8 @@ class AgentTools:
         try:
             job = ChildJob.of(entry, await entry.agent(ctx), spawned, text, ctx)
             if seconds == 0:
-                record = await self._workers.start(job)
-                head = f"{_head(spawned, is_new)}\n" if is_new else ""
-                return ToolOutput(f"{head}{_accepted(record)}", {SPAWNED: spawned})
+                task_id, head = (await self._workers.start(job)).task_id, f"{_head(spawned, True)}\n" if is_new else ""
+                return ToolOutput(f"{head}status: accepted\ntask_id: {task_id}\n{_ACCEPTED}", {SPAWNED: spawned})
             outcome = await self._workers.wait_for(job, seconds)
         except LimitReached as exc:
             return error_answer(exc.reason)
@@ -193,11 +199,11 @@ class AgentTools:
                 updates[ANNOUNCED] = {outcome.task_id: outcome.status.lower()}
                 answer = _ended(outcome, await self._workers.repository.read_result(outcome))
             else:
-                answer = _still_running(outcome, seconds)
+                note = f"note: It did not end within {seconds} s and {_GOES_ON}"
+                answer = f"status: timeout_promoted\ntask_id: {outcome.task_id}\n{note}"
             return ToolOutput(f"{_head(spawned, is_new)}\n{answer}", updates)
         if outcome.status.is_waiting:
-            ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{entry.id}", f"{entry.id} waits for a decision")
-            return ToolResult.suspended(ticket.message, ticket=ticket)
+            return answer_of(outcome, entry.id, ctx)
         # A call that continued after a wait has the sub-agent it began with.
         spawned = known_as(spawned, outcome.thread_id)
         metadata = {"child_run_id": outcome.run_id, "child_status": outcome.status.value, "steps": outcome.steps}
@@ -234,21 +240,6 @@ def describe_outcome(outcome: RunResult, seconds: float) -> str:
     if outcome.status is RunStatus.CANCELLED:
         return f"status: cancelled{partial}"
     return f"status: error\nerror: {outcome.error or outcome.termination}{partial}"
-
-
-def _accepted(record: TaskRecord) -> str:
-    return (
-        f"status: accepted\ntask_id: {record.task_id}\nnote: It works in the background, and you are told when it has "
-        "ended. Do NOT call task_output now; go on or answer the user. Later: task_output(task_id, block=false), "
-        "task_cancel, task_list."
-    )
-
-
-def _still_running(record: TaskRecord, seconds: int) -> str:
-    return (
-        f"status: timeout_promoted\ntask_id: {record.task_id}\nnote: It did not end within {seconds} s and goes on in the "
-        "background; nothing is lost, and you are told when it has ended. Do NOT start the same task again."
-    )
 
 
 def _ended(record: TaskRecord, result: str | None) -> str:
