@@ -207,9 +207,9 @@ class A2AFollower(Follower[A2AClient]):
             raise
         except (NotOffered, UnknownTask) as exc:
             self._client.forget_card()
-            raise ExecutionBackendError(self._name, f"{self._client.url} did not take the task: {exc}") from exc
+            raise self._client.error(f"did not take the task: {exc}") from exc
         if not self.accepted.is_set():
-            raise ExecutionBackendError(self._name, f"{self._client.url} answered nothing")
+            raise self._client.error("answered nothing")
 
     async def _send(self, message_id: str, parts: list[Any], patience: float) -> None:
         """Send a message and read the events that follow. A broken connection after the first event is not an error."""
@@ -389,9 +389,9 @@ class A2AFollower(Follower[A2AClient]):
     def _begin(self, task_id: str, context_id: str, is_message: bool = False) -> None:
         """Store the ids of the task that the server has created."""
         if not is_message and not is_id(task_id):
-            raise ExecutionBackendError(self._name, f"{self._client.url} gave the task an id that cannot be used")
+            raise self._client.error("gave the task an id that cannot be used")
         if self._tasks.get(task_id, self.run_id) != self.run_id:
-            raise ExecutionBackendError(self._name, f"{self._client.url} gave the task the id of another run's")
+            raise self._client.error("gave the task the id of another run's")
         if task_id:
             self.view.task_id = task_id
             self._tasks[task_id] = self.run_id
@@ -406,8 +406,7 @@ class A2AFollower(Follower[A2AClient]):
 
     def _check_size(self) -> None:
         if self.view.size > MOST_BYTES:
-            problem = f"{self._client.url} sent artifacts of more than {MOST_BYTES:,} bytes"
-            raise ExecutionBackendError(self._name, problem)
+            raise self._client.error(f"sent artifacts of more than {MOST_BYTES:,} bytes")
 
     def _stream_text(self, fresh: str | None) -> None:
         """Emit the text that is new at the end; with `None`, find it by comparison with the emitted text."""

@@ -28,7 +28,16 @@ from ..core.secrets import redact
 from ..wire.a2a_budget import BUDGET, limits_json
 from .a2a_http import TooMuch, make_http_client, origin_of
 from .a2a_signature import CardVerifier, UntrustedCard
-from .http_client import ANSWER_SECONDS, MOST_BYTES, NOT_OFFERED, Garbled, NotOffered, ServerClient, trace_headers
+from .http_client import (
+    ANSWER_SECONDS,
+    MOST_BYTES,
+    NO_ADDRESS,
+    NOT_OFFERED,
+    Garbled,
+    NotOffered,
+    ServerClient,
+    trace_headers,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -167,7 +176,7 @@ class A2AClient(ServerClient):
     def _connect(self, link: _Link, card: pb.AgentCard) -> Client:
         required = [extension.uri for extension in card.capabilities.extensions if extension.required]
         if required:
-            raise ExecutionBackendError(self.name, f"{self.url} requires extensions: {self.words(', '.join(required))}")
+            raise self.error(f"requires extensions: {self.words(', '.join(required))}")
         found = list(card.supported_interfaces)
         usable = [one for one in found if self._is_allowed(one)]
         if not usable:
@@ -185,8 +194,7 @@ class A2AClient(ServerClient):
             return ClientFactory(config).create(card)
         except ValueError:
             offered = self.words(", ".join([one.protocol_binding for one in usable]))
-            problem = f"{self.url} offers no transport that is known here, only {offered}"
-            raise ExecutionBackendError(self.name, problem) from None
+            raise self.error(f"offers no transport that is known here, only {offered}") from None
 
     def _is_allowed(self, interface: pb.AgentInterface) -> bool:
         try:
@@ -223,7 +231,7 @@ class A2AClient(ServerClient):
                 size, clean = self._without_secrets(one)
                 total += size
                 if total > MOST_STREAM_BYTES:
-                    raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_STREAM_BYTES:,} bytes")
+                    raise self.error(f"sent more than {MOST_STREAM_BYTES:,} bytes")
                 yield clean
         except ExecutionBackendError:
             raise
@@ -273,19 +281,19 @@ class A2AClient(ServerClient):
             return self.untrusted(words)
         for one in causes:
             if isinstance(one, TooMuch):
-                return ExecutionBackendError(self.name, f"{self.url} {one}")
+                return self.error(str(one))
             if isinstance(one, httpx.HTTPStatusError):
                 return self._problem_of_answer(one.response.status_code, words, what)
             if isinstance(one, httpx.ConnectError | httpx.ConnectTimeout):
                 return NotSent(f"{self.url} cannot be reached ({words})")
             if isinstance(one, httpx.InvalidURL | httpx.UnsupportedProtocol):
-                return self.unusable()
+                return self.error(NO_ADDRESS)
             if isinstance(one, httpx.RequestError | TimeoutError | OSError):
                 return ConnectionError(f"{self.url} cannot be reached ({words})")
             if isinstance(one, grpc.aio.AioRpcError):
                 return self._problem_of_grpc(one.code().name, words, what)
         if isinstance(exc, errors.A2AError) and type(exc).__module__ == errors.__name__:
-            return ExecutionBackendError(self.name, f"{self.url} {what}: {words}")
+            return self.error(f"{what}: {words}")
         return Garbled(f"{self.url} did not answer as an A2A server ({words}): check the url")
 
     def _problem_of_answer(self, status: int, words: str, what: str) -> Exception:

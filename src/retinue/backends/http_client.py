@@ -26,6 +26,7 @@ MOST_BYTES = 20_000_000
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 NOT_OFFERED = frozenset({404, 405, 501})
 _DENIED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
+NO_ADDRESS = "is not an address that can be asked"
 _SHOWN = 300
 _ERROR_BODY = 64 * 1024
 
@@ -84,25 +85,25 @@ class ServerClient:
         """Close the connections of the running event loop."""
         raise NotImplementedError
 
+    def error(self, what: str) -> ExecutionBackendError:
+        """Return the final error for what this server is, did or did not do."""
+        return ExecutionBackendError(self.name, f"{self.url} {what}")
+
     def refused(self, status: int | str, said: bytes | str, what: str) -> ExecutionBackendError:
         advice = ": check the headers of the declaration" if status in _DENIED else ""
-        return ExecutionBackendError(self.name, f"{self.url} {what}: {status} {self.words(said)}{advice}")
+        return self.error(f"{what}: {status} {self.words(said)}{advice}")
 
     def untrusted(self, reason: str) -> ExecutionBackendError:
         """Return the error for a certificate that is not trusted."""
-        problem = f"{self.url} has a certificate that is not trusted ({self.words(reason)})"
-        return ExecutionBackendError(self.name, f"{problem}: name its authority in the file $SSL_CERT_FILE")
-
-    def unusable(self) -> ExecutionBackendError:
-        return ExecutionBackendError(self.name, f"{self.url} is not an address that can be asked")
+        problem = f"has a certificate that is not trusted ({self.words(reason)})"
+        return self.error(f"{problem}: name its authority in the file $SSL_CERT_FILE")
 
     def problem_of_status(self, status: int, said: bytes | str) -> Exception | None:
         """Return the error for a status that has nothing to do with the request: a failure that may pass, or a redirect."""
         if status in _TRANSIENT:
             return ConnectionError(f"{self.url} answered {status}: {self.words(said)}")
         if 300 <= status < 400:
-            problem = f"{self.url} answered {status}, a redirect, which is not followed: correct the url"
-            return ExecutionBackendError(self.name, problem)
+            return self.error(f"answered {status}, a redirect, which is not followed: correct the url")
         return None
 
     def words(self, said: bytes | str) -> str:
@@ -162,7 +163,7 @@ class HttpClient(ServerClient):
         try:
             yield
         except aiohttp.InvalidURL:
-            raise self.unusable() from None
+            raise self.error(NO_ADDRESS) from None
         except aiohttp.ClientConnectorCertificateError as exc:
             raise self.untrusted(str(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLong) as exc:
@@ -199,7 +200,7 @@ class HttpClient(ServerClient):
                     data += more
                 status = response.status
         if len(data) > MOST_BYTES:
-            raise ExecutionBackendError(self.name, f"{self.url} sent more than {MOST_BYTES:,} bytes")
+            raise self.error(f"sent more than {MOST_BYTES:,} bytes")
         if (problem := self.problem_of_status(status, data)) is not None:
             raise problem
         if status == 400:

@@ -134,7 +134,7 @@ class GraphFollower(Follower[HttpClient]):
 
         run = await self._retry(start, patience)
         if not _ID.fullmatch(run.run_id):
-            raise ExecutionBackendError(self._client.name, f"{self._client.url} gave the run an id that cannot be used")
+            raise self._client.error("gave the run an id that cannot be used")
         self._remote_id, self._status = run.run_id, run.status
         self._event, self._events = _FROM_START, set[str]()
 
@@ -256,9 +256,7 @@ class GraphFollower(Follower[HttpClient]):
         if text and self._is_in_step:
             self._size += len(text)
             if self._size > MOST_BYTES:
-                raise ExecutionBackendError(
-                    self._client.name, f"{self._client.url} sent more than {MOST_BYTES:,} bytes"
-                )
+                raise self._client.error(f"sent more than {MOST_BYTES:,} bytes")
             self._emit_text(text)
 
     async def _load_run(self) -> GraphRun:

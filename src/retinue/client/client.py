@@ -83,21 +83,21 @@ class Client:
 
     def __exit__(self, *exc: object) -> None:
         thread, self._thread = self._sync(), None
-        thread.wait_for_cancels()
-        self._connection.is_closed = True
-        thread.call(self._connection.close())
-        thread.close()
+        self._close_thread(thread)
 
     async def close(self) -> None:
         """Close the connections. Runs continue on the server."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            await asyncio.to_thread(thread.wait_for_cancels)
+            await asyncio.to_thread(self._close_thread, thread)
         self._connection.is_closed = True
         await self._connection.close()
-        if thread is not None:
-            await asyncio.to_thread(thread.call, self._connection.close())
-            await asyncio.to_thread(thread.close)
+
+    def _close_thread(self, thread: LoopThread) -> None:
+        thread.wait_for_cancels()
+        self._connection.is_closed = True
+        thread.call(self._connection.close())
+        thread.close()
 
     def _sync(self) -> LoopThread:
         if self._connection.is_closed:

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 from ..core.errors import ConfigurationError
 from .a2a import Refused, Tasks
+from .http import join_headers
 from .process import Tls
 
 _CODES = {
@@ -29,11 +30,8 @@ _CODES = {
 class _Contexts(GrpcServerCallContextBuilder):
     def build(self, context: Any) -> ServerCallContext:
         given: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
-        headers: dict[str, str] = {}
-        for name, value in given:
-            text = value if isinstance(value, str) else value.decode("latin-1")
-            headers[name.lower()] = f"{headers[name.lower()]}, {text}" if name.lower() in headers else text
-        return ServerCallContext(state={"headers": headers})
+        texts = [(name.lower(), one if isinstance(one, str) else one.decode("latin-1")) for name, one in given]
+        return ServerCallContext(state={"headers": join_headers(texts)})
 
 
 class _Refusals:

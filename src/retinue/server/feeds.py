@@ -7,10 +7,9 @@ further behind reads from the store until it has caught up. So a slow follower d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Literal
 
@@ -208,9 +207,8 @@ class Feeds:
     def _pace(self) -> float:
         return min(self._followers * PACE, LONGEST_PACE)
 
-    @contextlib.contextmanager
-    def open(self, log_id: str, after: int) -> Generator[Feed]:
-        """Follow a log after an event number."""
+    def open(self, log_id: str, after: int) -> Feed:
+        """Follow a log after an event number, until `leave`."""
         feed = self._feeds.get(log_id)
         if feed is None or feed.problem is not None:
             feed = self._feeds[log_id] = Feed(self._runtime, log_id, after, self._pace)
@@ -218,18 +216,18 @@ class Feeds:
         self._followers += 1
         if self._beats is None:
             self._beats = asyncio.create_task(self._beat(), name="stream-heartbeat")
-        try:
-            yield feed
-        finally:
-            feed.followers -= 1
-            self._followers -= 1
-            if not feed.followers:
-                feed.close()
-                if self._feeds.get(log_id) is feed:
-                    del self._feeds[log_id]
-            if not self._feeds:
-                self._beats.cancel()
-                self._beats = None
+        return feed
+
+    def leave(self, feed: Feed) -> None:
+        feed.followers -= 1
+        self._followers -= 1
+        if not feed.followers:
+            feed.close()
+            if self._feeds.get(feed.log_id) is feed:
+                del self._feeds[feed.log_id]
+        if not self._feeds and self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
 
     def drop(self, log_ids: Iterable[str]) -> None:
         """End the feeds of logs that were deleted."""

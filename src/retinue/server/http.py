@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -186,9 +186,13 @@ async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Cal
 
 
 def headers_of(request: HTTPConnection) -> dict[str, str]:
-    """Return the headers. One that came twice has both values, so that neither can stand in for the other."""
+    return join_headers(request.headers.items())
+
+
+def join_headers(given: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by name. One that came twice has both values, so that neither can stand in for the other."""
     found: dict[str, str] = {}
-    for name, value in request.headers.items():
+    for name, value in given:
         between = "; " if name == "cookie" else ", "
         found[name] = f"{found[name]}{between}{value}" if name in found else value
     return found

@@ -40,7 +40,6 @@ from ..wire.shapes import (
     RunState,
     SnapshotShape,
     TaskShape,
-    WorkingRun,
 )
 from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoints, Page, check_scope, json_response, not_found
@@ -260,7 +259,7 @@ async def get_run(call: Call) -> Any:
     return await shown_run(call.service, record, ends.get(record.identity.run_id))
 
 
-@endpoint("GET", f"{_RUN}/result", query=WaitQuery, returns=ResultShape, more={202: WorkingRun})
+@endpoint("GET", f"{_RUN}/result", query=WaitQuery, returns=ResultShape, more={202: RunState})
 async def get_result(call: Call) -> Any:
     """Return the result of a run that has ended or waits; 202 while it works."""
     query: WaitQuery = call.query
@@ -271,7 +270,7 @@ async def get_result(call: Call) -> Any:
             return result_json(found)
         record = await call.run()
     if record.result is None:
-        return json_response({"run_id": run_id, "status": record.status}, 202)
+        return json_response(_state_json(record), 202)
     return result_json(record.result)
 
 

@@ -156,8 +156,8 @@ class _Source:
     """A log that is being read: that of a run, or of one of the runs of a thread."""
 
     def __init__(self, service: Service, run_id: str, after: int = 0, *, root_ended: bool = False) -> None:
-        self._place = contextlib.ExitStack()
-        self.feed, self.after = self._place.enter_context(service.feeds.open(run_id, after)), after
+        self._feeds, self.after = service.feeds, after
+        self.feed = self._feeds.open(run_id, after)
         self.root_ended = root_ended
         self.told: Frame | None = None
 
@@ -167,7 +167,7 @@ class _Source:
         return [Batch([frame]) for frame in wanted.notices(self.feed.notice) if frame is not told]
 
     def close(self) -> None:
-        self._place.close()
+        self._feeds.leave(self.feed)
 
     async def read(self) -> list[Frame]:
         """Return the next events; while the root run has not ended, none after its end."""

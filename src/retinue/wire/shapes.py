@@ -39,11 +39,6 @@ class RunState(TypedDict):
     status: str
 
 
-class WorkingRun(TypedDict):
-    run_id: str
-    status: str
-
-
 class RunShape(RunState):
     orphaned: bool
     agent: str
