@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..core.content import record_json
-from ..core.events import Event, InferenceFinished, Namespace, TaskUpdated, ToolCallFinished
+from ..core.events import Event, Namespace, TaskUpdated
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import Usage
 from .resources import fields_of, iso
@@ -24,8 +24,6 @@ class SnapshotTree(RunTree):
     def __init__(self, events: Iterable[Event] = ()) -> None:
         super().__init__()
         self.seq = 0
-        self.own_usage: dict[str, Usage] = {}
-        self.tickets: dict[tuple[str, str], SuspendTicket] = {}
         self.tasks: dict[str, dict[str, Any]] = {}
         for event in events:
             self(event)
@@ -33,11 +31,7 @@ class SnapshotTree(RunTree):
     def __call__(self, event: Event) -> None:
         super().__call__(event)
         self.seq = event.seq
-        if isinstance(event, InferenceFinished):
-            self.own_usage[event.run_id] = self.own_usage.get(event.run_id, Usage()) + event.usage
-        elif isinstance(event, ToolCallFinished) and event.result.suspension is not None:
-            self.tickets[event.run_id, event.call_id] = event.result.suspension
-        elif isinstance(event, TaskUpdated):
+        if isinstance(event, TaskUpdated):
             known = self.tasks.setdefault(event.task_id, {"task_id": event.task_id, "started_at": iso(event.at)})
             known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.parent_run_id}
             known["agent"] = event.agent
@@ -74,7 +68,7 @@ class SnapshotTree(RunTree):
             "started_at": iso(run.started),
             "ended_at": iso(run.ended),
             "steps": len(run.steps),
-            "usage": msgspec.structs.asdict(self.own_usage.get(run.run_id, Usage())),
+            "usage": msgspec.structs.asdict(run.own_usage),
             "total_usage": msgspec.structs.asdict(self.total_usage(run)),
             "children": sum(1 for call in run.calls.values() for _ in call.children),
         }
@@ -84,20 +78,19 @@ class SnapshotTree(RunTree):
         return shown
 
     def _call_json(self, call: CallNode, step: int) -> dict[str, Any]:
-        ticket = self.tickets.get((call.run_id, call.call_id))
         return {
             **fields_of(call, "call_id", "tool", "status", "result", "output", "error", "is_task"),
             "step": step,
             "args": record_json(dict(call.args or {})),
             "started_at": iso(call.started),
             "ended_at": iso(call.ended),
-            "ticket": record_json(ticket) if ticket is not None and _waits(call) else None,
+            "ticket": record_json(_open_ticket(call)),
             "children": [self.run_json(child) for child in call.children.values()],
         }
 
     def total_usage(self, run: RunNode) -> Usage:
         """Return the usage of a run and of everything below it."""
-        total = self.own_usage.get(run.run_id, Usage())
+        total = run.own_usage
         for call in run.calls.values():
             for child in call.children.values():
                 total += self.total_usage(child)
@@ -132,8 +125,8 @@ class SnapshotTree(RunTree):
                 else:
                     below += self._questions(child, answer_to, (*path, name))
             yield from below
-            ticket = self.tickets.get((run.run_id, call.call_id))
-            if _waits(call) and ticket is not None and not (below and not call.is_task):
+            ticket = _open_ticket(call)
+            if ticket is not None and not (below and not call.is_task):
                 yield {
                     **fields_of(run, "run_id", "agent", "ns"),
                     **fields_of(call, "call_id", "tool"),
@@ -145,5 +138,6 @@ class SnapshotTree(RunTree):
                 }
 
 
-def _waits(call: CallNode) -> bool:
-    return call.status is ToolCallStatus.SUSPENDED
+def _open_ticket(call: CallNode) -> SuspendTicket | None:
+    """Return the question of a call that waits; None if it does not."""
+    return call.ticket if call.status is ToolCallStatus.SUSPENDED else None

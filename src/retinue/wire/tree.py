@@ -25,7 +25,7 @@ from ..core.events import (
     ToolCallStreamDelta,
 )
 from ..core.messages import Message, Role
-from ..core.results import ToolCallStatus
+from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 
 CANCELLED = "cancelled"
@@ -65,8 +65,9 @@ class RunNode(_Node):
         super().__init__(event, parent)
         self.label, self.ns, self.thread_id, self.model, self.task = event.agent, event.ns, "", "", ""
         self.status, self.termination = RunStatus.RUNNING, ""
-        self.usage = self.leg_usage = Usage()
-        """The usage `run_finished` reports, and the sum over the model calls of this leg and its children."""
+        self.usage = self.leg_usage = self.own_usage = Usage()
+        """The usage `run_finished` reports, the sum over the model calls of this leg and its children, and that over all
+        model calls of this run alone."""
         self.inferences = self.tool_calls = 0
         self.steps: list[StepNode] = []
         self.calls: dict[str, CallNode] = {}
@@ -128,6 +129,8 @@ class CallNode(_Node):
         self.call_id, self.tool, self.status = call_id, tool, ToolCallStatus.NEW
         self.args: Mapping[str, Any] | None = None
         self.result: str | None = None
+        self.ticket: SuspendTicket | None = None
+        """The question that it waits for."""
         self.output = ""
         """The end of its streamed output."""
         self.children: dict[str, RunNode] = {}
@@ -245,6 +248,7 @@ class RunTree:
             step.first_chunk = event.at
 
     def _inference_finished(self, event: InferenceFinished, run: RunNode) -> None:
+        run.own_usage += event.usage
         step = run.step
         if not step.asked:
             self._ask(run)
@@ -306,7 +310,7 @@ class RunTree:
         elif event.status is ToolCallStatus.CANCELLED:
             call.error_type = CANCELLED
         if self._content:
-            call.result = event.message.text
+            call.result, call.ticket = event.message.text, event.result.suspension
             if event.status is not ToolCallStatus.SUSPENDED:
                 run.results[event.call_id] = event.message
         if is_open:
