@@ -389,3 +389,21 @@ async def test_without_lineage() -> None:
     await stage.run()
     assert stage.given[0].response == "hello"
     assert stage.child() == []
+
+
+@pytest.mark.parametrize("transcript", ["user_messages", "full"])
+async def test_a_backend_gets_only_what_may_leave_unless_its_transcript_is_full(transcript: Any) -> None:
+    said = [
+        Message.system("secret"),
+        Message.user("echo hello"),
+        Message.assistant("earlier"),
+        Message.user("for the model", visibility="internal"),
+    ]
+    stage = Stage(
+        lambda ctx: run_child_agent(ctx.resolver, "far", said, parent=ParentContext.of(ctx)),
+        ExampleBackend(None, BackendProfile(cancellation="cooperative", persistence="stored", transcript=transcript)),
+    )
+    await stage.run()
+    assert stage.given[0].response == "hello"
+    texts = [message.text for message in stage.backend.requests[0].messages]
+    assert texts == ([message.text for message in said] if transcript == "full" else ["echo hello"])

@@ -171,12 +171,22 @@ class ForeignBackend:
         if problems:
             raise ExecutionBackendError(request.agent.name, f"its backend cannot do this: {'; '.join(problems)}")
 
+    def _visible(self, request: RunRequest) -> RunRequest:
+        """Return the request as the backend may see it: with the messages that leave this process, and no others."""
+        sent = request.remote_messages()
+        if self._is_own or len(sent) == len(request.messages) or self.profile().transcript == "full":
+            return request
+        return replace(request, messages=sent)
+
     async def _attend(self, request: RunRequest, child: ForeignRun | None) -> RunResult:
         """Execute a run in its own asyncio task, so that on a cancel it gets time to stop."""
         given, token, loop = request.cancellation, CancellationToken(), asyncio.get_running_loop()
         request.cancellation = token
         seconds, late = _time_left(request, child)
-        work = asyncio.create_task(self.backend.run(request), name=request.identity.run_id)
+        sent = self._visible(request)
+        if child is not None:
+            child.sent = sent
+        work = asyncio.create_task(self.backend.run(sent), name=request.identity.run_id)
 
         def stop() -> None:
             if child is not None and child.parent.log.lost:  # another process waits for it now
@@ -254,6 +264,8 @@ class ForeignRun:
         self._is_closed = False
         self._seen = request.seen
         self._has_text = request.seen > 0 or bool(request.streamed)
+        self.sent = request
+        """The request as the backend has it."""
         self.limits = None if request.limits is DEFAULT_LIMITS else request.limits
         """Its own, beside those of the runs above."""
         self._is_counted = ref is None
@@ -305,7 +317,7 @@ class ForeignRun:
 
     def detach(self) -> None:
         """Let the run outlive its call."""
-        self.request.detached = True
+        self.request.detached = self.sent.detached = True
         if self.state is not None and not self.state.request.detached:
             self.parent.log.append_private(Private(kind="commit", run_id=self.state.run_id, detached=True))
 
