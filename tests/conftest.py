@@ -49,9 +49,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _the_postgres_server() -> Iterator[TestServer]:
+    from .connections import lent_connections
     from .databases import postgres_server
 
-    with postgres_server() as server:
+    with postgres_server() as server, lent_connections():
         yield server
 
 
@@ -73,3 +74,12 @@ def postgres_url(postgres_server: TestServer) -> Iterator[str]:
 def new_postgres_url(postgres_server: TestServer) -> str:
     """The URL of a schema that does not exist yet."""
     return postgres_server.url()
+
+
+@pytest.fixture
+def new_connections(_the_postgres_server: TestServer) -> Iterator[None]:
+    """Let stores of PostgreSQL have connections of their own, which end when they are closed."""
+    from .connections import new_connections
+
+    with new_connections():
+        yield

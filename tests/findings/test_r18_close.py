@@ -85,6 +85,7 @@ async def test_close_ends_the_other_runs_where_one_raises() -> None:
     assert (await good.result()).status is RunStatus.CANCELLED
 
 
+@pytest.mark.usefixtures("new_connections")
 async def test_close_closes_the_connections_to_postgres(postgres_url: str, postgres_server: Any) -> None:
     def connections() -> int:
         with postgres_server.connect() as connection:

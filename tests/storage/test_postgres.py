@@ -22,6 +22,8 @@ from retinue.testing.threads import LONG, begin, ended_run, full_batch, public, 
 from ..databases import LOCKED, LOCKED_PASSWORD, TestServer
 from ..waiting import let_others_run, until
 
+pytestmark = pytest.mark.usefixtures("new_connections")
+
 
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:

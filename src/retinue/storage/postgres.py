@@ -107,13 +107,17 @@ class PostgresAddress:
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect("", autocommit=True, **self._parameters)
         try:
-            # A process that is frozen in a transaction must not block others for long.
-            connection.execute(b"SET idle_in_transaction_session_timeout = '60s'")
-            connection.execute(f'SET search_path = "{self.schema}"'.encode())
+            self.set_session(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def set_session(self, connection: psycopg.Connection[Any]) -> None:
+        """Make the settings of a session, in one round trip."""
+        # A process that is frozen in a transaction must not block others for long.
+        timeout = "SET idle_in_transaction_session_timeout = '60s'"
+        connection.execute(f'{timeout}; SET search_path = "{self.schema}"'.encode())
 
     def problem(self, error: Exception) -> Exception:
         """Turn an error of the driver into a StoreError of one line that says what to do; return other errors as they are."""
