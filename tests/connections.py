@@ -67,7 +67,9 @@ class LentConnection:
         try:
             if is_idle and len(kept) < MOST:
                 self._connection.execute(b"DISCARD ALL")
-                self._connection._prepared = type(self._connection._prepared)()  # the server knows its statements no more
+                self._connection._prepared = type(
+                    self._connection._prepared
+                )()  # the server knows its statements no more
                 kept.append(self._connection)
                 return
         except psycopg.Error:  # it broke

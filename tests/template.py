@@ -124,10 +124,20 @@ def run(request: dict[str, Any]) -> None:
         exec(code, module.__dict__)
 
 
-def end(code: object) -> None:
-    """End a program without freeing its memory, which would copy all that it shares with the template."""
+def free(modules: set[str]) -> None:
+    """Free what a program has made and left behind, in its modules and ours; `modules` were there before it."""
+    ours = [name for name in modules if name.partition(".")[0] in ("asyncio", "retinue")]
+    for name in ["__main__", *(sys.modules.keys() - modules), *ours]:
+        getattr(sys.modules.get(name), "__dict__", {}).clear()
+    gc.collect()
+
+
+def end(code: object, modules: set[str]) -> None:
+    """End a program without freeing the memory of the template, which would copy it."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if sys.warnoptions:
+        free(modules)
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")
     for stream in (sys.stdout, sys.stderr):
@@ -138,14 +148,13 @@ def end(code: object) -> None:
 
 if __name__ == "__main__":
     request = main(int(sys.argv[1]), int(sys.argv[2]))
-    if request["strict"]:  # what a program leaves behind is warned of when it is freed
+    modules = set(sys.modules)
+    try:
         run(request)
-    else:
-        try:
-            run(request)
-        except SystemExit as exc:
-            end(exc.code)
-        except Exception as exc:
-            sys.excepthook(type(exc), exc, exc.__traceback__)
-            end(1)
-        end(None)
+        code: object = None
+    except SystemExit as exc:
+        code = exc.code
+    except Exception as exc:
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+        code = 1
+    end(code, modules)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,10 +26,12 @@ from retinue.storage.stores import open_store
 from retinue.stores import ThreadRecord
 from retinue.testing import ScriptedModel
 
+from ..prepared import PYTHON
 from ..waiting import let_others_run, until
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["retinue", "retinue.testing", "retinue.storage.sqlite", "tests.durability.scene"])
+ROOT = Path(__file__).parents[2]
+PLAY = "import sys; from tests.durability.scene import play; play(*sys.argv[1:])"
+"""A program that plays a scene."""
 
 
 class Spot:
@@ -133,24 +135,18 @@ def turns(spot: Spot, name: str, *said: Any) -> Model:
 
 def kill(spot: Spot, where: str, die: str) -> None:
     """Play a scene, named `module:function`, in a process of its own that dies at a point."""
-    process = _processes.Process(target=_in_process, args=(spot.folder, where, die))
-    process.start()
-    process.join(90)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        raise AssertionError(f"it did not come to {die!r}: {said(spot)}")
-    assert process.exitcode == -signal.SIGKILL, f"it did not die at {die!r}: {said(spot)}"
+    with (spot.folder / "stderr.txt").open("a") as file:
+        command = [PYTHON, "-c", PLAY, str(spot.folder), where, die]
+        ended = subprocess.run(command, stderr=file, cwd=ROOT)
+    assert ended.returncode == -signal.SIGKILL, f"it did not die at {die!r}: {said(spot)}"
 
 
 def said(spot: Spot) -> str:
     return (spot.folder / "stderr.txt").read_text()[-3000:]
 
 
-def _in_process(folder: Path, where: str, die: str) -> None:
-    with (folder / "stderr.txt").open("a") as file:
-        os.dup2(file.fileno(), 2)
-    asyncio.run(main(folder, where, die))
+def play(folder: str, where: str, die: str) -> None:
+    asyncio.run(main(Path(folder), where, die))
 
 
 class Played(Struct):

@@ -65,6 +65,16 @@ def test_warnings_are_errors_where_asked_for() -> None:
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "UserWarning: careful")
 
 
+@pytest.mark.parametrize("kept", ["left = ", "import retinue; retinue.left = ", "left = [0]; left[0] = left, ", ""])
+def test_what_is_left_behind_is_warned_of_where_asked_for(kept: str) -> None:
+    leave = f"import os, socket; {kept}socket.socket(); print('end')"
+    for python in (PYTHON, sys.executable):
+        ended = run(python, "-W", "error", "-c", leave)
+        assert (ended.returncode, ended.stdout) == (0, "end\n")
+        assert "ResourceWarning: unclosed <socket.socket" in ended.stderr
+    assert run(PYTHON, "-c", leave).stderr == ""
+
+
 def test_what_matters_to_the_start_of_an_interpreter_makes_a_new_one() -> None:
     code = "import sys; print(sys.stdout.encoding)"
     assert run(PYTHON, "-c", code, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout == "ascii\n"
