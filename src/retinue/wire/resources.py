@@ -166,8 +166,8 @@ def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool
 
 
 def fields_of(thing: object, *names: str) -> dict[str, Any]:
-    """Return attributes as JSON, by their names; None for those that are not there."""
-    return {name: msgspec.to_builtins(getattr(thing, name, None)) for name in names}
+    """Return attributes by their names; None for those that are not there."""
+    return {name: getattr(thing, name, None) for name in names}
 
 
 def result_json(result: RunResult) -> dict[str, Any]:
