@@ -22,7 +22,6 @@ from .text import complain, count
 from .view import JsonView, PlainView, View, is_interactive
 
 _TICK = 0.08
-_ENDED = (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class Interrupt:
@@ -122,7 +121,7 @@ async def watch(
                 await _show_task(event, view, interrupt, terminal)
                 continue
             if type(event) is TaskUpdated:
-                (tasks.discard if event.status in _ENDED else tasks.add)(event.task_id)
+                (tasks.discard if TaskStatus(event.status).is_terminal else tasks.add)(event.task_id)
             if pace is not None and (seconds := pace(event)):
                 await interrupt.sleep(seconds)
             async with terminal:

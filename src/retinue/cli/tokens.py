@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import msgspec
+
 from ..core.errors import ConfigurationError
 from ..wire.resources import iso
 from .database import database_url, open_database
@@ -63,10 +65,4 @@ async def revoke_token(args: argparse.Namespace) -> int:
 
 
 def _token_json(token: Token) -> dict[str, Any]:
-    return {
-        "token_id": token.token_id,
-        "user_id": token.user_id,
-        "scopes": list(token.scopes),
-        "made_at": iso(token.made_at),
-        "revoked_at": iso(token.revoked_at),
-    }
+    return {**msgspec.to_builtins(token), "made_at": iso(token.made_at), "revoked_at": iso(token.revoked_at)}

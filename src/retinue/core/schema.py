@@ -17,7 +17,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import jsonschema_rs
 import msgspec
@@ -30,20 +30,11 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-class Codec(Protocol):
-    """Both directions raise ValueError or TypeError with a reason when the value does not fit."""
-
-    def encode(self, value: Any) -> Any: ...
-
-    def decode(self, value: Any) -> Any: ...
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the encoded form; TypeError where there is none."""
-        ...
-
-
 class JsonCodec:
-    """A kind that is JSON already: str, int, float, bool, bare list and dict; `object` is any value with a JSON form."""
+    """A kind that is JSON already: str, int, float, bool, bare list and dict; `object` is any value with a JSON form.
+
+    Like `TypeCodec`, it raises ValueError or TypeError with a reason when a value does not fit.
+    """
 
     def __init__(self, kind: type, schema: dict[str, Any]) -> None:
         self._kind, self._schema = kind, schema
@@ -109,7 +100,11 @@ class TypeCodec:
         return _with_defaults(msgspec.convert(value, self._kind, dec_hook=_decode_foreign, str_keys=True))
 
     def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the encoded form; TypeError where there is none."""
         return self._schema if self._adapter is None else self._adapter.json_schema()
+
+
+Codec = JsonCodec | TypeCodec
 
 
 _SCALARS: dict[Any, dict[str, Any]] = {

@@ -104,14 +104,10 @@ def encoded(record: TaskRecord) -> tuple[TaskRecord, bytes]:
 
 
 _ENDS = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
-_NOWHERE: frozenset[TaskStatus] = frozenset()
-
 TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.PENDING: _ENDS | {TaskStatus.RUNNING},
     TaskStatus.RUNNING: _ENDS,
-    TaskStatus.COMPLETED: _NOWHERE,
-    TaskStatus.FAILED: _NOWHERE,
-    TaskStatus.CANCELLED: _NOWHERE,
+    **dict.fromkeys(_ENDS, frozenset[TaskStatus]()),
 }
 
 
