@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..core.agents import Agent
+from ..core.backend import RunRequest
 from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
 from ..core.events import RunFinished, RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
-from ..core.runs import RunResult
+from ..core.runs import RunIdentity, RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
 from ..loop.fold import fold_all
 from ..loop.log import LiveLog
@@ -164,12 +165,14 @@ class Elsewhere:
             return Agent(name, NoModel())
         return self._runs.registry.agent(name)
 
-    def _acting(self, agent: Agent, stored: StoredRequest) -> Agent:
-        """Return the agent that executes a run: for a placed call, an agent with only that call's tool."""
+    def _restored(
+        self, agent: Agent, identity: RunIdentity, stored: StoredRequest, start: StoredStart | None = None
+    ) -> RunRequest:
+        """Return the request of a run. A placed call is executed by an agent with only that call's tool."""
         placement = self._runs.registry.placement
-        if stored.call is None or placement is None:
-            return agent
-        return placement.calls.agent_for(agent, stored.call.call.name)
+        if stored.call is not None and placement is not None:
+            agent = placement.calls.agent_for(agent, stored.call.call.name)
+        return restored(agent, identity, replace(stored, problem=None), start)
 
     async def _begin(
         self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None
@@ -184,9 +187,7 @@ class Elsewhere:
         try:
             start = decode_start(body)
             problem = start.request.problem
-            request = restored(
-                self._acting(agent, start.request), identity, replace(start.request, problem=None), start
-            )
+            request = self._restored(agent, identity, start.request, start)
             x = backend.open(request, log)
         except (ConfigurationError, ValueError) as exc:  # no process could start it: it ends as FAILED with the reason
             problem = str(exc)
@@ -211,7 +212,7 @@ class Elsewhere:
         log.append_private(Private(kind="resumed", at=log.clock()))
         await self._runs.registry.follow_rests(log)
         problem = state.request.problem
-        request = restored(self._acting(agent, state.request), state.identity, replace(state.request, problem=None))
+        request = self._restored(agent, state.identity, state.request)
         run = self._adopt(LiveRun(self._runs, request, log, record, writer))
         # Deliver no wish before the state is known: a decision could start a second leg.
         if (state.is_over or state.waits) and problem is None:
@@ -228,9 +229,9 @@ class Elsewhere:
     def _adopt(self, run: LiveRun) -> LiveRun:
         run.is_adopted = True
         if (above := run.request.above) is not None:
-            from .placed import Widening
+            from .placed import make_widen
 
-            run.log.widen = Widening(run, above, self)
+            run.log.widen = make_widen(run, above, self)
         return run
 
     async def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:

@@ -29,6 +29,7 @@ from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..core.together import until_stopped
 from ..loop.execution import Execution
 from ..loop.grants import Wanted
+from ..loop.log import Widen
 from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
 from .placed_calls import PlacedCalls
@@ -318,22 +319,20 @@ def _noted(result: RunResult, *, is_open: bool) -> RunResult:
     return replace(result, state=replace(state, extensions={**state.extensions, REMOTE_KEY: {"open": True}}))
 
 
-class Widening:
-    """Asks the owner of the parent's log for a larger grant for a placed run."""
+def make_widen(run: LiveRun, above: Above, elsewhere: Elsewhere) -> Widen:
+    """Return a function that asks the owner of the parent's log for a larger grant for a placed run, once at a time."""
+    lock = asyncio.Lock()
 
-    def __init__(self, run: LiveRun, above: Above, elsewhere: Elsewhere) -> None:
-        self._run, self._above, self._elsewhere = run, above, elsewhere
-        self._lock = asyncio.Lock()
-
-    async def __call__(self, wanted: Callable[[], Wanted]) -> bool:
-        async with self._lock:
-            state = self._run.state
-            before = None if state is None else state.request.above
-            if state is None or before is None:
+    async def widen(wanted: Callable[[], Wanted]) -> bool:
+        async with lock:
+            before = None if run.state is None else run.state.request.above
+            if before is None:
                 return False
-            wish = make_wish(self._above.log_id, self._above.run_id, "grant", encode_wanted(wanted()))
-            granted = (await retry(lambda: self._elsewhere.ask(wish))).granted
+            wish = make_wish(above.log_id, above.run_id, "grant", encode_wanted(wanted()))
+            granted = (await retry(lambda: elsewhere.ask(wish))).granted
             if granted is None or granted == before.limits:
                 return False
-            self._run.log.append_private(Private(kind="commit", run_id=self._run.run_id, granted=granted))
+            run.log.append_private(Private(kind="commit", run_id=run.run_id, granted=granted))
             return True
+
+    return widen

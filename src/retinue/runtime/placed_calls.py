@@ -94,9 +94,17 @@ class PlacedCalls:
             x.log.append_private(Private(kind="entered", run_id=x.run_id, call_id=call.id, placed=made))
         await writer.flush()
         await writer.confirm()
-        mirror = _Mirror(x, seen)
+
+        def copy_report(event: Event) -> None:
+            """Append a report of the call to the log of its run, once: the log has the first ones."""
+            nonlocal seen
+            if seen and isinstance(event, _OF_CALL):
+                seen -= 1
+            elif not seen and (isinstance(event, _OF_CALL) or (isinstance(event, ErrorRaised) and not event.fatal)):
+                x.emit(event)
+
         request = self._request(x, tool, owner, state, call, resume_input)
-        request.emit, request.emit_remote = x.report, mirror.take
+        request.emit, request.emit_remote = x.report, copy_report
         try:
             result = await self._attend(x, request)
         except RetinueError as exc:
@@ -163,19 +171,6 @@ class PlacedCalls:
         finally:
             x.cancellation.forget(stop)
             work.cancel()
-
-
-class _Mirror:
-    """Appends the progress reports of a placed call to the log of its run, each once."""
-
-    def __init__(self, x: Execution, seen: int) -> None:
-        self._x, self._seen = x, seen
-
-    def take(self, event: Event) -> None:
-        if self._seen and isinstance(event, _OF_CALL):
-            self._seen -= 1
-        elif not self._seen and (isinstance(event, _OF_CALL) or (isinstance(event, ErrorRaised) and not event.fatal)):
-            self._x.emit(event)
 
 
 async def _reports_of(x: Execution, call_id: str) -> int:

@@ -95,21 +95,21 @@ async def _start(run: LiveRun, agent: Agent, run_id: str, saved_at: float | None
 
     If a run of the same agent has the thread, that run reports the tasks itself.
     """
-    home = run.home
     try:
-        await _begin(run, _request(run, agent, run_id), "reject", saved_at)
+        await _begin(run, agent, run_id, "reject", saved_at)
     except ThreadBusy as exc:
         if not exc.run_id:
             return False
-        holder = await home.store.load_run(exc.run_id)
+        holder = await run.home.store.load_run(exc.run_id)
         if holder is not None and holder.identity.agent != agent.name:
-            await _begin(run, _request(run, agent, run_id), "enqueue", None)
+            await _begin(run, agent, run_id, "enqueue", None)
     return True
 
 
-def _request(run: LiveRun, agent: Agent, run_id: str) -> RunRequest:
-    identity = run.record.identity
-    return RunRequest(
+async def _begin(run: LiveRun, agent: Agent, run_id: str, when_busy: WhenBusy, saved_at: float | None) -> None:
+    """Store the new run, and start it here unless an engine does that."""
+    identity, dispatcher = run.record.identity, run.home.dispatcher
+    request = RunRequest(
         agent=agent,
         identity=RunIdentity(run_id, identity.thread_id, agent.name, user_id=identity.user_id),
         messages=(),
@@ -119,13 +119,7 @@ def _request(run: LiveRun, agent: Agent, run_id: str) -> RunRequest:
         model=run.request.model,
         wakes=True,
     )
-
-
-async def _begin(run: LiveRun, request: RunRequest, when_busy: WhenBusy, saved_at: float | None) -> None:
-    """Store the new run, and start it here unless an engine does that."""
-    home = run.home
-    if home.dispatcher is None:
-        await home.start(request, (), when_busy, new_thread=False, saved_at=saved_at).stored()
-        return
-    placement = await home.dispatcher.placement_of(run.run_id)
-    await home.dispatcher.begin_placed(request, placement, when_busy, saved_at)
+    if dispatcher is None:
+        await run.home.start(request, (), when_busy, new_thread=False, saved_at=saved_at).stored()
+    else:
+        await dispatcher.begin_placed(request, await dispatcher.placement_of(run.run_id), when_busy, saved_at)

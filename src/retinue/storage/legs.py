@@ -126,7 +126,15 @@ class Legs:
             )
 
         claimed: Any = await self._database.write(claim)
-        return [_leg(*row) for row in claimed]
+        legs: list[Leg] = []
+        for log_id, epoch, identity, started_at, status, request, has_wishes, has_thread in claimed:
+            first = None
+            if epoch == 1:
+                queued, who = status == "queued", decode_identity(identity)
+                record = RunRecord(identity=who, started_at=started_at, queued=queued, log_id=log_id)
+                first = FirstLeg(record=record, request=request, has_wishes=has_wishes, is_new_thread=not has_thread)
+            legs.append(Leg(log_id=log_id, epoch=epoch, first=first))
+        return legs
 
     async def release_lost(self, gone: Sequence[str], strays: Sequence[str]) -> int:
         """Release the logs whose leases have run out, those of owners known to be gone, and some by id."""
@@ -199,25 +207,6 @@ def _make_all_due(link: Link, where: str, *values: Any) -> None:
         *values,
     )
     link.notify(LEGS)
-
-
-def _leg(
-    log_id: str,
-    epoch: int,
-    identity: bytes,
-    started_at: float,
-    status: str,
-    request: bytes,
-    has_wishes: bool,
-    has_thread: bool,
-) -> Leg:
-    if epoch > 1:
-        return Leg(log_id=log_id, epoch=epoch)
-    record = RunRecord(
-        identity=decode_identity(identity), started_at=started_at, queued=status == "queued", log_id=log_id
-    )
-    first = FirstLeg(record=record, request=request, has_wishes=has_wishes, is_new_thread=not has_thread)
-    return Leg(log_id=log_id, epoch=epoch, first=first)
 
 
 class PlacedLogs:
