@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from retinue import Decision, DecisionRefused, Limits, Run, RunStatus, Runtime
-from retinue.runtime.placed import placed_id
+from retinue.core.backend import RunRequest
+from retinue.core.stores import RunRecord
+from retinue.loop.state import LogState
+from retinue.runtime.dispatch import Dispatcher
+from retinue.runtime.placed import PlacedBackend, placed_id
 from retinue.runtime.worker import Worker
 from retinue.stores import SqlTaskRepository
 
@@ -233,6 +238,41 @@ async def test_a_background_task_that_asks_is_answered_by_the_id_of_its_run(site
             await until(lambda: _is_suspended(client, child))
             result = await client.resume(child, {"pay_1": Decision.approve()})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: paid 3")
+
+
+async def test_a_background_task_that_starts_as_its_run_ends_is_not_given_up(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run cancels the placed children that no call waits for; a task need not be waited for."""
+    place, stop_abandoned = Dispatcher.place, PlacedBackend.stop_abandoned
+    is_stored, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def place_slowly(self: Dispatcher, request: RunRequest, run_id: str) -> None:
+        await place(self, request, run_id)
+        is_stored.set()
+        await has_ended.wait()
+
+    async def stop_later(self: PlacedBackend, tree: LogState) -> None:
+        await is_stored.wait()
+        await stop_abandoned(self, tree)
+
+    monkeypatch.setattr(Dispatcher, "place", place_slowly)
+    monkeypatch.setattr(PlacedBackend, "stop_abandoned", stop_later)
+    async with SqlTaskRepository(site.url) as tasks, two_workers(site, workspace=tmp_path, tasks=tasks):
+        async with site.client() as client:
+            run = client.stream("sender", "far_clerk coins", thread_id="talk")
+            await run.result()
+            has_ended.set()
+            child = await child_of(run, client)
+            record = await until(lambda: _with_result(client, child))
+            assert record.status == "suspended"
+            result = await client.resume(child, {"pay_1": Decision.approve()})
+            assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: paid 3")
+
+
+async def _with_result(client: Runtime, run_id: str) -> RunRecord | None:
+    record = await record_of(client, run_id)
+    return None if record is None or record.result is None else record
 
 
 async def _is_suspended(client: Runtime, run_id: str) -> bool:

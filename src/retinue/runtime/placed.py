@@ -247,7 +247,17 @@ def abandoned(tree: LogState) -> list[str]:
         for run in tree.runs.values()
         if run.request.queue is not None and run.is_over and run.status is not RunStatus.COMPLETED
     ]
-    return [*ended, *[run_id for run_id in tree.grants if run_id not in tree.runs], *sorted(tree.placed_calls)]
+    starting = [(run_id, one.run_id) for run_id, one in tree.grants.items() if run_id not in tree.runs]
+    given_up = [run_id for run_id, parent_id in starting if not _is_of_task(tree, parent_id, run_id)]
+    return [*ended, *given_up, *sorted(tree.placed_calls)]
+
+
+def _is_of_task(tree: LogState, parent_id: str, run_id: str) -> bool:
+    """Return whether a child that is being started belongs to an open background task: its parent need not wait for it."""
+    parent = tree.runs.get(parent_id)
+    ref = None if parent is None else parent.children.get(run_id)
+    calls = [f"tools:{task.call_id}" for task in tree.tasks.values() if task.is_open and task.run_id == parent_id]
+    return ref is not None and any(ref.ns[-1] == name or ref.ns[-1].startswith(f"{name}~") for name in calls)
 
 
 class _Follower:
