@@ -123,9 +123,10 @@ class Revocable:
         return self.user
 
 
-@pytest.mark.parametrize("transport", [one for one in ALL if one != "GRPC"])
+@pytest.mark.parametrize("transport", ALL)
 async def test_a_revoked_token_ends_a_stream(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retinue.server.streams.BEAT", 0.0)
+    monkeypatch.setattr("retinue.server.a2a.BEAT", 0.0)
     gate, auth = Gate(), Revocable()
     async with a2a_serving(Runtime([gate.agent()]), auth=auth) as place, place.caller(transport, "gated") as caller:
         stream, seen = caller.stream("go"), list[Any]()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
@@ -48,7 +49,8 @@ from .a2a_cards import Cards
 from .a2a_follow import follow_task, project_of, read_task
 from .a2a_push import Push
 from .auth import User
-from .http import ApiError, Scope, admit, as_api_error, check_scope, remote_trace, traced
+from .feeds import BEAT
+from .http import ApiError, Scope, admit, as_api_error, check_scope, remote_trace, still_allowed, traced
 from .runs import ends_of
 from .service import Service
 
@@ -150,7 +152,7 @@ class Tasks(RequestHandler):
                 found: Json = {"task": (await read_task(self.service, sent.record)).task()}
             else:  # if the server ends first, the task as it is
                 projection = project_of(sent.record)
-                async for _ in self._updates(sent, projection, until_idle=True):
+                async for _ in self._updates(sent, projection, None, until_idle=True):
                     pass
                 found = projection.reply()
             update = _cut(to_update(found), params.configuration)
@@ -163,7 +165,7 @@ class Tasks(RequestHandler):
         async with self.enter(context, "none", params) as caller:
             with self._place(context, caller):
                 sent = await self._send(caller, params)
-                async for update in self._updates(sent, project_of(sent.record), until_idle=True):
+                async for update in self._updates(sent, project_of(sent.record), caller, until_idle=True):
                     yield _cut(to_update(update), params.configuration)
 
     async def on_subscribe_to_task(
@@ -175,7 +177,7 @@ class Tasks(RequestHandler):
                 raise UnsupportedOperationError("the task has ended: read it with GetTask")
             with self._place(context, caller):
                 sent = Sent(record, await self.service.runtime.log(params.id).last())
-                async for update in self._updates(sent, project_of(record), until_idle=False):
+                async for update in self._updates(sent, project_of(record), caller, until_idle=False):
                     yield to_update(update)
 
     def _place(self, context: ServerCallContext, caller: Caller) -> contextlib.AbstractContextManager[None]:
@@ -232,26 +234,31 @@ class Tasks(RequestHandler):
 
     # --- streams
 
-    async def _updates(self, sent: Sent, projection: TaskProjection, *, until_idle: bool) -> AsyncIterator[Json]:
-        """Yield the task, then what changes; or one message, if the run asks for that."""
-        after, shown = sent.shown_after, sent.shown_after == 0
+    async def _updates(
+        self, sent: Sent, projection: TaskProjection, reader: Caller | None, *, until_idle: bool
+    ) -> AsyncIterator[Json]:
+        """Yield the task, then what changes; or one message, if the run asks for that. It ends when the token of the reader
+        of a stream is no longer valid."""
+        now = asyncio.get_running_loop().time
+        after, shown, checked = sent.shown_after, sent.shown_after == 0, now()
         if shown:
             yield {"task": projection.task()}
         held: list[Json] = []
         async with contextlib.aclosing(follow_task(self.service, sent.record, projection)) as events:
             async for seq, updates in events:
-                if shown:
-                    for update in updates:
-                        yield update
-                elif after is None:
+                if reader is not None and now() - checked >= BEAT:
+                    checked = now()
+                    if not await still_allowed(self.service, reader.headers, reader.user, "none"):
+                        return
+                if not shown and after is None:
                     held += updates
-                    if held and not projection.wants_message:
-                        shown = True
-                        for update in [_first(projection, sent.record), *held]:
-                            yield update
-                elif seq >= after:
-                    shown = True
-                    yield {"task": projection.task()}
+                    shown = bool(held) and not projection.wants_message
+                    updates = [_first(projection, sent.record), *held] if shown else []
+                elif not shown:
+                    shown = seq >= (after or 0)
+                    updates = [{"task": projection.task()}] if shown else []
+                for update in updates:
+                    yield update
                 is_new = after is None or seq >= after or not seq
                 if projection.has_ended or (until_idle and is_new and projection.is_settled):
                     break

@@ -29,7 +29,7 @@ async def follow_task(
     service: Service, record: RunRecord, projection: TaskProjection
 ) -> AsyncGenerator[tuple[int, list[Json]]]:
     """Project a log from its beginning; yield the number of each event and what it changes, until the log or the
-    server ends."""
+    server ends. From time to time without an event, yield the number of the last one and no change."""
     last = 0
     try:
         async for batch in await open_run(service, record, EventsQuery()):
@@ -39,6 +39,8 @@ async def follow_task(
                 if updates and projection.state in INTERRUPTED:
                     updates = await _ask(service, record.identity.run_id, last, projection) or updates
                 yield last, updates
+            if not batch.frames:
+                yield last, []
         ended = await service.runtime.store.load_run(record.identity.run_id)
         if ended is not None and (updates := projection.settle(ended.result)):
             yield 0, updates
