@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from itertools import repeat
 from types import CoroutineType
-from typing import Any, Generic, TypedDict, Unpack, overload
+from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
@@ -186,25 +186,35 @@ async def in_thread(
     return done.result()
 
 
-class ToolOptions(TypedDict, total=False):
-    """The options of `@tool`, which describes them."""
-
-    name: str | None
-    id: str | None
-    description: str | None
-    category: str | None
-    timeout: float | None
-    retries: int
-    result_limit: int | None
-    idempotent: bool
-    queue: str | None
-
-
 @overload
 def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
-def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
-def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+def tool(
+    *,
+    name: str | None = None,
+    id: str | None = None,
+    description: str | None = None,
+    category: str | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    result_limit: int | None = None,
+    idempotent: bool = False,
+    queue: str | None = None,
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    id: str | None = None,
+    description: str | None = None,
+    category: str | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    result_limit: int | None = None,
+    idempotent: bool = False,
+    queue: str | None = None,
+) -> Any:
     """Make a tool of a function, which may be async. Its name, docstring and type hints are what the model reads.
 
         @tool
@@ -232,6 +242,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
     idempotent: True if running a call twice is the same as once. After a crash such a call runs again.
     queue: with an engine, the queue whose workers make its calls; else the run's own process does.
     """
+    options = {"name": name, "id": id, "description": description, "category": category, "timeout": timeout}
+    options |= {"retries": retries, "result_limit": result_limit, "idempotent": idempotent, "queue": queue}
     make: Any = partial(FunctionTool, local_names=sys._getframe(1).f_locals, **options)  # pyright: ignore[reportPrivateUsage]
     return make if function is None else make(function)
 
