@@ -241,7 +241,7 @@ async def test_artifacts_of_many_megabytes_are_given_up_and_the_task_is_stopped(
 
 @pytest.mark.parametrize("update", [status("WORKING", "busy"), status("WORKING"), text_artifact("")], ids=str)
 async def test_an_endless_stream_is_bounded(update: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.a2a_client.MOST_STREAM_BYTES", 100_000)
+    monkeypatch.setattr("retinue.backends.a2a_client.MOST_STREAM_BYTES", 30_000)
     monkeypatch.setattr("retinue.backends.a2a.MOST_REPORTS", 20)
     monkeypatch.setattr("retinue.backends.a2a.STOP_SECONDS", 3600.0)
     stopped = False
@@ -260,7 +260,7 @@ async def test_an_endless_stream_is_bounded(update: Any, monkeypatch: pytest.Mon
 
     async with hostile(flood) as server:
         said, events = await told(server)
-    assert "sent more than 100,000 bytes" in said
+    assert "sent more than 30,000 bytes" in said
     assert stopped
     assert len(of_child(events)) < 30
 

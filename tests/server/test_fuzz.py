@@ -17,7 +17,7 @@ async def test_malformed_requests_fail_politely_and_change_nothing(
 
     is_postgres = kind == "postgres"
     url = request.getfixturevalue("postgres_url") if is_postgres else f"sqlite:///{tmp_path}/fuzzed.db"
-    count = share(10_000, 200)
+    count = share(10_000, 120)
     tally = await fuzz(url, count, seed=17, folder=tmp_path, described=not is_postgres or count > 1_000)
     assert tally.problems == []
     assert tally.sent >= count
