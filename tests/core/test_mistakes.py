@@ -35,7 +35,7 @@ from retinue import (
 )
 from retinue.plugins import StopAfterSteps, StopOnTool
 from retinue.state import MutationBatch
-from retinue.testing import ScriptedModel, say
+from retinue.testing import ScriptedModel, fail, say
 
 
 def override(model: Any) -> None:
@@ -202,6 +202,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "empty text": (lambda: run(input=" "), 'the input is empty: give text, such as "Hello"'),
     "script of text": (lambda: ScriptedModel(["hi"]), r"turn 1 of a ScriptedModel has 'hi': write say\('hi'\)"),  # pyright: ignore[reportArgumentType]
+    "failure as text": (lambda: fail("down"), r"fail takes an exception, not 'down': write fail\(RuntimeError"),  # pyright: ignore[reportArgumentType]
+    "text of None": (lambda: say(None), "say takes text, not None"),  # pyright: ignore[reportArgumentType]
+    "events after an event": (lambda: Runtime().events("r", "x"), r"number of an event \(event.seq\), not 'x'"),  # pyright: ignore[reportArgumentType]
     "script of None": (lambda: ScriptedModel([None]), "has None: use say, call, think or fail"),  # pyright: ignore[reportArgumentType]
     "script as text": (lambda: ScriptedModel("hi"), "script is a list, even of one"),  # pyright: ignore[reportArgumentType]
     "output as a number": (lambda: any_agent("a", model(), output=3), "output is a type, such as int, .* not 3"),

@@ -436,6 +436,9 @@ class Runtime:
         It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
         store the run may be another process's, or one that ended long ago.
         """
+        given: Any = after
+        if not isinstance(given, int):
+            raise ConfigurationError(f"after is the number of an event (event.seq), not {given!r:.80}")
         return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after))
 
     def log(self, run_id: str) -> StoredEvents:

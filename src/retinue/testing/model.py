@@ -42,6 +42,11 @@ class Fail(Struct, frozen=True):
 
     error: BaseException
 
+    def __post_init__(self) -> None:
+        given: Any = self.error
+        if not isinstance(given, BaseException):
+            raise ConfigurationError(f"fail takes an exception, not {given!r:.80}: write fail(RuntimeError(…))")
+
 
 Piece = Say | Think | Call | Fail
 """The parts of a turn: `say`, `think`, `call` or `fail`."""
@@ -55,6 +60,9 @@ def say(
 ) -> Piece:
     """Text, streamed whole or in `chunks`; `stop_reason` is "length" or "refusal" for an answer that was cut."""
     pieces = (text,) if chunks is None else tuple(chunks)
+    for given in cast("Sequence[Any]", (text, *pieces)):
+        if not isinstance(given, str):
+            raise ConfigurationError(f"say takes text, not {given!r:.80}")
     if "".join(pieces) != text:
         raise ValueError(f"the chunks of say() join to {''.join(pieces)!r}, not to {text!r}")
     return Say(pieces, usage, stop_reason)
