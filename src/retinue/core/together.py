@@ -1,13 +1,16 @@
-"""Concurrent work that ends together: run all, run until stopped, wait for the first."""
+"""Concurrent work: run all, run until stopped, wait for the first, do something again and again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class _Together(Generic[T]):
@@ -88,3 +91,13 @@ def is_closing(exc: BaseException) -> bool:
         return asyncio.current_task() is None
     except RuntimeError:  # no event loop
         return True
+
+
+async def keep_doing(work: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
+    """Do something again and again, with a pause before each time. Its errors are logged: the next time may succeed."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Exception as exc:
+            _log.error("%s failed, and is tried again: %s", what, exc)

@@ -11,6 +11,7 @@ from ..core.engine import DoLeg, Leg, WorkerInfo
 from ..core.errors import OwnershipLost, RetinueError
 from ..core.processes import has_process_ended
 from ..core.stores import LEGS, DurableStore, Placement
+from ..core.together import keep_doing
 from ..storage.legs import Legs, Workers
 from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore
@@ -63,6 +64,7 @@ class _Claims:
         self._legs, self._workers, self._schedules = Legs(store), Workers(store), Schedules(store)
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._strays: set[str] = set()
+        self._sweeps = 0
         self._left: list[str] = []
         """Threads that runs have left since the last claim."""
         self._wake = asyncio.Event()
@@ -70,8 +72,9 @@ class _Claims:
         self._slots.on_free = self._wake.set
 
     async def work(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        await self._sweep(0)
-        helpers = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_sweeping())]
+        await self._sweep()
+        sweeping = keep_doing(self._sweep, SWEEP_EVERY, "looking for lost legs")
+        helpers = [asyncio.create_task(self._listen()), asyncio.create_task(sweeping)]
         stopping = asyncio.create_task(stop.wait())
         ready()
         pause = _FIRST_PAUSE
@@ -142,22 +145,13 @@ class _Claims:
                 await watch.wait(SWEEP_EVERY)
                 self._wake.set()
 
-    async def _keep_sweeping(self) -> None:
-        number = 0
-        while True:
-            await asyncio.sleep(SWEEP_EVERY)
-            number += 1
-            try:
-                await self._sweep(number)
-            except RetinueError as exc:
-                _log.error("looking for lost legs failed, and is tried again: %s", exc)
-
-    async def _sweep(self, number: int) -> None:
+    async def _sweep(self) -> None:
         """Find what crashed workers left: every worker sweeps, and each lost leg is released by one of them."""
         others = [seen.owner for seen in await self._workers.seen(POSTGRES) if seen.owner != self._worker.owner]
         gone = [owner for owner in others if has_process_ended(owner.rpartition("/")[0])]
         strays: set[str] = set()
-        if number % _RARELY == 0:
+        self._sweeps += 1
+        if self._sweeps % _RARELY == 1:
             unknown = await self._legs.owned_by(self._worker.owner) - set(self._at_work)
             strays, self._strays = unknown & self._strays, unknown  # twice in a row: not a claim in progress
             await self._legs.find_unscheduled()

@@ -17,7 +17,7 @@ from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import WISHES, DurableStore, OpenLog, Wish
-from ..core.together import wait_for_first
+from ..core.together import keep_doing, wait_for_first
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -124,15 +124,8 @@ class Owner:
 
     def keep_recovering(self, recover: Callable[[], Awaitable[object]]) -> None:
         """From time to time, continue runs whose owners are gone."""
-        self._recovering = asyncio.create_task(self._recover_forever(recover), name="retinue-recovery")
-
-    async def _recover_forever(self, recover: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await asyncio.sleep(self.lease / 2)
-            try:
-                await recover()
-            except Exception as exc:
-                _log.error("looking for interrupted runs failed, and is tried again: %s", exc)
+        work = keep_doing(recover, self.lease / 2, "looking for interrupted runs")
+        self._recovering = asyncio.create_task(work, name="retinue-recovery")
 
     def check_inboxes(self) -> None:
         """Make the heartbeat read the inboxes at once."""

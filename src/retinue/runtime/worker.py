@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
 from ..core.results import ToolCallStatus
+from ..core.together import keep_doing
 from ..loop.state import LogState
 from ..loop.tickets import leaves, shown_leaves
 from ..storage.legs import Workers
@@ -74,8 +75,11 @@ class Worker:
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Work until `stop` is set, then let running tool calls finish and leave the rest to other workers."""
         self._owner.register()
-        await self._workers.beat(self.info, self.engine.name, 0)
-        beating = asyncio.create_task(self._beat(), name="retinue-worker")
+        await self._beat()
+        every = min(self.info.lease / 3, 5.0)
+        beating = asyncio.create_task(
+            keep_doing(self._beat, every, "the report that this worker is alive"), name="retinue-worker"
+        )
         try:
             await self.engine.work(self.info, self._do_leg, stop, ready)
         finally:
@@ -85,12 +89,7 @@ class Worker:
                 await self._workers.leave(self.info.owner)
 
     async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(min(self.info.lease / 3, 5.0))
-            try:
-                await self._workers.beat(self.info, self.engine.name, len(self.info.slots.working))
-            except RetinueError as exc:
-                _log.error("this worker could not report that it is alive, and tries again: %s", exc)
+        await self._workers.beat(self.info, self.engine.name, len(self.info.slots.working))
 
     async def _do_leg(self, leg: Leg) -> LegEnd:
         """Work on a leg to its end."""
