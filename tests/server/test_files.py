@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
-from retinue import HarnessAgent, Runtime
+import pytest
+
+from retinue import HarnessAgent, ModelRequest, Runtime, ToolContext, ToolResult, tool
 from retinue.server import StoredTokens, TokenStore
 from retinue.storage.sql import SqlStore
 from retinue.stores import StoreFilesystem
-from retinue.testing import ScriptedModel, call, say
+from retinue.testing import ScriptedModel, ScriptedTurn, call, say
 
 from .serving import asking, serving
 
@@ -79,7 +83,11 @@ async def test_users_have_files_of_their_own(tmp_path: Path) -> None:
             assert (await anns.get(f"{FILES}?agent=shared")).status == 404  # a folder that nobody shares
 
 
-async def test_background_tasks_are_listed(tmp_path: Path) -> None:
+PLACES = pytest.mark.parametrize("place", ["memory:", "sqlite:///{}/app.db"], ids=["memory", "sqlite"])
+
+
+@PLACES
+async def test_background_tasks_are_listed(tmp_path: Path, place: str) -> None:
     def turn(request: object) -> object:
         done = [m for m in request.messages if m.role == "tool"]  # pyright: ignore[reportAttributeAccessIssue]
         spawn = {"agent_id": "general-purpose", "task": "look around", "timeout_seconds": 0}
@@ -90,7 +98,7 @@ async def test_background_tasks_are_listed(tmp_path: Path) -> None:
         return say("seen") if is_child else turn(request)
 
     agent = HarnessAgent("lead", ScriptedModel(model), workspace=tmp_path)  # pyright: ignore[reportArgumentType]
-    async with serving(Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[agent])) as site:
+    async with serving(Runtime.open(place.format(tmp_path), agents=[agent])) as site:
         run_id = (await site.start("lead"))["run_id"]
         events = await site.all_events(f"/api/v1/runs/{run_id}/events")
         assert (events[-1].event, events[-1].data["status"]) == ("task_updated", "COMPLETED")
@@ -116,3 +124,37 @@ async def test_background_tasks_are_listed(tmp_path: Path) -> None:
             assert [(await socket.receive_json())["event"] for _ in own] == [event.data for event in own]
             assert (await socket.receive_json())["ended"]
         assert (await site.get("/api/v1/tasks?status=failed")).body["items"] == []
+
+
+@PLACES
+async def test_a_task_that_waits_for_a_human_shows_the_question(tmp_path: Path, place: str) -> None:
+    @tool
+    def ask(ctx: ToolContext) -> ToolResult:
+        """Ask a human."""
+        return ToolResult.suspended("Which one?") if ctx.resume_input is None else ToolResult.success(ctx.resume_input)
+
+    def model(request: ModelRequest) -> ScriptedTurn:
+        if request.messages[-1].role == "tool":
+            return say("done")
+        if request.messages[-1].text == "ask them":
+            return call("ask", {}, id="ask_1")
+        return call("agent_spawn", {"agent_id": "general-purpose", "task": "ask them", "timeout_seconds": 0})
+
+    agent = HarnessAgent("lead", ScriptedModel(model), workspace=tmp_path, tools=[ask])
+    async with serving(Runtime.open(place.format(tmp_path), agents=[agent])) as site:
+        run_id = (await site.start("lead"))["run_id"]
+        tasks = f"/api/v1/runs/{run_id}/tasks"
+
+        async def shown(status: str, awaiting: str | None) -> dict[str, Any]:
+            while True:
+                (task,) = (await site.get(tasks)).body["items"]
+                if (task["status"], task["awaiting"]) == (status, awaiting):
+                    return task
+                await asyncio.sleep(0.01)
+
+        await site.result(run_id)
+        task = await shown("running", "Which one?")
+        assert (await site.get(f"/api/v1/tasks/{task['task_id']}")).body["awaiting"] == "Which one?"
+        answer = {"decisions": {"ask_1": {"action": "resume", "payload": "the red one"}}}
+        assert (await site.post(f"/api/v1/runs/{task['child_run_id']}/decisions", answer)).status == 202
+        await shown("completed", None)

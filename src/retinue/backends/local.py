@@ -282,16 +282,16 @@ class LocalBackend:
         `kept` is the number of messages that the conversation had before.
         """
         writer = log.writer
+        log_id = next(iter(log.tree.runs)) if writer is None else writer.log_id
+        record = RunRecord(identity=state.identity, started_at=state.since, result=result, log_id=log_id)
         if writer is None:
             if thread is not None:
                 await self.store.save_thread(thread)
+            if request.detached:
+                await self.store.save_run(record)
         elif thread is not None or request.detached:
-            record = RunRecord(identity=state.identity, started_at=state.since, result=result, log_id=writer.log_id)
-            await writer.settle(
-                runs=(record,) if request.detached else (),
-                threads=() if thread is None else (ThreadUpdate(thread, kept),),
-                left=() if thread is None else (thread.thread_id,),
-            )
+            threads, left = ((), ()) if thread is None else ((ThreadUpdate(thread, kept),), (thread.thread_id,))
+            await writer.settle(runs=(record,) if request.detached else (), threads=threads, left=left)
 
     def detach(self, run_id: str) -> None:
         """Let a child outlive its call."""

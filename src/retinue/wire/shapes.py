@@ -116,6 +116,8 @@ class TaskShape(TypedDict):
     child_run_id: str | None
     """The run that does the work."""
     status: str
+    awaiting: str | None
+    """The first question that it waits for."""
     started_at: str | None
     updated_at: str | None
 

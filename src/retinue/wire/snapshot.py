@@ -51,9 +51,12 @@ class SnapshotTree(RunTree):
         return {"seq": self.seq, "run": self.run_json(run), "questions": self.questions(ns), "tasks": self.task_list()}
 
     def task_list(self) -> list[dict[str, Any]]:
-        return [
-            {**task, "child_run_id": self._child_of(task["run_id"], task["call_id"])} for task in self.tasks.values()
-        ]
+        asked = {one["answer_to"]: one["ticket"]["message"] for one in reversed(self.questions())}
+        shown: list[dict[str, Any]] = []
+        for task in self.tasks.values():
+            child = self._child_of(task["run_id"], task["call_id"])
+            shown.append({**task, "child_run_id": child, "awaiting": asked.get(child)})
+        return shown
 
     def _child_of(self, run_id: str, call_id: str) -> str | None:
         """Return the run that a call has started; None if that is not known yet."""
