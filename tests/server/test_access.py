@@ -14,9 +14,9 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from retinue import HarnessAgent, Runtime
-from retinue.errors import StoreError
+from retinue.errors import ConfigurationError, StoreError
 from retinue.models import ModelRequest
-from retinue.server import SCOPES, StoredTokens, TokenStore, create_app
+from retinue.server import SCOPES, NoAuth, StoredTokens, TokenStore, create_app
 from retinue.server.app import all_endpoints
 from retinue.server.http import Endpoint
 from retinue.storage.sql import SqlStore
@@ -135,6 +135,26 @@ async def contents(runtime: Runtime) -> Any:
         return {name: sorted(link.run(f"SELECT * FROM {name}"), key=repr) for (name,) in tables}
 
     return await runtime.store.database.read(read)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"runtime": speaker("x")}, r"create_app serves a Runtime, not Agent\(.*: write create_app\(Runtime\("),
+        ({"auth": 5}, r"auth is a token or an Auth, such as NoAuth\(\), not 5"),
+        ({"auth": NoAuth}, "auth is a token or an Auth, .*, not <class"),
+        ({"cors": "https://app.example"}, r"cors is a list, even of one: write \['https://app.example'\]"),
+        ({"hosts": "app.example"}, "hosts is a list, even of one"),
+        ({"rate": -1}, "rate is a number above 0, not -1"),
+        ({"rate": "5"}, "rate is a number above 0, not '5'"),
+        ({"max_streams": 0}, "max_streams is a number above 0, not 0"),
+        ({"max_body": 0}, "max_body is a number above 0, not 0"),
+    ],
+)
+def test_what_cannot_be_served_is_an_error_at_once(options: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"runtime": Runtime([speaker("x")]), "auth": "token-of-the-test", **options}
+    with pytest.raises(ConfigurationError, match=words):
+        create_app(given.pop("runtime"), **given)
 
 
 def test_every_route_needs_a_token_but_those_listed() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..core.errors import ConfigurationError, StoreError
+from ..core.errors import ConfigurationError, StoreError, as_tuple
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from ..wire.shapes import UserShape
@@ -87,6 +87,12 @@ def create_app(
     At the end of its lifespan it tells the readers of streams to connect again. An application that mounts it enters
     that itself: `async with runtime, app.router.lifespan_context(app)`.
     """
+    if not isinstance(cast("Any", runtime), Runtime):
+        raise ConfigurationError(f"create_app serves a Runtime, not {runtime!r:.80}: write create_app(Runtime([…]))")
+    cors, hosts = as_tuple(cors, "create_app", "cors"), as_tuple(hosts, "create_app", "hosts")
+    for name, value in (("rate", rate), ("max_streams", max_streams), ("max_body", max_body)):
+        if value is not None and not (isinstance(cast("Any", value), int | float) and value > 0):
+            raise ConfigurationError(f"create_app: {name} is a number above 0, not {value!r:.80}")
     service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
     service.description = describe(all_endpoints(), OPEN)
     routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
@@ -162,6 +168,8 @@ def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
     if isinstance(auth, str):
         return OneToken(auth)
     if auth is not None:
+        if isinstance(auth, type) or not hasattr(auth, "user_of"):
+            raise ConfigurationError(f"create_app: auth is a token or an Auth, such as NoAuth(), not {auth!r:.80}")
         return auth
     if isinstance(runtime.store, SqlStore):
         return StoredTokens(runtime.store)
