@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -49,9 +50,10 @@ def test_a_wrong_url_is_refused(url: str) -> None:
         Client(url)
 
 
-def test_a_wrong_token_is_refused() -> None:
+@pytest.mark.parametrize("token", ["a\nb", " ", 5])
+def test_a_wrong_token_is_refused(token: Any) -> None:
     with pytest.raises(ConfigurationError, match="token"):
-        Client("http://localhost", token="a\nb")
+        Client("http://localhost", token=token)
 
 
 async def test_what_cannot_be_sent_is_refused() -> None:

@@ -368,9 +368,11 @@ def test_an_engine_needs_a_shared_store() -> None:
             made()
 
 
-def test_an_unknown_engine(site: Site) -> None:
-    with pytest.raises(ConfigurationError, match="there is no engine 'redis'"):
-        Runtime.open(site.url, engine="redis")
+@pytest.mark.parametrize("engine", ["redis", "", 5])
+def test_an_unknown_engine(site: Site, engine: Any) -> None:
+    for url in (site.url, "sqlite:///x.db"):
+        with pytest.raises(ConfigurationError, match=f"there is no engine {engine!r}: write 'postgres' or"):
+            Runtime.open(url, engine=engine)
 
 
 async def test_options_of_engines_need_one() -> None:

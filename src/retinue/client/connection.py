@@ -52,7 +52,10 @@ class Connection:
         given: Any = url
         if not isinstance(given, str) or urlsplit(given).scheme not in ("http", "https") or not urlsplit(given).netloc:
             raise ConfigurationError(f"the url of a server is like http://localhost:8000, not {url!r}")
-        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        secret: Any = token
+        if secret is not None and not (
+            isinstance(secret, str) and secret.isascii() and secret.isprintable() and secret.strip()
+        ):
             raise ConfigurationError("a token is ASCII text without control characters")
         self.url, self.patience = url.rstrip("/"), patience
         self._headers = {**headers, **({} if token is None else {"authorization": f"Bearer {token}"})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from ..core.engine import Engine
 from ..core.errors import ConfigurationError
 
@@ -12,7 +14,7 @@ def open_engine(url: str) -> Engine:
         from .postgres import PostgresEngine
 
         return PostgresEngine()
-    if url.startswith("temporal:"):
+    if isinstance(cast("Any", url), str) and url.startswith("temporal:"):
         try:
             from .temporal import TemporalEngine
         except ModuleNotFoundError as exc:

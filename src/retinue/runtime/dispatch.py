@@ -257,9 +257,9 @@ def make_dispatcher(runs: LocalRuns, engine: str | Engine) -> Dispatcher:
     """Return the dispatcher of a runtime; raise ConfigurationError if workers cannot share its store."""
     from ..engines import open_engine
 
+    made = engine if not isinstance(engine, str) and hasattr(engine, "work") else open_engine(cast("str", engine))
     if not isinstance(runs.store, SqlStore) or not runs.store.has_queues:
-        name = engine if isinstance(engine, str) else engine.name
         raise ConfigurationError(
-            f"engine {name!r} needs a PostgreSQL database, which every worker can reach: give it as postgresql://…"
+            f"engine {made.name!r} needs a PostgreSQL database, which every worker can reach: give it as postgresql://…"
         )
-    return Dispatcher(runs, open_engine(engine) if isinstance(engine, str) else engine, runs.store)
+    return Dispatcher(runs, made, runs.store)
