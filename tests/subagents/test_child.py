@@ -411,6 +411,29 @@ async def test_without_lineage_a_child_ends_with_its_call(url: str, how: str, tm
             assert [m.text for m in result.messages if m.role == "tool"] == [expected]
 
 
+async def test_a_child_that_is_cancelled_before_its_first_step_has_an_end() -> None:
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)  # before the asyncio task of the child begins
+        return (await ctx.run_child("child", "x", cancellation=CancellationToken())).status
+
+    sink = RecordingSink()
+    runtime = Runtime([Agent("parent", ScriptedModel([call("delegate", id="c1")]), tools=[delegate]), child()])
+    assert (await runtime.run("parent", "go", sinks=[sink])).status is RunStatus.CANCELLED
+    ends = [(e.kind, e.agent) for e in sink.events if e.kind.startswith(("run_", "child_"))]
+    assert ends == [
+        ("run_started", "parent"),
+        ("child_started", "parent"),
+        ("run_started", "child"),
+        ("run_finished", "child"),
+        ("child_finished", "parent"),
+        ("run_finished", "parent"),
+    ]
+
+
 async def test_cancelling_the_parent_cancels_the_child_and_its_tools() -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
 

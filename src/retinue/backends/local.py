@@ -402,9 +402,9 @@ class LocalBackend:
             time = _time_left(x)
             result = await task if time is None else await _within(x, task, *time)
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if _is_cancelled() and (x.state.leg or x.log.lost):
                 raise
-            result = _give_up(x)  # it was cancelled before it started
+            result = _give_up(x)  # it was cancelled before it started, perhaps with its call
         finally:
             given.forget(stop)
             del self._tasks[run_id]
