@@ -50,7 +50,7 @@ SET lock_timeout = '1s';
 DO $$ DECLARE one text; BEGIN
 FOR one IN SELECT tablename FROM pg_tables WHERE schemaname = '{schema}' LOOP EXECUTE 'DELETE FROM {schema}.' || one; END LOOP;
 END $$;
-INSERT INTO {schema}.format (version) VALUES ({version});
+INSERT INTO {schema}.schema_info (version) VALUES ({version});
 ALTER SCHEMA {schema} RENAME TO {name}
 """
 

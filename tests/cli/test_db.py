@@ -198,8 +198,8 @@ def test_a_database_that_cannot_be_used_is_one_line(cli: Cli, path: Path, comman
     assert f"{path}: it was written by a development version before the first release" in old.err
     assert sql(path, "SELECT name FROM sqlite_master WHERE type = 'table'") == [("threads",)]
     path.unlink()
-    sql(path, "CREATE TABLE format (version INTEGER NOT NULL)")
-    sql(path, f"INSERT INTO format VALUES ({newest_version() + 1})")
+    sql(path, "CREATE TABLE schema_info (version INTEGER NOT NULL)")
+    sql(path, f"INSERT INTO schema_info VALUES ({newest_version() + 1})")
     newer = cli(*command, "--db", url)
     assert (newer.code, "written by a newer version" in newer.err) == (2, True)
     assert "Traceback" in cli(*command, "--db", url, "--verbose").err

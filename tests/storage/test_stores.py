@@ -196,8 +196,8 @@ async def test_a_stream_of_tokens_does_not_wait_for_the_disk(tmp_path: Path) -> 
 
 def newer(path: Path) -> None:
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE format (version INTEGER)")
-    connection.execute("INSERT INTO format VALUES (999)")
+    connection.execute("CREATE TABLE schema_info (version INTEGER)")
+    connection.execute("INSERT INTO schema_info VALUES (999)")
     connection.commit()
     connection.close()
 

@@ -92,7 +92,7 @@ async def test_an_interrupted_migration_changes_nothing(
     assert await tables(new_place, server) == before
     use_steps(monkeypatch, new_place, STEPS)
     await open_and_close(new_place)
-    assert await tables(new_place, server) == ["format", "one", "three", "two"]
+    assert await tables(new_place, server) == ["one", "schema_info", "three", "two"]
     store = store_at(new_place)
     assert await store.database.version() == 2
     await store.close()
@@ -118,24 +118,8 @@ async def test_what_an_older_version_wrote_is_kept(new_place: Place, monkeypatch
     await store.close()
 
 
-async def test_runs_that_an_older_version_queued_keep_their_order(
-    new_place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = schema.MIGRATIONS
-    use_steps(monkeypatch, new_place, steps[:5])
-    columns = "run_id, log_id, thread_id, agent, identity, status, started_at"
-    for run_id, status, started_at in (("r3", "queued", 3.0), ("r1", "running", 1.0), ("r2", "queued", 2.0)):
-        values = (run_id, run_id, "t", "agent", b"{}", status, started_at)
-        await do(new_place, f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
-    use_steps(monkeypatch, new_place, steps)
-    store = store_at(new_place)
-    places = await store.database.read(lambda link: link.run("SELECT run_id, place FROM runs ORDER BY run_id"))
-    assert places == [("r1", None), ("r2", 1), ("r3", 2)]
-    await store.close()
-
-
 async def test_a_newer_schema_is_refused(place: Place) -> None:
-    await do(place, "UPDATE format SET version = 999")
+    await do(place, "UPDATE schema_info SET version = 999")
     with pytest.raises(StoreError) as refused:
         await open_and_close(place)
     known = f"written by a newer version (schema 999, known {schema.newest_version()}): upgrade"
@@ -143,7 +127,12 @@ async def test_a_newer_schema_is_refused(place: Place) -> None:
     assert not refused.value.transient
 
 
-OLD = ("CREATE TABLE threads (thread_id TEXT PRIMARY KEY)", "CREATE TABLE logs (log_id TEXT PRIMARY KEY)")
+OLD = (
+    "CREATE TABLE threads (thread_id TEXT PRIMARY KEY)",
+    "CREATE TABLE logs (log_id TEXT PRIMARY KEY)",
+    "CREATE TABLE format (version INTEGER NOT NULL)",
+    "INSERT INTO format VALUES (7)",
+)
 
 
 async def test_a_database_of_a_development_version_is_refused_and_left_alone(
@@ -160,9 +149,8 @@ async def test_a_database_of_a_development_version_is_refused_and_left_alone(
         with request.getfixturevalue("postgres_server").connect() as connection:
             connection.execute(f"CREATE SCHEMA {name}".encode())
             connection.execute(f"SET search_path = {name}".encode())
-            for statement in (*OLD, "CREATE TABLE schema_version (version BIGINT NOT NULL)"):
+            for statement in OLD:
                 connection.execute(statement.encode())
-            connection.execute(b"INSERT INTO schema_version VALUES (6)")
     with pytest.raises(StoreError, match=r"development version before the first release .* delete it") as refused:
         await open_and_close(new_place)
     assert not refused.value.transient

@@ -456,7 +456,7 @@ async def test_migration_reports_versions(path: Path, monkeypatch: pytest.Monkey
     (finding,) = await check(store)
     await store.close()
     assert (finding.code, "retinue db migrate" in finding.problem) == ("schema", True)
-    assert sql(path, "SELECT version FROM format") == [(known,)]
+    assert sql(path, "SELECT version FROM schema_info") == [(known,)]
     assert (await migrate(url)).after == len(newer)
     monkeypatch.undo()
     with pytest.raises(StoreError, match="newer version"):

@@ -324,14 +324,14 @@ def _write(link: Link, spot: _Spot, found: _Row | None, data: bytes, mark: str) 
     if found is None:
         _make_folders(link, spot, len(spot.names) - 1)
         made = link.run(
-            "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at, body) "
-            "VALUES (?, ?, ?, 0, 1, ?, ?, wall_seconds(), ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
+            "INSERT INTO files (space, folder, name, is_folder, mark, size, changed_at, body) "
+            "VALUES (?, ?, ?, 0, ?, ?, wall_seconds(), ?) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name",
             *(*spot.key(), mark, len(data), data),
         )
         return bool(made)
     if found.is_folder:
         raise PathError(spot.shown(), _IS_FOLDER)
-    change = "version = version + 1, mark = ?, size = ?, changed_at = wall_seconds(), body = ?"
+    change = "mark = ?, size = ?, changed_at = wall_seconds(), body = ?"
     link.run(f"UPDATE files SET {change} WHERE {_AT}", mark, len(data), data, *spot.key())
     return True
 
@@ -344,8 +344,8 @@ def _make_folders(link: Link, spot: _Spot, depth: int) -> None:
         there -= found is None
     _refuse_file(found, spot, there)
     insert = (
-        "INSERT INTO files (space, folder, name, is_folder, version, mark, size, changed_at) "
-        "VALUES (?, ?, ?, 1, 1, ?, 0, wall_seconds()) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
+        "INSERT INTO files (space, folder, name, is_folder, mark, size, changed_at) "
+        "VALUES (?, ?, ?, 1, ?, 0, wall_seconds()) ON CONFLICT (space, folder, name) DO NOTHING RETURNING name"
     )
     for making in range(there + 1, depth + 1):
         found = None

@@ -22,27 +22,37 @@ Step: TypeAlias = "str | Callable[[Link], None]"
 
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
+        # A leg waits for a worker while its log has a turn and no owner. `flow` is the user or thread that takes turns.
+        # The log of a placed child has the log of its parent `above` it.
         """CREATE TABLE logs (log_id TEXT PRIMARY KEY, owner TEXT, epoch INTEGER NOT NULL, lease_until REAL NOT NULL,
-        boot TEXT NOT NULL, ended INTEGER NOT NULL DEFAULT 0, pruned INTEGER NOT NULL DEFAULT 0)""",
+        boot TEXT NOT NULL, ended INTEGER NOT NULL DEFAULT 0, pruned INTEGER NOT NULL DEFAULT 0, engine TEXT, queue TEXT,
+        flow TEXT, level INTEGER, turn INTEGER, due_at REAL, above TEXT)""",
         "CREATE INDEX logs_by_owner ON logs (owner) WHERE owner IS NOT NULL",
+        "CREATE INDEX logs_ready ON logs (queue, level, turn, due_at) WHERE owner IS NULL AND turn IS NOT NULL",
+        "CREATE INDEX logs_of_flow ON logs (queue, flow, turn) WHERE owner IS NULL AND turn IS NOT NULL",
+        "CREATE INDEX logs_delayed ON logs (due_at) WHERE due_at IS NOT NULL AND turn IS NULL",
+        "CREATE INDEX logs_leased ON logs (lease_until) WHERE owner IS NOT NULL AND engine IS NOT NULL",
+        "CREATE INDEX logs_below ON logs (above) WHERE above IS NOT NULL",
         # The bytes come last, so that the columns before them are read without them.
         """CREATE TABLE events (log_id TEXT NOT NULL, seq INTEGER NOT NULL, sub INTEGER NOT NULL, kind TEXT NOT NULL,
         held INTEGER NOT NULL, body BLOB, private BLOB, PRIMARY KEY (log_id, seq, sub))""",
         """CREATE TABLE inbox (log_id TEXT NOT NULL, wish_id TEXT NOT NULL, run_id TEXT NOT NULL, kind TEXT NOT NULL,
         body BLOB NOT NULL, at REAL NOT NULL, reply BLOB, PRIMARY KEY (log_id, wish_id))""",
         "CREATE INDEX inbox_open ON inbox (log_id) WHERE reply IS NULL",
+        # `place`: in the queue of its thread, while the run waits there.
         """CREATE TABLE runs (run_id TEXT PRIMARY KEY, log_id TEXT NOT NULL, parent_run_id TEXT, thread_id TEXT NOT NULL,
-        user_id TEXT, agent TEXT NOT NULL, status TEXT NOT NULL, started_at REAL NOT NULL, ended_at REAL,
+        user_id TEXT, agent TEXT NOT NULL, status TEXT NOT NULL, place INTEGER, started_at REAL NOT NULL, ended_at REAL,
         request BLOB, identity BLOB NOT NULL, result BLOB)""",
         "CREATE INDEX runs_of_thread ON runs (thread_id, started_at)",
-        "CREATE INDEX runs_queued ON runs (thread_id, started_at) WHERE status = 'queued'",
+        "CREATE INDEX runs_queued ON runs (thread_id, place) WHERE status = 'queued'",
         "CREATE INDEX runs_of_user ON runs (user_id, started_at) WHERE user_id IS NOT NULL",
         "CREATE INDEX runs_by_status ON runs (status, started_at)",
         "CREATE INDEX runs_by_time ON runs (started_at)",
         "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
         "CREATE INDEX runs_of_log ON runs (log_id) WHERE log_id <> run_id",
-        """CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, holder TEXT, saved_at REAL NOT NULL DEFAULT 0,
-        state BLOB)""",
+        """CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, holder TEXT, made_at REAL,
+        saved_at REAL NOT NULL DEFAULT 0, state BLOB)""",
+        "CREATE INDEX threads_of_user ON threads (user_id)",
         """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
         PRIMARY KEY (thread_id, place))""",
         """CREATE TABLE tasks (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL, user_id TEXT,
@@ -53,62 +63,25 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         """CREATE TABLE task_results (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL,
         body BLOB NOT NULL, PRIMARY KEY (agent, session_id, task_id))""",
         """CREATE TABLE files (space TEXT NOT NULL, folder TEXT NOT NULL, name TEXT NOT NULL, is_folder INTEGER NOT NULL,
-        version INTEGER NOT NULL, mark TEXT NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
+        mark TEXT NOT NULL, size INTEGER NOT NULL, changed_at REAL NOT NULL, body BLOB,
         PRIMARY KEY (space, folder, name))""",
-    ),
-    (
-        "ALTER TABLE threads ADD COLUMN made_at REAL",
-        "CREATE INDEX threads_of_user ON threads (user_id)",
         """CREATE TABLE tokens (token_id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL,
         scopes TEXT NOT NULL, made_at REAL NOT NULL, revoked_at REAL)""",
-    ),
-    (
         """CREATE TABLE push_targets (run_id TEXT NOT NULL, config_id TEXT NOT NULL, body BLOB NOT NULL,
         sent INTEGER NOT NULL, is_open INTEGER NOT NULL, holder TEXT, held_until REAL NOT NULL,
         PRIMARY KEY (run_id, config_id))""",
         "CREATE INDEX push_targets_open ON push_targets (held_until) WHERE is_open = 1",
-    ),
-    (
-        # A leg waits for a worker while its log has a turn and no owner. `flow` is the user or thread that takes turns.
-        "ALTER TABLE logs ADD COLUMN engine TEXT",
-        "ALTER TABLE logs ADD COLUMN queue TEXT",
-        "ALTER TABLE logs ADD COLUMN flow TEXT",
-        "ALTER TABLE logs ADD COLUMN level INTEGER",
-        "ALTER TABLE logs ADD COLUMN turn INTEGER",
-        "ALTER TABLE logs ADD COLUMN due_at REAL",
-        "CREATE INDEX logs_ready ON logs (queue, level, turn, due_at) WHERE owner IS NULL AND turn IS NOT NULL",
-        "CREATE INDEX logs_of_flow ON logs (queue, flow, turn) WHERE owner IS NULL AND turn IS NOT NULL",
-        "CREATE INDEX logs_delayed ON logs (due_at) WHERE due_at IS NOT NULL AND turn IS NULL",
-        "CREATE INDEX logs_leased ON logs (lease_until) WHERE owner IS NOT NULL AND engine IS NOT NULL",
         """CREATE TABLE workers (owner TEXT PRIMARY KEY, engine TEXT NOT NULL, queues TEXT NOT NULL, agents TEXT NOT NULL,
         slots INTEGER NOT NULL, busy INTEGER NOT NULL, seen_until REAL NOT NULL)""",
         """CREATE TABLE schedules (schedule_id TEXT PRIMARY KEY, engine TEXT NOT NULL, next_at REAL NOT NULL,
-        body BLOB NOT NULL)""",
+        body BLOB NOT NULL, last_run TEXT, skipped INTEGER NOT NULL DEFAULT 0)""",
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
-    ),
-    (
-        # The log of a placed child has the log of its parent above it.
-        "ALTER TABLE logs ADD COLUMN above TEXT",
-        "CREATE INDEX logs_below ON logs (above) WHERE above IS NOT NULL",
-    ),
-    (
-        # The place of a run in the queue of its thread, while it waits there.
-        "ALTER TABLE runs ADD COLUMN place INTEGER",
-        """UPDATE runs SET place = (SELECT COUNT(*) FROM runs AS other WHERE other.thread_id = runs.thread_id
-        AND other.status = 'queued' AND (other.started_at, other.run_id) <= (runs.started_at, runs.run_id))
-        WHERE status = 'queued'""",
-        "DROP INDEX runs_queued",
-        "CREATE INDEX runs_queued ON runs (thread_id, place) WHERE status = 'queued'",
-    ),
-    (
-        "ALTER TABLE schedules ADD COLUMN last_run TEXT",
-        "ALTER TABLE schedules ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0",
     ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a
-# database with `threads` and without `format` was written by one of them.
-_FORMAT, _OLD = "format", "threads"
+# database with `threads` and without `schema_info` was written by one of them.
+_VERSION, _OLD = "schema_info", "threads"
 
 
 def newest_version() -> int:
@@ -118,8 +91,8 @@ def newest_version() -> int:
 def read_version(link: Link, place: str) -> int:
     """Return the version of a database, 0 if it has no schema; raise StoreError if this code cannot read it."""
     tables = {row[0] for row in link.run(link.list_tables)}
-    if _FORMAT in tables:
-        version = link.run(f"SELECT version FROM {_FORMAT}")[0][0]
+    if _VERSION in tables:
+        version = link.run(f"SELECT version FROM {_VERSION}")[0][0]
         if version > newest_version():
             known = f"schema {version}, known {newest_version()}"
             raise StoreError(place, f"it was written by a newer version ({known}): upgrade")
@@ -140,14 +113,14 @@ def upgrade(link: Link, place: str) -> None:
         link.prepare_schema()
         version = read_version(link, place)
         if version == 0:
-            link.run(f"CREATE TABLE {_FORMAT} (version INTEGER NOT NULL)")
-            link.run(f"INSERT INTO {_FORMAT} (version) VALUES (0)")
+            link.run(f"CREATE TABLE {_VERSION} (version INTEGER NOT NULL)")
+            link.run(f"INSERT INTO {_VERSION} (version) VALUES (0)")
         for step in [step for steps in MIGRATIONS[version:] for step in steps]:
             if isinstance(step, str):
                 link.run(step)
             else:
                 step(link)
-        link.run(f"UPDATE {_FORMAT} SET version = ?", newest_version())
+        link.run(f"UPDATE {_VERSION} SET version = ?", newest_version())
         link.commit()
     except BaseException:
         link.rollback()
