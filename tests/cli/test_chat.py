@@ -14,7 +14,7 @@ import pytest
 
 from retinue.cli.parsers import INTERRUPTED
 
-from .conftest import Cli, Outcome, started
+from .conftest import PROGRAM, Cli, Outcome, started
 from .test_consent import made
 from .test_process import after_line, on_terminal
 
@@ -85,6 +85,34 @@ def test_a_signal_without_a_terminal_ends_it(folder: Path, asked: signal.Signals
         process.wait(timeout=90)
         assert process.returncode == code
         process.communicate()
+
+
+BETWEEN = """
+import signal, sys
+from retinue.cli import interrupt
+class Between(interrupt.Interrupt):
+    count = 0
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name == "happened" and sys._getframe(1).f_code.co_name == "chat":
+            Between.count += 1
+            if Between.count == 1:
+                signal.raise_signal(signal.SIGINT)  # right after chat has looked
+        return value
+interrupt.Interrupt = Between
+"""
+
+
+@posix_only
+def test_a_signal_between_two_lines_is_not_lost(folder: Path) -> None:
+    where = ("--workspace", str(folder), "--model", "test:echo")
+    process = started("chat", *where, program=BETWEEN + PROGRAM, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"begin\n")
+    process.stdin.flush()  # it stays open: only the signal can end the wait for another line
+    process.wait(timeout=90)
+    assert process.returncode == INTERRUPTED
+    process.communicate()
 
 
 @posix_only

@@ -37,9 +37,11 @@ async def chat(args: argparse.Namespace, interrupt: Interrupt) -> int:
                     except ThreadBusy as exc:
                         complain(str(exc))
                         code = FAILED
-                if interrupt.happened and (not is_terminal or interrupt.code != INTERRUPTED):
-                    return interrupt.code
-                interrupt.forget()
+                if interrupt.happened:
+                    if not is_terminal or interrupt.code != INTERRUPTED:
+                        return interrupt.code
+                    interrupt.forget()  # only one that was seen: another may come at any time
+                interrupt.lost_tasks = 0
     if folder.is_stored:
         complain(f"continue with: retinue chat --thread {thread_id}{folder.database}")
     return COMPLETED if is_terminal else code

@@ -70,7 +70,7 @@ class Interrupt:
 
     def forget(self) -> None:
         """Wait for another first signal."""
-        self.happened, self.lost_tasks = False, 0
+        self.happened = False
         self._event.clear()
 
     async def sleep(self, seconds: float) -> None:
