@@ -46,6 +46,8 @@ TEMPORAL = "temporal"
 _CONNECT, _CALL = timedelta(seconds=3), timedelta(seconds=5)
 _UPDATE = timedelta(seconds=1)
 """The time in which a worker accepts an update. After it a signal is sent, which waits for a worker."""
+_TASK = timedelta(seconds=5)
+"""Until another worker decides for a workflow whose worker is gone; Temporal waits 10 s if not told."""
 _QUIET = 0.3
 """Seconds after the last request before the process may end: the SDK may hang or abort if one is still open."""
 _CLOSE = 15.0
@@ -150,6 +152,7 @@ class TemporalEngine:
                     start_delay=delay,
                     start_signal=signal,
                     priority=priority_of(placement.priority, identity.user_id or identity.thread_id),
+                    task_timeout=_TASK,
                     rpc_timeout=_CALL,
                 )
             )

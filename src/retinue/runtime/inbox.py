@@ -143,9 +143,7 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
     if wish.kind == "cancel":
         await _cancel(run, wish)
     elif wish.kind == "cancel_task":
-        refused = await cancel_task(run, wish.run_id)
-        if run.writer is not None:
-            await run.writer.settle(replies=(_reply(wish, refused),))
+        await _cancel_task(run, wish)
     elif wish.kind == "grant":
         await _grant(run, wish)
     else:
@@ -167,6 +165,20 @@ async def _cancel(run: LiveRun, wish: Wish) -> None:
     await run.cancel(wanted.reason, wanted.grace)
     if wanted.tasks:
         await run.cancel_tasks()
+    await _store_replies(run)
+
+
+async def _cancel_task(run: LiveRun, wish: Wish) -> None:
+    if wish.run_id in run.log.holders:
+        run.replies.append(_reply(wish))  # before: with its last task the log ends, and nothing can be stored after that
+        await cancel_task(run, wish.run_id)
+    else:
+        run.replies.append(_reply(wish, f"task {wish.run_id!r} is not at work"))
+    await _store_replies(run)
+
+
+async def _store_replies(run: LiveRun) -> None:
+    """Store the replies that no other transaction has stored meanwhile."""
     if run.replies and run.writer is not None and not run.writer.is_released:
         await run.writer.settle(replies=run.pop_replies())
 
