@@ -135,6 +135,8 @@ async def _forward(process: Process, ready: asyncio.Event) -> None:
 
 
 _MEMORY = "memory:"
+_SAFE_TOKEN = 8
+"""Characters of a token where others can reach the server."""
 _MAX_SECRET_FILE = 10_000
 _GRPC_GRACE = 5.0
 
@@ -226,6 +228,10 @@ def _read_token(args: argparse.Namespace) -> str | None:
             raise ConfigurationError(f"{args.token_file!r} is empty: write a token into it, or leave --token-file out")
     if token is not None:
         OneToken(token)
+        if len(token) < _SAFE_TOKEN and not _is_loopback(args.host):
+            raise ConfigurationError(
+                f"on {args.host} a token has at least {_SAFE_TOKEN} characters: others can reach this address and guess"
+            )
     return token
 
 

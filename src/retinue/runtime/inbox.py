@@ -170,7 +170,8 @@ async def _cancel(run: LiveRun, wish: Wish) -> None:
 
 async def _cancel_task(run: LiveRun, wish: Wish) -> None:
     if wish.run_id in run.log.holders:
-        run.replies.append(_reply(wish))  # before: with its last task the log ends, and nothing can be stored after that
+        # Before the cancel: the log may end with this task, and nothing can be stored after that.
+        run.replies.append(_reply(wish))
         await cancel_task(run, wish.run_id)
     else:
         run.replies.append(_reply(wish, f"task {wish.run_id!r} is not at work"))
