@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -223,6 +226,12 @@ def slow(spot: Spot) -> Scene:
     return Scene([Agent("solo", Model(spot, "m", more), "", [rest], limits=Limits(seconds=3600))])
 
 
+def _has_cancel(spot: Spot) -> bool:
+    """Return whether the store has the cancel of a run."""
+    with closing(sqlite3.connect(spot.folder / "app.db")) as file:
+        return bool(file.execute("SELECT 1 FROM inbox WHERE kind = 'cancel'").fetchall())
+
+
 def unwanted(spot: Spot) -> Scene:
     """A run that is cancelled, with a tool that takes its time to stop."""
 
@@ -234,6 +243,8 @@ def unwanted(spot: Spot) -> Scene:
             await asyncio.sleep(3600 if spot.done()["linger"] == 1 else 0)
         finally:
             spot.did("stopping")
+            if spot.die == "stopping":
+                await until(partial(_has_cancel, spot))  # before that, a cancel that is not acknowledged may be lost
             await spot.point("stopping")
         return "lingered"
 
