@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from retinue.cli.interrupt import Interrupt
 from retinue.cli.parsers import INTERRUPTED
 
 from .conftest import PROGRAM, Cli, Outcome, started
@@ -113,6 +115,19 @@ def test_a_signal_between_two_lines_is_not_lost(folder: Path) -> None:
     process.wait(timeout=90)
     assert process.returncode == INTERRUPTED
     process.communicate()
+
+
+@posix_only
+async def test_a_signal_that_was_seen_and_forgotten_does_not_come_again() -> None:
+    with Interrupt() as interrupt:
+        waiting = asyncio.create_task(interrupt.wait())
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.happened
+        interrupt.forget()  # before the event loop has told those who wait
+        done, _ = await asyncio.wait({waiting}, timeout=0.05)
+        assert not done
+        waiting.cancel()
 
 
 @posix_only

@@ -59,3 +59,17 @@ async def test_a_reader_that_falls_behind_is_told_where_to_read_on_and_nobody_el
         await read()
     assert (got, told.value.last_seq) == ([1, 2], 2)
     assert [e.seq async for e in fast] == [1, 2, 3, 4, 5]
+
+
+async def test_a_reader_that_fell_behind_is_told_also_if_the_end_comes_while_it_handles_its_last_event() -> None:
+    fan_out = FanOut()
+    slow = fan_out.subscribe(maxsize=1)
+    for event in events(2):
+        fan_out(event)
+
+    async def read() -> None:
+        async for _ in slow:
+            fan_out.close()
+
+    with pytest.raises(ConsumerTooSlow, match="after=1"):
+        await read()

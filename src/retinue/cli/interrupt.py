@@ -62,7 +62,11 @@ class Interrupt:
         if self._loop is None:
             self._event.set()
         else:
-            self._loop.call_soon_threadsafe(self._event.set)
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self.happened:  # else it was forgotten before this ran
+            self._event.set()
 
     async def wait(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -402,7 +402,7 @@ class Subscription:
         while not (self._closed and self._queue.empty()):
             event = await self._queue.get()
             if event is None:
-                return
+                break
             last_seq = event.seq
             yield event
         if self._overflowed:
