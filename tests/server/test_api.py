@@ -322,6 +322,7 @@ async def test_bad_requests_get_one_sentence() -> None:
             (b'{"agent": "speaker", "input": "x", "thread_id": "a b"}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "thread_id": "."}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "thread_id": ".."}', 422, "invalid_body"),
+            (b'{"agent": "speaker", "input": "x", "thread_id": "a\\n"}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"steps": -1}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"step": 1}}', 422, "invalid_body"),
             (b'{"agent": "speaker", "input": "x", "limits": {"steps": "1"}}', 422, "invalid_body"),

@@ -20,8 +20,8 @@ from ..core.runs import Limits, RunResult
 from ..core.stores import Place, RunRecord
 from .shapes import MessageShape
 
-ID = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^\x00-\x20\x7f/]+$")]
-"""An id that a client chooses."""
+ID = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^\x00-\x20\x7f/]+(?!\n)$")]
+"""An id that a client chooses. `$` alone would allow a newline at the end."""
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
