@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from msgspec import Struct
 
 from retinue import (
@@ -334,6 +335,18 @@ async def test_what_raises_after_acceptance_is_a_failed_run() -> None:
     await stage.run()
     assert (stage.given[0].status, stage.given[0].error) == (RunStatus.FAILED, "OSError: it broke")
     assert stage.child() == ["run_started", "error", "run_finished"]
+
+
+@pytest.mark.parametrize("fields", [{"error": ValueError("x")}, {"steps": None}, {"response": 5}])
+async def test_a_result_that_is_not_valid_is_a_failed_run(fields: dict[str, Any]) -> None:
+    class Wrong(ExampleBackend):
+        async def run(self, request: RunRequest) -> RunResult:
+            return replace(await super().run(request), **fields)
+
+    stage = Stage(lambda ctx: ctx.run_child("far", "echo hello"), Wrong(None))
+    await stage.run()
+    assert (stage.given[0].status, "no valid RunResult" in stage.given[0].error) == (RunStatus.FAILED, True)
+    assert stage.child()[-1] == "run_finished"
 
 
 async def test_what_is_emitted_after_the_end_is_dropped() -> None:

@@ -59,7 +59,7 @@ async def test_a_placed_child_looks_like_one_in_place(site: Site) -> None:
             there = client.stream("boss", "hello")
             result = await there.result()
             assert (result.status, result.response) == (RunStatus.COMPLETED, "echo: hello")
-            assert not near.at_work
+            await until(lambda: not near.at_work)
             assert not far.at_work
         events = await events_of(client, there.run_id)
         assert shape(events) == shape(await events_of(client, here.run_id))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
+from ..core.events import RunFinished
 from ..core.runs import RunResult, RunStatus
 from ..core.state import PersistedState
 from .local import LAST_MOMENT
@@ -45,14 +48,14 @@ def problem_of(work: asyncio.Task[RunResult]) -> Exception | None:
 
 def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
     """Return the result of a run, also if its backend raised, was cancelled or returned too early."""
-    identity, token = request.identity, request.cancellation
+    token = request.cancellation
     if (problem := problem_of(work)) is not None:
         words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
         result = bare_result(request, RunStatus.FAILED, "error", words)
     elif not work.done() or work.cancelled():
         result = bare_result(request, RunStatus.CANCELLED, "cancelled", token.reason or "cancelled")
     else:
-        result = replace(work.result(), run_id=identity.run_id, thread_id=identity.thread_id)
+        result = _checked(work.result(), request)
     if result.status is RunStatus.RUNNING:
         return bare_result(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
     if token.reason == OUT_OF_TIME and result.status in _STOPPED:
@@ -63,6 +66,15 @@ def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
         late = f"it took longer than {request.timeout or 0:g} s"
         return replace(result, status=RunStatus.TIMEOUT, termination="timeout", error=late)
     return result
+
+
+def _checked(given: Any, request: RunRequest) -> RunResult:
+    """Return the result of a backend under the ids that the run has here; a failed one if it cannot end the run."""
+    try:
+        convert(given, RunFinished, from_attributes=True)
+        return replace(given, run_id=request.identity.run_id, thread_id=request.identity.thread_id)
+    except (TypeError, ValidationError) as exc:
+        return bare_result(request, RunStatus.FAILED, "error", f"its backend returned no valid RunResult: {exc}")
 
 
 def bare_result(request: RunRequest, status: RunStatus, termination: str, reason: str) -> RunResult:
