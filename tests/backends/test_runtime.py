@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from msgspec import Struct
+from msgspec.structs import replace
 
 from retinue import (
     Agent,
