@@ -162,7 +162,7 @@ class Follower(ABC, Generic[C]):
 
     @property
     def _submit_patience(self) -> float:
-        """How many seconds to retry sending the run: long for a background task, short for a call that waits."""
+        """The seconds in which sending the run is retried: long for a background task, short for a call that waits."""
         return self._patience if self.request.detached else min(SUBMIT_PATIENCE, self._patience)
 
     def _texts_to_send(self) -> list[str]:
