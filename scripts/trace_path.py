@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd
@@ -72,13 +72,15 @@ class Tracer:
             self._is_open = self._is_open or isinstance(event, ToolCallReady)
             if isinstance(event, ToolCallFinished):
                 self._last = frame
-        if self._is_open and _is_function(code) and (module == "retinue" or module.startswith("retinue.")):
+        if self._is_open and _is_start(frame) and (module == "retinue" or module.startswith("retinue.")):
             self.called.setdefault(module, {}).setdefault(code.co_qualname)
 
 
-def _is_function(code: CodeType) -> bool:
-    """Whether it is code of a function, not of a module or a class that is being made."""
-    return bool(code.co_flags & 0x2)  # CO_NEWLOCALS: class bodies and modules have it not
+def _is_start(frame: FrameType) -> bool:
+    """Whether a function begins. A coroutine that was called before the window and goes on in it is not called there."""
+    code = frame.f_code
+    is_function = bool(code.co_flags & 0x2)  # CO_NEWLOCALS: class bodies and modules have it not
+    return is_function and code.co_code[frame.f_lasti + 1] & 3 == 0  # RESUME 0; it is 1 to 3 after yield and await
 
 
 async def trace(tracer: Tracer, *, cold: bool) -> None:

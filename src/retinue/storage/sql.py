@@ -31,11 +31,10 @@ from ..core.stores import (
     Wish,
 )
 from .database import IS_EXPIRED, Database, Later, Link
-from .packs import UNREADABLE, read_events, read_log
+from .packs import UNREADABLE, BatchWrite, read_events, read_log
 from .prune import delete_thread
 from .writes import (
     OWNED,
-    BatchWrite,
     RunBeginning,
     leave_threads,
     make_due,

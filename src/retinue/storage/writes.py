@@ -1,19 +1,17 @@
-"""Writes of threads, runs and logs, each encoded first and then written in one transaction."""
+"""Writes of threads and runs, each encoded first and then written in one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from ..core.content import to_json_anyway
-from ..core.errors import OwnershipLost, StoreError
-from ..core.stores import LEGS, WISHES, LogBatch, Placement, RunRecord, ThreadUpdate, WhenBusy
-from .database import ConditionFailed, Later, Link
-from .packs import PACK, PackedRow, pack_rows
+from ..core.errors import StoreError
+from ..core.stores import LEGS, WISHES, Placement, RunRecord, ThreadUpdate, WhenBusy
+from .database import Later, Link
 
 encode = msgspec.json.Encoder().encode
 
@@ -31,7 +29,6 @@ _TAKE_THREAD = (
     f"CASE WHEN holder = ? THEN NULL ELSE COALESCE((SELECT run_id {_QUEUED} ORDER BY place DESC LIMIT 1), holder) END"
 )
 """Give a thread to a new run unless another run has it or waits for it; return the run before the new one."""
-_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
 
 
@@ -195,110 +192,6 @@ class RunBeginning(Struct):
         # A run that an engine schedules may have been claimed since.
         if (self.placement is None and log != [(self.owner, 1)]) or run != [self.values[-2:]]:
             raise StoreError(self.place, f"there is a run {run_id!r} already")
-
-
-@lru_cache
-def _append_many(count: int) -> str:
-    """SQL that appends a pack to each of some logs, as `BatchWrite` does to one; it divides by zero if it cannot.
-
-    The newer rows of a log are counted in a query of their own, so that the index finds them whatever the planner thinks.
-    """
-    types = "text, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bigint".split(", ")
-    first, other = ", ".join([f"?::{name}" for name in types]), ", ".join("?" * len(types))
-    rows = ", ".join([f"({first})", *[f"({other})"] * (count - 1)])
-    newer = "SELECT 1 FROM events WHERE events.log_id = given.log_id AND (seq, sub) >= (given.from_seq, given.from_sub)"
-    return (
-        f"WITH given ({PACK}, epoch, from_seq, from_sub) AS (VALUES {rows}), "
-        "met AS (SELECT logs.log_id FROM logs JOIN given ON logs.log_id = given.log_id AND logs.epoch = given.epoch "
-        f"WHERE owner IS NOT NULL AND ended = 0 AND (SELECT COUNT(*) FROM ({newer} LIMIT 1) AS newer) = 0 "
-        "ORDER BY logs.log_id FOR UPDATE OF logs), "
-        f"done AS (INSERT INTO events ({PACK}) SELECT {PACK} FROM given WHERE log_id IN (TABLE met) RETURNING 1) "
-        f"SELECT 1 / (COUNT(*) = {count})::int FROM done"
-    )
-
-
-class BatchWrite:
-    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
-
-    def __init__(self, place: str, batch: LogBatch) -> None:
-        self._place, self._batch = place, batch
-        self._packs = pack_rows(batch.log_id, batch.rows)
-        saved = {update.record.thread_id for update in batch.threads}
-        # A root that ends leaves its thread.
-        left = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
-        left.update(batch.left)
-        self.threads, self._left = [*saved, *left], left
-        """The threads that it changes, and those that it releases."""
-        self._writes: list[Callable[[Link], object]] = [
-            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
-        ]
-        if rest := sorted(left - saved):
-            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=rest))
-        self._writes += [run_write(run) for run in batch.runs]
-
-    def write(self, link: Link) -> None:
-        batch, log_id = self._batch, self._batch.log_id
-        try:
-            self._append(link)
-        except ConditionFailed:
-            self._check_written(link)
-            return
-        for write in self._writes:
-            write(link)
-        answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
-        for reply in batch.replies:
-            link.run(answer, reply.body, log_id, reply.wish_id)
-        if batch.released and not batch.ended:
-            if batch.rests:  # a separate statement: it sees every wish put in before the release
-                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
-                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
-            else:
-                link.notify(LEGS)
-        for topic in (log_id, *self._left):
-            link.notify(topic)
-
-    def _append(self, link: Link) -> None:
-        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
-        batch, where = self._batch, OWNED
-        values: list[Any] = [batch.log_id, batch.epoch]
-        if self._packs:
-            first = batch.rows[0]
-            if len(self._packs) == 1 and not batch.released and not batch.ended:
-                if link.gather(_append_many, (*self._packs[0], batch.epoch, first.seq, first.sub)):
-                    return
-            where, values = OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
-        if batch.ended or (batch.released and batch.rests):
-            rests = ", turn = NULL, due_at = NULL"
-            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
-        elif batch.released:  # the next worker takes it before new legs
-            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
-        else:
-            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
-        link.require(owned, *values)
-        link.insert(f"events ({PACK})", self._packs)
-
-    def _check_written(self, link: Link) -> None:
-        """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
-        batch = self._batch
-        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
-        epoch, owner, ended = found[0] if found else (None, None, 1)
-        is_ours = epoch == batch.epoch
-        if self._packs:
-            if self._stored_packs(link) == self._packs:
-                return
-            if is_ours and owner is not None and not ended:
-                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
-        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
-            return
-        raise OwnershipLost(self._place, batch.log_id)
-
-    def _stored_packs(self, link: Link) -> list[PackedRow]:
-        first, last = self._batch.rows[0], self._batch.rows[-1]
-        return link.run(
-            f"SELECT {PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
-            "ORDER BY seq, sub",
-            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
-        )
 
 
 def leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
