@@ -18,10 +18,20 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from retinue import Agent, HarnessAgent, LocalFilesystem, Permissions, Runtime, SandboxFilesystem, StoreFilesystem, tool
+from retinue import (
+    Agent,
+    ConfigurationError,
+    HarnessAgent,
+    LocalFilesystem,
+    Permissions,
+    Runtime,
+    SandboxFilesystem,
+    StoreFilesystem,
+    tool,
+)
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.test_hostile_server import SECRETS, all_that_is_known_of, echoing, server
-from tests.workspace.commands import Shell
+from tests.workspace.commands import Shell, usable_image
 
 SECRET = "TOP-SECRET-7261"
 
@@ -122,7 +132,7 @@ COMMANDS = {
     "see a process": "ps aux 2>/dev/null | grep [r]etinue-bystander && echo ESCAPED; cat /proc/{pid}/cmdline && echo ESCAPED",
     "the network": "exec 3<>/dev/tcp/127.0.0.1/{port} && echo ESCAPED",
     "a device": "cat /dev/mem /dev/sda /dev/vda >/dev/null 2>&1 && echo ESCAPED",
-    "a set-user-id program": "cp /bin/sh suid; chmod u+s suid; ./suid -p -c 'id -u' | grep -x 0 && echo ESCAPED",
+    "a set-user-id program": "cp /bin/sh suid; chmod u+s suid; ./suid -p -c 'cat /proc/self/status' | grep 'CapEff:.*[1-9a-f]' && echo ESCAPED",
     "survive": "setsid sh -c 'sleep 9{port}' >/dev/null 2>&1 &",
 }
 
@@ -136,19 +146,30 @@ def bystander() -> Iterator[int]:
     process.wait()
 
 
+@pytest.fixture(params=["bwrap", "container"])
+def image(request: pytest.FixtureRequest, place: Place) -> str | None:
+    """The image of the sandbox; None for one of bwrap."""
+    image = usable_image() if request.param == "container" else None
+    if image is None and request.param == "container":
+        pytest.skip("no engine here can run a small image")
+    try:
+        SandboxFilesystem(place.root, image=image).check_commands()
+    except ConfigurationError as exc:
+        pytest.skip(str(exc))
+    return image
+
+
 @pytest.mark.parametrize(
     ("name", "network"), [(name, on) for name in COMMANDS for on in (False, True) if not on or name != "the network"]
 )
-async def test_sandbox(place: Place, bystander: int, name: str, network: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        SandboxFilesystem(place.root).check_commands()
-    except Exception as exc:
-        pytest.skip(str(exc))
+async def test_sandbox(
+    place: Place, bystander: int, image: str | None, name: str, network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_TOKEN", SECRET)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         line = COMMANDS[name].format(outside=place.outside, pid=bystander, port=port)
-        seen = await Shell(SandboxFilesystem(place.root, network=network))(f"bash -c {shlex.quote(line)}")
+        seen = await Shell(SandboxFilesystem(place.root, network=network, image=image))(f"bash -c {shlex.quote(line)}")
     assert not place.has_leaked(seen), seen
     assert f"sleep\x009{port}" not in all_command_lines()  # a number of its own: other tests run at the same time
 

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from retinue.core.agents import Agent
@@ -17,6 +19,22 @@ from retinue.core.filesystem import Command, Filesystem
 from retinue.core.runs import RunIdentity
 from retinue.core.state import Snapshot
 from retinue.workspace import shell_tool
+from retinue.workspace.containers import ENGINES
+
+IMAGES = ("debian:stable-slim", "debian:bookworm-slim", "busybox:latest", "alpine:latest")
+
+
+@cache
+def usable_image() -> str | None:
+    """An image that an engine of this machine has and can run."""
+    for engine in filter(which, ENGINES):
+        for image in IMAGES:
+            tried = subprocess.run(
+                [engine, "run", "--rm", "--pull", "never", image, "true"], capture_output=True, check=False
+            )
+            if tried.returncode == 0:
+                return image
+    return None
 
 
 class Shell:
@@ -45,6 +63,18 @@ class Shell:
     @property
     def shown(self) -> str:
         return "".join([getattr(event, "delta", "") for event in self.events])
+
+
+def processes_with(mark: str) -> list[str]:
+    """The processes of this machine whose command line has a word."""
+    found: list[str] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark in (folder / "cmdline").read_text().split("\0"):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
 
 
 def is_alive(pid: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 from pathlib import Path
 from shutil import which
@@ -12,22 +14,9 @@ import pytest
 from retinue import ConfigurationError, SandboxFilesystem
 from retinue.workspace import SandboxLimits
 from retinue.workspace.containers import ENGINES
+from tests.prepared import PYTHON
 
-from .commands import Shell
-
-IMAGES = ("debian:stable-slim", "debian:bookworm-slim", "busybox:latest", "alpine:latest")
-
-
-def usable_image() -> str | None:
-    """An image that an engine of this machine has and can run."""
-    for engine in filter(which, ENGINES):
-        for image in IMAGES:
-            tried = subprocess.run(
-                [engine, "run", "--rm", "--pull", "never", image, "true"], capture_output=True, check=False
-            )
-            if tried.returncode == 0:
-                return image
-    return None
+from .commands import Shell, processes_with, until, usable_image
 
 
 @pytest.fixture
@@ -41,13 +30,16 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"with open({str(tmp_path / 'calls')!r}, 'a') as out: out.write(json.dumps(sys.argv[1:]) + '\\n')\n"
         "words = sys.argv[1:]\n"
         "if words[0] == 'run':\n"
-        "    source = next(w for w in words if w.startswith('type=bind')).split(',')[1].partition('=')[2]\n"
-        "    os.chdir(source)\n"
+        "    for mount in [word for word in words if word.startswith('type=bind')][:1]:\n"
+        "        os.chdir(mount.split(',')[1].partition('=')[2])\n"
         "    os.execv('/bin/sh', ['/bin/sh', *words[words.index('-c'):]])\n"
     )
     (folder / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return tmp_path / "calls"
+
+
+MB = 2**20
 
 
 def calls(engine: Path) -> list[list[str]]:
@@ -64,7 +56,8 @@ async def test_a_command_is_confined_and_removed(engine: Path, root: Path) -> No
     assert await Shell(files)("echo hello > made; cat made") == "exit code: 0\nhello\n"
     assert (root / "made").read_text() == "hello\n"
     probe, run, removed = calls(engine)
-    assert probe[:2] == ["image", "inspect"]
+    assert probe[-2:] == ["-c", ":"]
+    assert {"--memory", "--pids-limit", "--read-only"} < {*probe}
     assert removed == ["rm", "--force", value(run, "--name")]
     expected = {
         "--network": "none",
@@ -123,18 +116,109 @@ def test_without_an_engine_nothing_runs(root: Path, tmp_path: Path, monkeypatch:
         SandboxFilesystem(root, image="busybox").check_commands()
 
 
+def stand_in(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_an_engine_that_does_not_work_is_passed_over(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    stand_in(tmp_path / "bin", "docker", "echo no daemon >&2; exit 125")
+    stand_in(tmp_path / "bin", "podman", "exit 0")
+    command = SandboxFilesystem(root, image="busybox").command("true")
+    assert command.argv[0] == str(tmp_path / "bin/podman")
+    assert command.cleanup[1:4] == ("rm", "--force", "--time")
+    stand_in(tmp_path / "bin", "podman", "echo no image >&2; exit 125")
+    with pytest.raises(
+        ConfigurationError, match=r"docker cannot run .*\(no daemon\).*; podman cannot run .*\(no image\)"
+    ):
+        SandboxFilesystem(root, image="busybox").check_commands()
+
+
+def test_the_engine_is_found_with_its_settings(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(
+        tmp_path / "bin", "docker", 'test "$DOCKER_HOST" = unix:///run/mine && test -n "$HOME" && test -z "$MY_TOKEN"'
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    SandboxFilesystem(root, image="busybox").check_commands()
+
+
 @pytest.mark.skipif(not any(map(which, ENGINES)), reason="no docker or podman")
 def test_an_image_that_is_not_there_is_refused(root: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot run the image retinue/none"):
         SandboxFilesystem(root, image="retinue/none").check_commands()
 
 
-async def test_with_the_engine_of_this_machine(root: Path, outside: Path) -> None:
-    image = usable_image()
-    if image is None:
+@pytest.fixture
+def image() -> str:
+    """An image that the engine of this machine can run."""
+    found = usable_image()
+    if found is None:
         pytest.skip("no engine here can run a small image")
-    shell = Shell(SandboxFilesystem(root, image=image))
+    return found
+
+
+async def test_with_the_engine_of_this_machine(image: str, root: Path, outside: Path) -> None:
+    shell = Shell(SandboxFilesystem(root, image=image, environment={"COLOUR": "grey"}, readable=[outside / "inner"]))
     assert await shell("pwd; echo hi > made; cat made") == "exit code: 0\n/workspace\nhi\n"
     assert (root / "made").read_text() == "hi\n"
+    assert (root / "made").stat().st_uid == os.getuid()
     assert "exit code: 0" not in await shell(f"cat {outside}/secret.txt")
     assert "exit code: 0" not in await shell("touch /usr/x")
+    assert await shell("cat; echo $COLOUR; touch /tmp/x; exit 3") == "exit code: 3\ngrey\n"
+    assert await shell("kill -9 $$") == "exit code: 137\n"
+    assert await shell(f"cat {outside}/inner/secret.txt") == "exit code: 0\nTOP-SECRET\n"
+    assert "exit code: 0" not in await shell(f"touch {outside}/inner/x")
+    assert "0000000000000000" in await shell("grep CapEff /proc/self/status")
+
+
+async def test_limits_with_the_engine_of_this_machine(image: str, root: Path) -> None:
+    limits = SandboxLimits(memory=60 * MB, processes=20, cpu_seconds=5, disk=MB, temporary=MB)
+    shell = Shell(SandboxFilesystem(root, image=image, limits=limits))
+    assert await shell("x=aaaa; while :; do x=$x$x; done") == "exit code: 137\n"
+    assert "fork" in await shell("for i in $(seq 100); do sleep 3600 & done")
+    for place in ("/tmp", "/dev/shm", "/var/tmp", "/run"):
+        answer = await shell(f"head -c 3000000 /dev/zero > {place}/big && echo written")
+        assert "written" not in answer, place
+    await shell("head -c 3000000 /dev/zero > big")
+    assert (root / "big").stat().st_size <= MB
+
+
+async def test_records_of_tasks_are_hidden_from_a_container(image: str, root: Path) -> None:
+    (root / "agents/a/tasks").mkdir(parents=True)
+    (root / "agents/a/tasks/t.json").write_text("TOP-SECRET")
+    shell = Shell(SandboxFilesystem(root, image=image).without(lambda parts: parts[-1:] == ("tasks",)))
+    assert "TOP-SECRET" not in await shell("cat agents/a/tasks/*")
+    assert "exit code: 0" not in await shell("touch agents/a/tasks/x")
+    assert "exit code: 0" not in await shell("mkdir agents/b")
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.5])
+async def test_cancelling_ends_everything_in_a_container(image: str, root: Path, delay: float) -> None:
+    mark = f"72.{os.getpid()}"
+    line = f"trap '' TERM; setsid sh -c \"trap '' TERM; sleep {mark}\" & sleep {mark}"
+    work = asyncio.create_task(Shell(SandboxFilesystem(root, image=image))(line))
+    await asyncio.sleep(delay)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert not processes_with(mark)
+
+
+async def test_a_container_ends_with_the_process_that_started_it(image: str, root: Path) -> None:
+    mark = f"73.{os.getpid()}"
+    code = (
+        "import asyncio; from retinue import SandboxFilesystem; from tests.workspace.commands import Shell\n"
+        f"files = SandboxFilesystem({str(root)!r}, image={image!r})\n"
+        f"asyncio.run(Shell(files)('sleep {mark}'))"
+    )
+    with subprocess.Popen([PYTHON, "-c", code], cwd=Path(__file__).parents[2]) as process:
+        assert await until(lambda: len(processes_with(mark)) > 0)
+        process.kill()
+    assert await until(lambda: not processes_with(mark))

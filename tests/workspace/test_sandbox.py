@@ -20,7 +20,7 @@ from retinue.core.filesystem import RunsCommands
 from retinue.core.runs import RunIdentity
 from tests.prepared import PYTHON
 
-from .commands import Shell, begin, until
+from .commands import Shell, begin, processes_with, until
 
 PROJECT = Path(__file__).parents[2]
 
@@ -35,18 +35,6 @@ def fake_bwrap(folder: Path, script: str) -> Path:
     (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bwrap").chmod(0o755)
     return folder
-
-
-def processes_with(mark: str) -> list[str]:
-    """The processes of this machine whose command line has a word."""
-    found: list[str] = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and mark in (folder / "cmdline").read_text().split("\0"):
-                found.append(folder.name)
-        except OSError:
-            continue
-    return found
 
 
 async def test_a_command_works_on_the_files_of_the_sandbox(shell: Shell, root: Path) -> None:

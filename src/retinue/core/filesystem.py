@@ -113,6 +113,8 @@ class Command(Struct, frozen=True):
     """A program to run when it has ended, which removes what it may have left."""
     disk: tuple[str, int] | None = None
     """A folder, and the bytes it may have; a command that makes it larger is stopped."""
+    is_held: bool = False
+    """True if its input is a pipe that stays open as long as its owner lives, and it ends at the end of its input."""
 
 
 @runtime_checkable

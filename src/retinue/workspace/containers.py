@@ -13,11 +13,16 @@ from ..core.errors import ConfigurationError
 from .limits import SandboxLimits
 
 ENGINES = ("docker", "podman")
+_SETTINGS = ("DOCKER_", "CONTAINER", "XDG_RUNTIME_DIR", "PODMAN_")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 # The folder may have been replaced by a link after the check. So the bound folder is compared from the inside first.
+#
+# A container does not end with the program that started it. So its input stays open as long as the owner lives, and a
+# process in it ends everything at the end of the input.
 _ENTER = (
     'test -z "$0" || test "$(stat -c %d:%i .)" = "$0" || '
-    '{ echo "the folder was replaced while the container was made"; exit 126; }; exec /bin/sh -c "$1" </dev/null'
+    '{ echo "the folder was replaced while the container was made"; exit 126; }; exec 3<&0; '
+    '(cat <&3 >/dev/null 2>&1; kill -9 -1) >/dev/null 2>&1 & exec /bin/sh -c "$1" </dev/null 3<&-'
 )
 
 
@@ -35,30 +40,42 @@ class Container(Struct, frozen=True):
     program: str
     image: str
 
-    @classmethod
-    def find(cls, image: str) -> Container:
-        """Return the engine of this machine."""
+    @staticmethod
+    def candidates(image: str) -> list[Container]:
+        """Return the engines of this machine. One may be there and not work, such as a docker without its service."""
         from shutil import which  # only here: it takes milliseconds to import
 
         if not _IMAGE.fullmatch(image):
             raise ConfigurationError(f"not the name of an image: {image!r}")
-        for engine in ENGINES:
-            if (program := which(engine)) is not None:
-                return cls(program, image)
+        if found := [Container(program, image) for engine in ENGINES if (program := which(engine)) is not None]:
+            return found
         raise ConfigurationError(
             f"a SandboxFilesystem with image={image!r} runs commands in containers, and there is neither docker nor "
             "podman on the PATH: install one, or leave disable_shell on"
         )
 
-    @property
-    def probe(self) -> list[str]:
-        """A command that succeeds if the engine works and has the image."""
-        return [self.program, "image", "inspect", "--format", "{{.Id}}", self.image]
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """Return what the program that talks to the engine has to know. It is trusted."""
+        return {name: os.environ[name] for name in os.environ if name in ("PATH", "HOME") or name.startswith(_SETTINGS)}
 
-    def refusal(self, said: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{os.path.basename(self.program)} cannot run the image {self.image} ({said}): start its service, and fetch "
-            f"the image with: {os.path.basename(self.program)} pull {self.image}"
+    def probe(self, limits: SandboxLimits, network: bool) -> tuple[str, ...]:
+        """Return a command that succeeds if the engine can run containers of the image, with these limits."""
+        return (
+            *self._run(f"retinue-{token_hex(8)}", limits, network),
+            "--entrypoint",
+            "/bin/sh",
+            self.image,
+            "-c",
+            ":",
+        )
+
+    def refusal(self, said: str) -> str:
+        """Explain why the engine is not used, and what to do."""
+        engine = os.path.basename(self.program)
+        return (
+            f"{engine} cannot run the image {self.image} ({said}): start its service, and fetch the image with: "
+            f"{engine} pull {self.image}"
         )
 
     def command(
@@ -75,28 +92,51 @@ class Container(Struct, frozen=True):
         """Return the command that runs a command line, and the one that removes its container, whatever runs in it."""
         name = f"retinue-{token_hex(8)}"
         argv = (
-            *(self.program, "run", "--rm", "--name", name, "--init", "--pull", "never", "--log-driver", "none"),
-            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--hostname", "sandbox"),
-            *("--network", "bridge" if network else "none", "--ipc", "private", "--workdir", folder),
-            *self._user(),
-            *_limit_options(limits),
-            *[option for mount in mounts for option in _mount_options(mount)],
+            *(*self._run(name, limits, network), "--interactive", "--workdir", folder),
+            *[option for mount in mounts for option in self._mount(mount)],
             *[option for key, value in environment.items() for option in ("--env", f"{key}={value}")],
             *("--entrypoint", "/bin/sh", self.image, "-c", _ENTER, identity, line),
         )
-        return argv, (self.program, "rm", "--force", name)
+        at_once = ("--time", "0") if self._is_podman else ()  # it would first wait for 10 s
+        return argv, (self.program, "rm", "--force", *at_once, name)
+
+    def _run(self, name: str, limits: SandboxLimits, network: bool) -> Iterator[str]:
+        """Yield the beginning of a command that runs a container, with the options that confine it."""
+        yield from (self.program, "run", "--rm", "--name", name, "--init", "--pull", "never", "--log-driver", "none")
+        yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--hostname", "sandbox")
+        yield from ("--network", "bridge" if network else "none", "--ipc", "private")
+        yield from self._user()
+        # Podman makes two more places writable, which would have any size.
+        yield from _limit_options(limits, ("/tmp", "/run", "/var/tmp") if self._is_podman else ("/tmp",))
+
+    def _mount(self, mount: Mount) -> Iterator[str]:
+        if mount.source is None:
+            as_empty = ",notmpcopyup" if self._is_podman else ""  # it would copy what the folder hides
+            yield from ("--tmpfs", f"{mount.target}:ro,size=4096{as_empty}")
+            return
+        if any(char in mount.source + mount.target for char in ',"\n'):
+            raise ConfigurationError(
+                f"{mount.source!r} cannot be shown to a container: its path has a comma or a quote"
+            )
+        read_only = "" if mount.is_writable else ",readonly"
+        yield from ("--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}")
+
+    @property
+    def _is_podman(self) -> bool:
+        return os.path.basename(self.program) == "podman"
 
     def _user(self) -> Iterator[str]:
         """Yield the options with which files belong to the user of this process."""
         if hasattr(os, "getuid"):
             yield from ("--user", f"{os.getuid()}:{os.getgid()}")
-            if os.path.basename(self.program) == "podman" and os.getuid():
+            if self._is_podman and os.getuid():
                 yield "--userns=keep-id"
 
 
-def _limit_options(limits: SandboxLimits) -> Iterator[str]:
+def _limit_options(limits: SandboxLimits, temporary: Iterable[str]) -> Iterator[str]:
     size = "" if limits.temporary is None else f",size={limits.temporary}"
-    yield from ("--tmpfs", f"/tmp:rw,exec,nosuid,nodev{size}")
+    for place in temporary:
+        yield from ("--tmpfs", f"{place}:rw,exec,nosuid,nodev,mode=1777{size}")
     if limits.temporary is not None:
         yield from ("--shm-size", str(limits.temporary))
     if limits.memory is not None:
@@ -107,13 +147,3 @@ def _limit_options(limits: SandboxLimits) -> Iterator[str]:
         yield from ("--ulimit", f"cpu={limits.cpu_seconds}:{limits.cpu_seconds}")
     if limits.disk is not None:
         yield from ("--ulimit", f"fsize={limits.disk}:{limits.disk}")
-
-
-def _mount_options(mount: Mount) -> Iterator[str]:
-    if mount.source is None:
-        yield from ("--tmpfs", f"{mount.target}:ro,size=4096")
-        return
-    if any(char in mount.source + mount.target for char in ',"\n'):
-        raise ConfigurationError(f"{mount.source!r} cannot be shown to a container: its path has a comma or a quote")
-    read_only = "" if mount.is_writable else ",readonly"
-    yield from ("--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Literal, Self
 
@@ -29,7 +29,6 @@ AGENTS_FOLDER = "agents"
 """Holds a folder for each agent, with records that commands must not add to."""
 
 _SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_ENGINE = ("DOCKER_", "CONTAINER", "XDG_RUNTIME_DIR", "PODMAN_")
 _LIMITS = SandboxLimits()
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -138,11 +137,14 @@ class SandboxFilesystem(LocalFilesystem):
         if means.program or means.container is not None:
             return
         if self.image is not None:
-            found = Container.find(self.image)
-            if (said := _refusal(found.probe)) is not None:
-                raise found.refusal(said)
-            means.container = found
-            return
+            refused: list[str] = []
+            for found in Container.candidates(self.image):
+                said = _refusal(found.probe(self.limits, self.network), found.environment())
+                if said is None:
+                    means.container = found
+                    return
+                refused.append(found.refusal(said))
+            raise ConfigurationError("; ".join(refused))
         from shutil import which  # only here: it takes milliseconds to import
 
         means.cgroup = Cgroup.find(self.limits)
@@ -192,11 +194,7 @@ class SandboxFilesystem(LocalFilesystem):
                 limits=limits,
                 network=self.network,
             )
-            # The program that talks to the engine is trusted.
-            known = {
-                name: os.environ[name] for name in os.environ if name in ("PATH", "HOME") or name.startswith(_ENGINE)
-            }
-            return Command(argv, "/", known, False, cleanup, disk)
+            return Command(argv, "/", means.container.environment(), False, cleanup, disk, is_held=True)
         argv = (
             *means.program,
             *self._walls(),
@@ -298,11 +296,16 @@ def _bind(mount: Mount) -> tuple[str, ...]:
     return ("--bind" if mount.is_writable else "--ro-bind", mount.source, mount.target)
 
 
-def _refusal(argv: list[str]) -> str | None:
+def _refusal(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
     """Return the error output of a program; None if it succeeds."""
     try:
         ended = subprocess.run(
-            argv, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS, check=False
+            argv,
+            env=environment or {},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         return str(exc)

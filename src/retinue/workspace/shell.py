@@ -100,7 +100,8 @@ class _Shell:
         try:
             command = await in_thread(self._command, {"line": line, "run": run})
             if not command.waits:
-                return _Started(await _begin(command, output, asyncio.subprocess.DEVNULL), command)
+                given = asyncio.subprocess.PIPE if command.is_held else asyncio.subprocess.DEVNULL
+                return _Started(await _begin(command, output, given), command)
             with ExitStack() as ends:
                 ours, theirs = [ends.enter_context(end) for end in socket.socketpair()]
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -192,6 +193,8 @@ class _Output(asyncio.SubprocessProtocol):
         self._append(self._decoder.decode(data))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 0:
+            return
         self._append(self._decoder.decode(b"", final=True))
         self.closed.set()
 
