@@ -11,12 +11,12 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from retinue import Runtime
-from retinue.server import sockets
-from retinue.server.auth import User
+from retinue.server import create_app, sockets
+from retinue.server.auth import NoAuth, User
 from retinue.server.http import headers_of
 
 from .agents import Gate, speaker
-from .serving import serving
+from .serving import asking, listening, serving
 
 RUNS, MANY = "/api/v1/runs", "/api/v1/events"
 
@@ -128,6 +128,26 @@ async def test_a_server_that_ends_closes_a_socket_of_many_once() -> None:
         gate.say(None)
     gc.collect()
     assert problems == []
+
+
+@pytest.mark.parametrize("path", [f"{RUNS}/{{}}/events", MANY])
+async def test_a_client_that_leaves_during_the_handshake_leaves_nothing_behind(path: str) -> None:
+    gate = Gate()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise OSError("the client has left")
+
+    async with Runtime([gate.agent()]) as runtime:
+        app = create_app(runtime, auth=NoAuth())
+        async with listening(app) as url, asking(url, None) as site:
+            named = path.format((await site.start("gated"))["run_id"])
+            scope = {"type": "websocket", "path": named, "raw_path": named.encode(), "query_string": b"", "headers": []}
+            await app(scope, receive, send)
+            gc.collect()  # a coroutine that nobody awaited would warn
+            gate.say(None)
 
 
 def test_two_cookie_headers_are_one_list_of_cookies() -> None:

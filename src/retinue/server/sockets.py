@@ -39,7 +39,7 @@ _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
 
 End = tuple[int, str]
 """The code and the reason with which a socket is closed."""
-Work = Coroutine[Any, Any, End | None]
+Work = Callable[[], Coroutine[Any, Any, End | None]]
 """A part of the work on a socket. It returns None if the client has left."""
 
 
@@ -65,11 +65,11 @@ def routes(service: Service) -> list[WebSocketRoute]:
     async def one(socket: WebSocket, user: User) -> list[Work]:
         query, last = read_query(socket, EventsQuery), socket.headers.get("last-event-id")
         batches = await _open(service, user, query, last, **socket.path_params)
-        return [_send_events(socket, batches), _until_left(socket)]
+        return [partial(_send_events, socket, batches), partial(_until_left, socket)]
 
     async def many(socket: WebSocket, user: User) -> list[Work]:
         subscriptions = Subscriptions(service, socket, user)
-        return [subscriptions.receive_all(), subscriptions.until_closing()]
+        return [subscriptions.receive_all, subscriptions.until_closing]
 
     return [
         WebSocketRoute("/api/v1/runs/{run_id}/events", partial(_serve, service, one)),
@@ -110,8 +110,12 @@ async def _serve(
         except Exception as exc:
             await socket.send_denial_response(error_response(exc))
             return
-        await socket.accept()
-        tasks = [asyncio.create_task(work) for work in (*works, _until_revoked(service, headers, user))]
+        try:
+            await socket.accept()
+        except _LEFT:
+            return
+        works.append(partial(_until_revoked, service, headers, user))
+        tasks = [asyncio.create_task(work()) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
