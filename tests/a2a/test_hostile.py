@@ -15,6 +15,7 @@ from aiohttp import web
 from retinue import A2AAgent, Decision, DecisionRefused, Runtime
 from retinue.backends.a2a_client import A2AClient
 
+from ..runners import AppRunner
 from .test_children import boss, of_child
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -64,7 +65,7 @@ async def hostile(handler: Handler | None = None) -> AsyncIterator[Hostile]:
     server = Hostile(handler)
     app = web.Application()
     app.add_routes([web.get("/.well-known/agent-card.json", server._card), web.post("/rpc", server._rpc)])
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

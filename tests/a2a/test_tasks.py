@@ -32,6 +32,7 @@ from retinue.testing import ScriptedModel, call, fail, say
 from retinue.tools import ResumeMode, SuspendTicket, ToolContext, ToolResult
 from retinue.wire.a2a_budget import BUDGET
 
+from ..runners import AppRunner
 from ..server.agents import Gate, boss, pay, speaker
 from ..server.processes import TOKEN as SERVED
 from ..server.processes import served
@@ -345,7 +346,7 @@ async def webhook(*statuses: int) -> AsyncIterator[tuple[str, list[tuple[Any, An
 
     app = web.Application()
     app.router.add_post("/hook", take)
-    runner = web.AppRunner(app)
+    runner = AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

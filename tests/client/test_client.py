@@ -21,6 +21,7 @@ from retinue.events import AnyEvent
 from retinue.server import create_app
 
 from ..remote.proxy import Proxy
+from ..runners import AppRunner
 from ..server.agents import Gate, boss, speaker
 from ..server.serving import TOKEN, listening, serving
 from ..waiting import until
@@ -34,7 +35,7 @@ async def answering(handle: Handler) -> AsyncIterator[str]:
     """A server that answers everything with one function."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
+    runner = AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

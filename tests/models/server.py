@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from ..runners import stop_listening
+
 Answer = Callable[["Reply"], Awaitable[None]]
 
 
@@ -106,7 +108,7 @@ async def serving(*answers: Answer, port: int = 0) -> AsyncIterator[Server]:
     try:
         yield server
     finally:
-        listening.close()
+        await stop_listening(listening)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,8 @@ from aiohttp import web
 
 from retinue.testing.backends import example_work
 
+from ..runners import AppRunner
+
 ASSISTANT = "worker"
 
 
@@ -34,7 +36,7 @@ class GraphServer:
         app.router.add_get(f"{thread}/runs/{{run}}/stream", self._stream)
         app.router.add_post(f"{thread}/runs/{{run}}/cancel", self._cancel)
         app.router.add_get(f"{thread}/state", self._state)
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        self._runner = AppRunner(app, shutdown_timeout=0)
         self.url = ""
 
     async def __aenter__(self) -> GraphServer:

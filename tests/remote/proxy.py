@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from random import Random
+
+from ..runners import stop_listening
 
 KINDS = ("delay", "cut", "truncate", "duplicate")
 
@@ -19,6 +22,7 @@ class Proxy:
         """The faults so far."""
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
@@ -26,8 +30,11 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def url(self) -> str:
@@ -39,23 +46,33 @@ class Proxy:
             writer.transport.abort()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with self._opened(writer), contextlib.suppress(asyncio.CancelledError):  # at the end of the proxy
+            try:
+                there, out = await asyncio.open_connection("127.0.0.1", self.target)
+            except OSError:
+                writer.transport.abort()
+                return
+            with self._opened(out):
+                ways = [asyncio.create_task(self._pass(reader, out)), asyncio.create_task(self._pass(there, writer))]
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+
+    @contextlib.contextmanager
+    def _opened(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Have a connection cut with all others; close it at the end."""
         self._writers.add(writer)
         try:
-            there, out = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
-            writer.transport.abort()
-            self._writers.discard(writer)
-            return
-        self._writers.add(out)
-        try:
-            ways = [asyncio.create_task(self._pass(reader, out)), asyncio.create_task(self._pass(there, writer))]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
+            yield
         finally:
-            for one in (writer, out):
-                self._writers.discard(one)
-                one.close()
+            self._writers.discard(writer)
+            writer.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

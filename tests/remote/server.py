@@ -16,6 +16,8 @@ from retinue.runtime import Run
 from retinue.wire.resources import Decisions
 from retinue.wire.task_protocol import RemoteTask, TaskSubmission
 
+from ..runners import AppRunner
+
 _STATUS = {
     RunStatus.COMPLETED: "success",
     RunStatus.FAILED: "error",
@@ -61,7 +63,7 @@ class TaskServer:
         )
         if self.has_events:
             app.add_routes([web.get("/tasks/{id}/events", self._events), web.post("/tasks/{id}/resume", self._resume)])
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        self._runner = AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from retinue.backends.tasks_http import HttpTaskClient
 from retinue.core.secrets import redact, secrets_of
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.task_protocol import decode_task
+
+from ..runners import AppRunner
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -39,7 +42,7 @@ Answer = Callable[[web.Request], Awaitable[web.Response]]
 async def server(answer: Answer) -> AsyncGenerator[str]:
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", answer)
-    runner = web.AppRunner(app)
+    runner = AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
@@ -156,11 +159,11 @@ async def test_a_stream_with_a_spoiled_chunk_breaks_and_does_not_hang(monkeypatc
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        chunk = b"%x\r\n%b\r\n" % (len(event), event)
-        writer.write(head + chunk + chunk[10:] + chunk)
-        await reader.read()
-        writer.close()
+        with contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            chunk = b"%x\r\n%b\r\n" % (len(event), event)
+            writer.write(head + chunk + chunk[10:] + chunk)
+            await reader.read()
 
     spoiled = await asyncio.start_server(send, "127.0.0.1", 0)
     client = HttpTaskClient(f"http://127.0.0.1:{spoiled.sockets[0].getsockname()[1]}")

@@ -20,6 +20,7 @@ from retinue.subagents import RemoteSubagentStub
 from retinue.testing import BackendSuite, ScriptedModel, call, say
 from tests.waiting import until
 
+from ..runners import AppRunner
 from .langgraph_server import ASSISTANT, GraphServer
 from .proxy import Proxy
 
@@ -234,7 +235,7 @@ async def test_what_is_no_langgraph_server_is_refused(answer: bytes, says: str) 
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
+    runner = AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     fake = GraphServer()

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from retinue import Runtime
 from retinue.server import create_app
 
+from ..runners import stop_listening
 from ..waiting import let_others_run
 
 TOKEN = "secret-of-the-test"
@@ -96,8 +97,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         clock.cancel()  # it looks ten times a second whether to end
-        for listener in server.servers:
-            listener.close()
+        await stop_listening(*server.servers)
         for connection in list(server.server_state.connections):
             connection.shutdown()
         await let_others_run()
@@ -105,6 +105,8 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
             for request in requests:
                 request.cancel()
             await asyncio.wait(requests)
+        for connection in list(server.server_state.connections):  # its client reads no more
+            connection.transport.abort()
 
 
 @asynccontextmanager
