@@ -3,7 +3,8 @@
     scripts/trace-path [--cold] [--functions] [--most 25]
 
 A parent on SQLite calls `task` once; its child answers. The window begins when `tool_call_ready` of the parent is
-appended to the log and ends when `tool_call_finished` is. All threads count. Exit code 1 where there are too many.
+appended to the log and ends when `tool_call_finished` is. All threads count; the runtime's own housekeeping, which may
+come in between, does not. Exit code 1 where there are too many.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Tracer:
 
     def __init__(self) -> None:
         self.is_armed = self._is_open = False
+        self._task: asyncio.Task[Any] | None = None
+        """The task of the parent, in which the child runs too."""
+        self._event_loop = threading.get_ident()
         self._last: FrameType | None = None
         """The frame with which the window closes."""
         self.windows = 0
@@ -69,11 +73,21 @@ class Tracer:
         code, module = frame.f_code, frame.f_globals.get("__name__", "")
         if code is _APPEND and not frame.f_locals["run"].ns:
             event = frame.f_locals["event"]
-            self._is_open = self._is_open or isinstance(event, ToolCallReady)
+            if isinstance(event, ToolCallReady):
+                self._is_open, self._task = True, asyncio.current_task()
             if isinstance(event, ToolCallFinished):
                 self._last = frame
-        if self._is_open and _is_start(frame) and (module == "retinue" or module.startswith("retinue.")):
+        if (
+            self._is_open
+            and _is_start(frame)
+            and self._is_of_run()
+            and (module == "retinue" or module.startswith("retinue."))
+        ):
             self.called.setdefault(module, {}).setdefault(code.co_qualname)
+
+    def _is_of_run(self) -> bool:
+        """Whether this is the run's task, a callback, or another thread."""
+        return threading.get_ident() != self._event_loop or asyncio.current_task() in (None, self._task)
 
 
 def _is_start(frame: FrameType) -> bool:
