@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from retinue import Event, NullSink
+from retinue import ConfigurationError, Event, NullSink
 from retinue.core.events import Custom
 from retinue.errors import ConsumerTooSlow
 from retinue.events import FanOut
@@ -41,6 +42,12 @@ async def test_a_reader_waits_for_what_comes() -> None:
         fan_out(event)
     fan_out.unsubscribe(subscription)
     assert await reader == [1, 2, 3]
+
+
+@pytest.mark.parametrize("maxsize", [0, -1, 1.5, None])
+async def test_a_queue_without_a_bound_is_refused(maxsize: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"maxsize is .* at least 1, not {maxsize}"):
+        FanOut().subscribe(maxsize)
 
 
 async def test_a_reader_that_falls_behind_is_told_where_to_read_on_and_nobody_else_notices() -> None:

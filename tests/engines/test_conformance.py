@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, tool
+from retinue import Agent, Decision, HarnessAgent, ParentContext, RunStatus, Runtime, run_child_agent, tool
 from retinue.core.context import ToolContext
 from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownRun
 from retinue.core.model import ModelRequest
 from retinue.runtime.owner import Owner
+from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
@@ -341,6 +342,33 @@ async def test_a_task_outlives_the_run_that_started_it(site: Site, tmp_path: Any
         async with site.worker([harness()]):
             ended = [event async for event in client.events(run.run_id) if event.kind == "task_updated"]
         assert ended[-1].status == "COMPLETED"
+
+
+async def test_a_task_of_a_run_without_lineage_leaves_no_record_without_a_log(site: Site, tmp_path: Any) -> None:
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        return (await run_child_agent(ctx.resolver, "alone", "x", parent=ParentContext())).response or ""
+
+    def spawn(request: ModelRequest) -> ScriptedTurn:
+        spawned = call("agent_spawn", {"agent_id": "echo", "task": "go", "timeout_seconds": 0})
+        return say("started") if results(request) else spawned
+
+    def turn(request: ModelRequest) -> ScriptedTurn:
+        said = results(request)
+        return say(said[-1]) if said else call("delegate", {})
+
+    echo = Agent("echo", ScriptedModel(lambda request: say("hi")))
+    agents = [
+        Agent("root", ScriptedModel(turn), tools=[delegate]),
+        HarnessAgent("alone", ScriptedModel(spawn), workspace=tmp_path, subagents=[echo]),
+    ]
+    async with site.worker(agents), site.client() as client:
+        assert (await client.run("root", "go")).response == "started"
+        await until(lambda: any('"COMPLETED"' in path.read_text() for path in tmp_path.rglob("tasks/*.json")))
+        assert isinstance(client.store, SqlStore)
+        found = "SELECT run_id FROM runs WHERE NOT EXISTS (SELECT 1 FROM logs WHERE logs.log_id = runs.log_id)"
+        assert list(await client.store.database.rows(found)) == []
 
 
 # --- mistakes

@@ -38,6 +38,10 @@ from retinue import (
     tool,
 )
 from retinue.backends import ExecutionPlan
+from retinue.core.backend import RunRequest
+from retinue.core.errors import StoreError, UnknownRun
+from retinue.core.messages import as_messages
+from retinue.core.runs import RunIdentity
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.busy import Busy
 from tests.waiting import until
@@ -409,6 +413,65 @@ async def test_without_lineage_a_child_ends_with_its_call(url: str, how: str, tm
         assert (await runtime.result(own.events[0].run_id)).status == expected
         if how != "parent":
             assert [m.text for m in result.messages if m.role == "tool"] == [expected]
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite"])
+async def test_without_lineage_a_child_that_was_never_awaited_does_not_run(url: str, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def turn(request: Any) -> Any:
+        asked.append(request.messages[-1].text)
+        return say("done")
+
+    agent = Agent("child", ScriptedModel(turn))
+    place = url if url == "memory:" else f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(place, [agent]) as runtime:
+        backend = runtime._runs.backend
+        identity = RunIdentity(run_id="alone", thread_id="t", agent="child")
+        token = CancellationToken()
+        request = RunRequest(agent=agent, identity=identity, messages=as_messages("never"), cancellation=token)
+        work = asyncio.create_task(backend.run(request))
+        work.cancel()  # before its first step
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        await runtime.run("child", "after it", thread_id="t")
+        assert asked == ["after it"]
+        with pytest.raises(UnknownRun):
+            await runtime.result("alone")
+
+
+async def test_a_failing_cancel_of_a_child_without_lineage_does_not_hide_the_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, outcome = asyncio.Event(), list[str]()
+
+    @tool
+    async def hang() -> None:
+        """Hang."""
+        begun.set()
+        await asyncio.Event().wait()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        try:
+            await run_child_agent(ctx.resolver, "child", "x", parent=ParentContext())
+        except BaseException as exc:
+            outcome.append(type(exc).__name__)
+            raise
+        return ""
+
+    async def fail(*args: object) -> None:
+        raise StoreError("the database", "the disk is full")
+
+    parent = Agent("parent", ScriptedModel([call("delegate", id="c1"), say("end")]), tools=[delegate])
+    runtime = Runtime([parent, child(call("hang"), tools=[hang])])
+    run = runtime.stream("parent", "go")
+    await begun.wait()
+    (alone,) = [live for live in runtime._runs._live.values() if live.run_id != run.run_id]
+    monkeypatch.setattr(alone, "cancel", fail)
+    assert (await run.cancel()).status is RunStatus.CANCELLED
+    assert outcome == ["CancelledError"]
 
 
 async def test_a_child_that_is_cancelled_before_its_first_step_has_an_end() -> None:

@@ -142,7 +142,7 @@ class LocalBackend:
             self._hosts[run_id].cancel(reason)
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
-        """Run a child, or a run without lineage. A mistake raises here, before anything happens."""
+        """Run a child, or a run without lineage. A mistake raises before anything happens."""
         identity = request.identity
         if identity.parent_run_id is None:
             return self.run_alone(request)
@@ -202,14 +202,14 @@ class LocalBackend:
 
     # --- starting one
 
-    def start_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
+    async def start_alone(self, request: RunRequest) -> RunResult:
         given, request.cancellation = request.cancellation, CancellationToken()
         try:
             x = self.open(request, LiveLog(self.sinks, clock=self._clock))
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
         self.enter(x)
-        return self._conduct(x, self._leg(x, None), given)
+        return await self._conduct(x, self._leg(x, None), given)
 
     async def _start_later(self, request: RunRequest, parent: Execution, ref: ChildRef | None) -> RunResult:
         """Read the child's thread, ask for a larger grant if one is needed for another child, then start it."""
@@ -287,7 +287,7 @@ class LocalBackend:
         if writer is None:
             if thread is not None:
                 await self.store.save_thread(thread)
-            if request.detached:
+            if request.detached and not hasattr(self.store, "begin_run"):  # else its log could not be found
                 await self.store.save_run(record)
         elif thread is not None or request.detached:
             threads, left = ((), ()) if thread is None else ((ThreadUpdate(thread, kept),), (thread.thread_id,))

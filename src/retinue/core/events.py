@@ -382,6 +382,9 @@ class Subscription:
     """One reader of a FanOut, with a queue of its own that cannot grow past its size."""
 
     def __init__(self, maxsize: int) -> None:
+        given: Any = maxsize
+        if type(given) is not int or given < 1:  # a queue of size 0 would have no bound
+            raise ConfigurationError(f"maxsize is the number of events that may wait, at least 1, not {given!r}")
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize)
         self._overflowed = self._closed = False
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -136,13 +136,13 @@ class LocalRuns:
         run.start(when_busy)
         return self.handle(run)
 
-    def run_alone(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
-        """Start a root run for a tool of another run. A mistake in the request raises here.
+    async def run_alone(self, request: RunRequest) -> RunResult:
+        """Execute a root run for a tool of another run.
 
         With an engine its log stays in memory: no worker would continue it.
         """
         if self.dispatcher is not None:
-            return self.backend.start_alone(request)
+            return await self.backend.start_alone(request)
         given, request.cancellation = request.cancellation, CancellationToken()
         try:
             run = self._live[self.start(request, (), "reject", new_thread=not request.keeps_thread).run_id]
@@ -150,7 +150,7 @@ class LocalRuns:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
         if request.sink is not None:
             run.log.listen(run.run_id, request.sink)
-        return _result_for(run, given, request.timeout)
+        return await _result_for(run, given, request.timeout)
 
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
@@ -411,7 +411,8 @@ async def _result_for(run: LiveRun, given: CancellationToken, timeout: float | N
         raise ExecutionBackendError(run.request.agent.name, str(exc)) from exc
     except asyncio.CancelledError:
         if not end.done():
-            await run.cancel(given.reason or "cancelled")
+            with contextlib.suppress(RetinueError):
+                await run.cancel(given.reason or "cancelled")
         raise
     finally:
         given.forget(stop)
