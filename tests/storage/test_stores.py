@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ from retinue import (
     ToolCall,
     UnknownRun,
 )
+from retinue.core.events import TextDelta
+from retinue.core.rows import LogRow
+from retinue.core.stores import LogBatch
 from retinue.errors import StoreError
 from retinue.events import event_to_json
+from retinue.storage import packs
 from retinue.storage.sql import SqlStore
 from retinue.storage.stores import open_store
 from retinue.stores import MemoryStore, RunRecord, Store, ThreadRecord
@@ -121,6 +126,29 @@ async def test_a_conversation_goes_on_in_another_runtime(url: str) -> None:
         assert after == list(range(4, len(kinds) + 1))
         with pytest.raises(UnknownRun):
             await anext(runtime.events("run_of_nobody"))
+
+
+async def test_many_rows_are_encoded_by_the_thread_that_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[int, str] = {}
+    pack = packs.pack_rows
+
+    def noted(log_id: str, rows: Any) -> Any:
+        threads[len(rows)] = threading.current_thread().name
+        return pack(log_id, rows)
+
+    monkeypatch.setattr(packs, "pack_rows", noted)
+    store = open_store(f"sqlite:///{tmp_path}/app.db")
+    assert isinstance(store, SqlStore)
+    await store.begin_run(run_record("r", 0), b"{}", "me", 60)
+    rows = [LogRow(seq, 0, TextDelta(seq=seq, run_id="r", delta="x", message_id="m")) for seq in range(1, 2_002)]
+    for some in (rows[:1_000], rows[1_000:], rows[1_000:]):  # the last is a retry
+        await store.write(LogBatch(log_id="r", epoch=1, rows=some))
+    assert threads == {1_000: threading.current_thread().name, 1_001: "retinue-store"}
+    stored, _ = await store.read_events("r", limit=3_000) or ([], False)
+    assert stored == [row.event for row in rows]
+    await store.close()
 
 
 async def test_what_is_stored_of_a_log_is_the_log(url: str) -> None:

@@ -34,6 +34,8 @@ from .writes import OWNED, TAKEN_OVER, leave_threads, make_due, run_write, threa
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
 """The rows and bytes that fill a pack."""
+MOST_ROWS_AT_ONCE = 1_000
+"""Rows of a log that are encoded on the event loop; more are encoded in the thread that writes them."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """Errors that decoders raise."""
 
@@ -148,7 +150,9 @@ class BatchWrite:
 
     def __init__(self, place: str, batch: LogBatch) -> None:
         self._place, self._batch = place, batch
-        self._packs = pack_rows(batch.log_id, batch.rows)
+        is_small = len(batch.rows) <= MOST_ROWS_AT_ONCE
+        self._packs = pack_rows(batch.log_id, batch.rows) if is_small else None
+        """None until a thread has packed the rows: many would hold up the event loop."""
         saved = {update.record.thread_id for update in batch.threads}
         # A root that ends leaves its thread.
         left = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
@@ -164,10 +168,12 @@ class BatchWrite:
 
     def write(self, link: Link) -> None:
         batch, log_id = self._batch, self._batch.log_id
+        if self._packs is None:
+            self._packs = pack_rows(log_id, batch.rows)
         try:
-            self._append(link)
+            self._append(link, self._packs)
         except ConditionFailed:
-            self._check_written(link)
+            self._check_written(link, self._packs)
             return
         for write in self._writes:
             write(link)
@@ -183,14 +189,14 @@ class BatchWrite:
         for topic in (log_id, *self._left):
             link.notify(topic)
 
-    def _append(self, link: Link) -> None:
+    def _append(self, link: Link, packs: list[PackedRow]) -> None:
         """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
         batch, where = self._batch, OWNED
         values: list[Any] = [batch.log_id, batch.epoch]
-        if self._packs:
+        if packs:
             first = batch.rows[0]
-            if len(self._packs) == 1 and not batch.released and not batch.ended:
-                if link.gather(_append_many, (*self._packs[0], batch.epoch, first.seq, first.sub)):
+            if len(packs) == 1 and not batch.released and not batch.ended:
+                if link.gather(_append_many, (*packs[0], batch.epoch, first.seq, first.sub)):
                     return
             where, values = OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
         if batch.ended or (batch.released and batch.rests):
@@ -201,16 +207,16 @@ class BatchWrite:
         else:
             owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
         link.require(owned, *values)
-        link.insert(f"events ({PACK})", self._packs)
+        link.insert(f"events ({PACK})", packs)
 
-    def _check_written(self, link: Link) -> None:
+    def _check_written(self, link: Link, packs: list[PackedRow]) -> None:
         """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
         batch = self._batch
         found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
         epoch, owner, ended = found[0] if found else (None, None, 1)
         is_ours = epoch == batch.epoch
-        if self._packs:
-            if self._stored_packs(link) == self._packs:
+        if packs:
+            if self._stored_packs(link) == packs:
                 return
             if is_ours and owner is not None and not ended:
                 raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
