@@ -52,6 +52,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "of 2^60 shared lists": _wide,
     "of 3 million numbers": lambda: list(range(3_000_000)),
     "of 90,000 numbers": lambda: list(range(90_000)),
+    "of 16,000 long numbers": lambda: [10**4299] * 16_000,
+    "of 4 long numbers": lambda: [10**4299] * 4,
     "of 39,000 lists": lambda: [[] for _ in range(39_000)],
     "of 45,000 fields": lambda: {str(number): number for number in range(45_000)},
     "of 9,000 broken texts": lambda: ["\ud800"] * 9_000,
@@ -135,7 +137,7 @@ class _Answering:
 
 def _answer(chunks: Callable[[], Any]) -> Work:
     @tool
-    async def save(text: str = "") -> str:
+    async def save(text: str = "", names: list[str | None] | None = None) -> str:
         """Save."""
         return f"saved {len(text)}"
 
@@ -148,6 +150,10 @@ def _answer(chunks: Callable[[], Any]) -> Work:
 
 def _arguments(text: str) -> Work:
     return _answer(lambda: [CallChunk(0, "c", "save", text)])
+
+
+def _calls(count: int, text: str) -> Work:
+    return _answer(lambda: [CallChunk(n, f"c{n}", "save", text) for n in range(count)])
 
 
 class _Canned(HttpClient):
@@ -244,14 +250,26 @@ def content_attacks() -> list[Attack]:
         ("answer: reasoning without end", _answer(lambda: (ReasoningChunk("x" * 1000) for _ in range(10**9)))),
         ("answer: calls without end", _answer(lambda: (CallChunk(n, f"c{n}", "save", "{}") for n in range(10**9)))),
         ("answer: an id of 1 MB", _answer(lambda: [CallChunk(0, "x" * MB, "save", "{}")])),
-        ("arguments: 2 MB of text", _arguments(json.dumps({"text": "x" * (2 * MB)}))),
-        ("arguments: 2 MB of path", _arguments(json.dumps({"text": "/." * MB}))),
-        ("arguments: 2 MB of escapes", _arguments('{"text": "' + "\\n" * MB + '"}')),
-        ("arguments: 2 MB of brackets", _arguments("[" * (2 * MB))),
-        ("arguments: 2 MB of empty lists", _arguments('{"a": [' + ",".join(["[]"] * (2 * MB // 3)) + "]}")),
-        ("arguments: 2 MB of numbers", _arguments('{"a": [' + "1," * MB + "1]}")),
+        ("answer: 9,999 calls", _answer(lambda: (CallChunk(n, f"c{n}", "save", "{}") for n in range(9_999)))),
+        ("answer: 9,999 unknown calls", _answer(lambda: (CallChunk(n, f"c{n}", f"n{n}", "{}") for n in range(9_999)))),
+        ("answer: 8 MB in large pieces", _answer(lambda: (TextChunk("x" * 100_000) for _ in range(83)))),
+        ("arguments: 1 MB of text", _arguments(json.dumps({"text": "x" * MB}))),
+        ("arguments: 1 MB of path", _arguments(json.dumps({"text": "/." * (MB // 2)}))),
+        ("arguments: 1 MB of escapes", _arguments('{"text": "' + "\\n" * (MB // 2) + '"}')),
+        ("arguments: 1 MB of brackets", _arguments("[" * MB)),
+        ("arguments: 1 MB of empty lists", _arguments('{"a": [' + ",".join(["[]"] * (MB // 3)) + "]}")),
+        ("arguments: 1 MB of numbers", _arguments('{"a": [' + "1," * (MB // 2) + "1]}")),
+        ("arguments: 1 MB of long numbers", _arguments('{"a": [' + ",".join(["9" * 4000] * (MB // 4001)) + "]}")),
+        ("arguments: 1 MB of short texts", _arguments('{"a": [' + ",".join(['"xy"'] * (MB // 5)) + "]}")),
+        ("arguments: 1 MB of fields", _arguments("{" + ",".join([f'"{n}":1' for n in range(105_000)]) + "}")),
+        ("arguments: 2 MB", _arguments(json.dumps({"text": "x" * (2 * MB)}))),
         ("arguments: 79,000 lists", _arguments('{"a": [' + ",".join(["[]"] * 79_000) + "]}")),
-        ("arguments: 2 MB of fields", _arguments("{" + ",".join([f'"{n}":1' for n in range(200_000)]) + "}")),
+        ("arguments: 90,000 unknown fields", _arguments("{" + ",".join([f'"{n}":1' for n in range(90_000)]) + "}")),
+        ("arguments: 90,000 wrong items", _arguments('{"names": [' + "1," * 90_000 + "1]}")),
+        ("arguments: 500 calls of 1,000 wrong items", _calls(500, '{"names": [' + "1," * 980 + "1]}")),
+        ("arguments: 4,000 calls of 100 wrong items", _calls(4_000, '{"names": [' + "1," * 98 + "1]}")),
+        ("arguments: 3,000 calls of 100 lists", _calls(3_000, '{"a": [' + ",".join(["[]"] * 100) + "]}")),
+        ("arguments: 10 calls of 9,000 fields", _calls(10, "{" + ",".join([f'"{n}":1' for n in range(9_000)]) + "}")),
         ("arguments: pieces without end", _answer(lambda: (CallChunk(0, "c", "save", "[") for _ in range(10**9)))),
         ("decision: 8 MB of text", _decide(lambda: "x" * (8 * MB))),
         ("decision: 3 million numbers", _decide(lambda: list(range(3_000_000)))),

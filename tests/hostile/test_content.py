@@ -23,6 +23,7 @@ from retinue import (
     RunStatus,
     Runtime,
     StateKey,
+    SuspendTicket,
     ToolContext,
     ToolOutput,
     ToolResult,
@@ -472,4 +473,85 @@ async def test_arguments_without_end_fail_the_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(turn, "MAX_ARGUMENTS", 100)
     result = await Runtime([Agent("a", Chunks(*[CallChunk(0, "c", "work", "x" * 10)] * 20))]).run("a", "go")
     assert (result.status, result.messages[1:]) == (RunStatus.FAILED, ())
-    assert "the arguments of a call have more than 100 characters" in (result.error or "")
+    assert "the arguments of its calls have more than 100 characters" in (result.error or "")
+
+
+async def test_the_arguments_of_all_calls_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "MAX_ARGUMENTS", 100)
+    broken = [
+        CallChunk(0, "c", "work", "x" * 60),
+        Retrying(code="lost", message="again", restarts=True),
+    ]  # it no longer counts
+    chunks = [*broken, *[CallChunk(number, f"c{number}", "work", '"' + "x" * 28 + '"') for number in range(3)]]
+    result = await Runtime([Agent("a", Chunks(*chunks))]).run("a", "go")
+    assert (result.status, result.response) == (RunStatus.COMPLETED, "end")
+    chunks.append(CallChunk(3, "c3", "work", '"' + "x" * 28 + '"'))
+    result = await Runtime([Agent("a", Chunks(*chunks))]).run("a", "go")
+    assert "the arguments of its calls have more than 100 characters" in (result.error or "")
+
+
+LONG = 10**4299
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[LONG] * 6, {"a": [[LONG] * 100]}, {str(n): -LONG for n in range(60)}, [10**10_000]],
+    ids=["list", "deep", "object", "one"],
+)
+def test_many_long_integers_are_refused(value: Any) -> None:
+    """To write or read one takes the square of its length."""
+    with pytest.raises(ValueError, match="too many digits in long integers|integer"):
+        to_json_value(value)
+
+
+@pytest.mark.parametrize("value", [[2**64 - 1] * 99_000, [2**128] * 5_000, [LONG] * 3], ids=["64", "128", "long"])
+def test_some_long_integers_are_kept(value: list[int]) -> None:
+    assert to_json_value(value) == value
+
+
+async def test_arguments_with_many_long_integers_are_given_back_to_the_model() -> None:
+    text = '{"a": [' + ",".join(["9" * 4000] * 100) + "]}"
+    result = await Runtime([Agent("a", Chunks(CallChunk(0, "c", "work", text)))]).run("a", "go")
+    assert result.messages[1].tool_calls[0].malformed == text
+
+
+async def test_errors_in_many_arguments_are_not_listed() -> None:
+    @tool
+    async def work(names: list[str | None]) -> str:
+        """Work."""
+        return "done"
+
+    few, many = ["x", *[1] * 20], ["x"] * 2_000 + [1]
+    model = ScriptedModel([call("work", {"names": few}), call("work", {"names": many}), say("end")])
+    result = await Runtime([Agent("a", model, tools=[work])]).run("a", "go")
+    first, second = [message.text for message in result.messages if message.role == "tool"]
+    assert "names[20]" in first
+    assert "it does not fit the schema; what is wrong is listed for up to 500 items" in second
+    assert len(second) < 200
+
+
+async def test_a_decision_with_many_items_is_checked() -> None:
+    @tool
+    async def ask(ctx: ToolContext) -> Any:
+        """Ask."""
+        if ctx.resume_input is not None:
+            return len(cast("Any", ctx.resume_input))
+        schema = {"type": "array", "items": {"type": "string"}}
+        return ToolResult.suspended("?", SuspendTicket("t", "ask", "?", {}, schema))
+
+    runtime = Runtime([Agent("a", ScriptedModel([call("ask", id="c1"), say("end")]), tools=[ask])])
+    waiting = await runtime.run("a", "go")
+    with pytest.raises(DecisionRefused, match="it does not fit the schema"):
+        await runtime.resume(waiting.run_id, {"c1": Decision.resume(["x"] * 2_000 + [1])})
+    result = await runtime.resume(waiting.run_id, {"c1": Decision.resume(["x"] * 2_000)})
+    assert (result.response, result.messages[-2].text) == ("end", "2000")
+
+
+async def test_an_output_that_is_too_large_is_not_parsed() -> None:
+    texts = ['["' + "x" * 2_000_000 + '"]', "[" + ",".join(["[]"] * 90_000) + "]", "[" * 200 + "]" * 200]
+    agent = Agent("a", ScriptedModel([*map(say, texts), say('["x"]')]), output=list[Any])
+    result = await Runtime([agent]).run("a", "go")
+    assert result.output == ["x"]
+    told = [message.text for message in result.messages if message.role == "user"][1:]
+    for problem, text in zip(["more than 1,048,576 characters", "too many lists", "deep"], told, strict=True):
+        assert problem in text

@@ -15,8 +15,9 @@ import pytest
 
 from retinue import Agent, Limits, RunStatus, Runtime, ToolContext, tool
 from retinue.core import context
+from retinue.errors import ModelError
 from retinue.loop import turn
-from retinue.models import CallChunk, ReasoningChunk, TextChunk
+from retinue.models import CallChunk, ReasoningChunk, Retrying, TextChunk
 from retinue.testing import ScriptedModel, call, say
 from tests.effort import share
 from tests.models.server import Reply, serving
@@ -235,6 +236,108 @@ async def test_an_answer_may_not_ask_for_too_many_calls(monkeypatch: pytest.Monk
     result = await Runtime([Agent("a", Many())]).run("a", "go")
     assert "the answer asks for more than 50 calls" in (result.error or "")
     assert [message.role for message in result.messages] == ["user"]
+
+
+@pytest.mark.parametrize(
+    "last", [None, Retrying(code="lost", message="broken", restarts=True)], ids=["failed", "retried"]
+)
+async def test_many_calls_that_are_dropped_leave_turns_to_others(last: Any) -> None:
+    """Each turn of the event loop drops a part of them."""
+    calls = [CallChunk(number, f"c{number}", "work", "{}") for number in range(2_000)]
+    dropped = [0]
+    most = 0
+
+    class Broken:
+        name = "test:broken"
+
+        async def stream(self, request: Any) -> AsyncIterator[Any]:
+            for chunk in calls:
+                yield chunk
+            if last is None:
+                raise ModelError("broken", "test:broken")
+            yield last
+            yield TextChunk("end")
+
+    async def watch() -> None:
+        nonlocal most
+        seen = 0
+        while True:
+            most, seen = max(most, dropped[0] - seen), dropped[0]
+            await asyncio.sleep(0)
+
+    def note(event: Any) -> None:
+        dropped[0] += event.kind == "tool_call_finished"
+
+    watcher = asyncio.create_task(watch())
+    result = await Runtime([Agent("a", Broken())], sinks=[note]).run("a", "go")
+    watcher.cancel()
+    assert result.status is (RunStatus.FAILED if last is None else RunStatus.COMPLETED)
+    assert dropped == [2_000]
+    assert most <= 400
+
+
+async def test_wrong_arguments_of_many_calls_leave_turns_to_others() -> None:
+    """To list the errors of a call takes time: there is a turn between two calls, and while the answer is parsed."""
+    finished, most, turns = [0], 0, [0]
+
+    @tool
+    async def work(names: list[str | None]) -> str:
+        """Work."""
+        return "done"
+
+    async def watch() -> None:
+        nonlocal most
+        seen = 0
+        while True:
+            most, seen = max(most, finished[0] - seen), finished[0]
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    asked, parsed = 0, 0
+
+    def note(event: Any) -> None:
+        nonlocal asked, parsed
+        finished[0] += event.kind == "tool_call_finished"
+        asked = turns[0] if event.kind == "tool_call_args_delta" else asked
+        parsed = turns[0] if event.kind == "inference_finished" else parsed
+
+    watcher = asyncio.create_task(watch())
+    model = ScriptedModel([[call("work", {"names": [1] * 400}) for _ in range(600)], say("end")])
+    result = await Runtime([Agent("a", model, tools=[work])], sinks=[note]).run("a", "go")
+    watcher.cancel()
+    assert (result.response, finished) == ("end", [600])
+    assert "names[399]" in result.messages[2].text
+    assert most == 1
+    assert parsed - asked >= 4
+
+
+async def test_many_calls_start_in_several_turns() -> None:
+    started = [0]
+    most = 0
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        return "done"
+
+    async def watch() -> None:
+        nonlocal most
+        seen = 0
+        while True:
+            most, seen = max(most, started[0] - seen), started[0]
+            await asyncio.sleep(0)
+
+    def note(event: Any) -> None:
+        started[0] += event.kind == "tool_call_ready"
+
+    watcher = asyncio.create_task(watch())
+    model = ScriptedModel([[call("work") for _ in range(2_000)], say("end")])
+    result = await Runtime([Agent("a", model, tools=[work], limits=Limits(parallel=5_000))], sinks=[note]).run(
+        "a", "go"
+    )
+    watcher.cancel()
+    assert (result.response, started) == ("end", [2_000])
+    assert most <= 400
 
 
 async def test_a_flood_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

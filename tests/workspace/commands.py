@@ -47,7 +47,7 @@ class Shell:
 
     async def __call__(self, command: str, **args: Any) -> str:
         given = {"command": command, **args}
-        self._tool.check(given)
+        assert self._tool.check.problems(given) == []
         ctx = ToolContext(
             call_id="c",
             tool_name="shell",

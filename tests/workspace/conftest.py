@@ -98,7 +98,7 @@ def call(files: LocalFilesystem) -> Call:
     toolbox = Agent("a", tools=file_tools(files)).toolbox
 
     async def call(name: str, cancellation: CancellationToken | None = None, /, **args: Any) -> Any:
-        toolbox[name].check(args)
+        assert toolbox[name].check.problems(args) == []
         return await toolbox[name].tool.execute(args, context(cancellation))
 
     return call

@@ -17,10 +17,14 @@ MAX_DEPTH = 100
 not where it is stored."""
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of one value or text as JSON."""
+MAX_PARSED = 1024 * 1024
+"""Characters of JSON from a model that are parsed at once: the longest answers that models are sold with have half as many."""
 MAX_ITEMS = 100_000
 """Items of all lists and objects in a value: shared lists can make a small object large as JSON."""
 MAX_BOXES = 40_000
 """Lists and objects in a value. To read and copy so many holds up the event loop for up to 50 ms."""
+MAX_LONG = 1_000_000_000
+"""The squares of the bits of all long integers in a value, added up: the time to write one grows with the square."""
 _MAX_CLEANED = 100_000
 """Characters of a text, or ten times the items of a value, in which each half of a surrogate pair is looked at."""
 MAX_ID_BYTES = 1000
@@ -98,6 +102,22 @@ def to_json_value(value: Any, *, exact: bool = False) -> Any:
     if not shape.kinds.isdisjoint(_SETS):
         sort_sets(value, made)
     return made
+
+
+def parse_json(text: str) -> Any:
+    """Return the value in JSON text from a model; ValueError if it is invalid, or deep or large."""
+    if len(text) < MAX_DEPTH:  # so it is neither
+        return _read(text)
+    if len(text) > MAX_PARSED:
+        raise ValueError(f"it is too large: more than {MAX_PARSED:,} characters")
+    if text.count("[") + text.count("{") > 2 * MAX_BOXES:  # counting is cheap; parsing so many would take long
+        raise ValueError("it is too large: it has too many lists and objects")
+    try:
+        value = _read(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_shape(value)
+    return value
 
 
 def sort_sets(value: Any, made: Any) -> None:
@@ -180,7 +200,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _TEXTS = frozenset({str, bytes})
 _NUMBERS = _ATOMS - _TEXTS
 _FLAT: dict[Any, frozenset[type]] = {dict: frozenset({dict}), list: frozenset({list})}
-_SHORT, _SHORT_TEXT, _SAFE = 64, 100_000, 2**53
+_SHORT, _SHORT_TEXT, _SAFE, _LONG = 64, 100_000, 2**53, 2**64
 _PLAIN = frozenset({dict, *_LISTS})
 _BOXES = (dict, *_LISTS, msgspec.Struct)
 
@@ -212,7 +232,7 @@ def check_shape(value: Any) -> Shape:
     """
     if (flat := _flat_shape(value)) is not None:
         return flat
-    depth = count = size = boxes = 0
+    depth = count = size = boxes = long = 0
     kinds: set[type] = set()
     level: list[Any] = [value] if _is_box(value.__class__) else []
     while level:
@@ -232,12 +252,27 @@ def check_shape(value: Any) -> Shape:
         size += sum([len(item) for item in items if item.__class__ in _TEXTS])
         if size > MAX_BYTES:
             raise ValueError(f"it is too large: more than {MAX_BYTES:,} characters")
+        classes = set(map(type, items))
+        if int in classes and (long := long + _measure_long(items)) > MAX_LONG:
+            raise ValueError("it is too large: it has too many digits in long integers")
         kinds |= found
-        level = [item for item in items if item.__class__ not in _ATOMS and _is_box(item.__class__)]
+        level = (
+            []
+            if classes <= _ATOMS
+            else [item for item in items if item.__class__ not in _ATOMS and _is_box(item.__class__)]
+        )
         depth += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
     return Shape(count, boxes, frozenset(kinds))
+
+
+def _measure_long(items: list[Any]) -> int:
+    """Return the sum of the squares of the bits of the long integers among these items."""
+    integers = [item for item in items if item.__class__ is int]
+    if -_LONG < min(integers) and max(integers) < _LONG:
+        return 0
+    return sum([number.bit_length() ** 2 for number in integers if not -_LONG < number < _LONG])
 
 
 def _flat_shape(value: Any) -> Shape | None:
@@ -250,6 +285,9 @@ def _flat_shape(value: Any) -> Shape | None:
         kind = item.__class__
         if kind is str:
             size += len(item)
+        elif kind is int:
+            if not -_LONG < item < _LONG:
+                return None
         elif kind not in _NUMBERS:
             return None
     return Shape(len(value), 1, kinds) if size < MAX_BYTES else None

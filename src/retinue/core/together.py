@@ -12,6 +12,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_TURN = 200
+"""Pieces of work that are started before other work has its turn."""
+
 
 class _Together(Generic[T]):
     """Results in their places, and one future for the end of all or the first failure.
@@ -42,8 +45,12 @@ async def run_together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return every result in the given order. If one raises, or this is cancelled, cancel the others and wait for them."""
     given = list(works)
     together: _Together[T] = _Together(len(given))
-    tasks = [asyncio.create_task(together.run(place, work)) for place, work in enumerate(given)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for place, work in enumerate(given):
+            if place and place % _TURN == 0:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(together.run(place, work)))
         if tasks:
             await together.end
         if together.error is not None:

@@ -161,7 +161,7 @@ def ready(x: Execution, call: ToolCall) -> ToolCallReady:
     return ToolCallReady(call_id=call.id, tool_name=call.name, args=call.args, tool_id=tool_id)
 
 
-def prepare(x: Execution, call: ToolCall) -> BoundTool:
+async def prepare(x: Execution, call: ToolCall) -> BoundTool:
     """Find the tool, check the arguments and return the tool; raise a ToolError that the model can learn from."""
     bound, offered = x.toolbox.get(call.name), x.state.offered
     if bound is None or (offered is not None and call.name not in offered):
@@ -169,7 +169,12 @@ def prepare(x: Execution, call: ToolCall) -> BoundTool:
         raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(known) or 'none'}")
     if call.malformed is not None:
         raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
-    bound.check.require(call.args)
+    if not bound.check.accepts(call.args):
+        async with x.listing:
+            problems = bound.check.problems(call.args)
+            await asyncio.sleep(0)
+        stop_if_given_up(x)
+        raise InvalidArguments("; ".join(problems))
     if bound.validates:
         try:
             if bound.tool.validate_args(isolate(call.args)) is not None:

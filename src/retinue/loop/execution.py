@@ -163,6 +163,8 @@ class Execution:
         """The calls that have a slot."""
         self.asked_again: dict[str, set[int]] = {}
         """The children that a call has asked for in its present attempt, by number."""
+        self.listing = asyncio.Lock()
+        """Held while the errors in the arguments of a call are listed: that takes time, so it is done one call a turn."""
         self.kept: dict[str, str] = {}
         """For calls whose result is cut: a sentence that says where the whole result is."""
         self.partial_text: list[str] = []
@@ -360,7 +362,11 @@ def close_calls(log: LiveLog, run: RunState) -> None:
 def drop_drafts(log: LiveLog, run: RunState) -> None:
     """End the calls whose request the model has not finished streaming."""
     for call_id, name in list(run.drafts.items()):
-        finish_cancelled(log, run, ToolCall(call_id, name, {}), "the model did not finish asking for it")
+        drop_draft(log, run, call_id, name)
+
+
+def drop_draft(log: LiveLog, run: RunState, call_id: str, name: str) -> None:
+    finish_cancelled(log, run, ToolCall(call_id, name, {}), "the model did not finish asking for it")
 
 
 def finish_cancelled(log: LiveLog, run: RunState, call: ToolCall, reason: str, message_id: str = "") -> None:

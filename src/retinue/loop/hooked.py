@@ -58,7 +58,7 @@ async def run_hooked_call(x: Execution, call: CallState) -> None:
         return
     made = call_to_run(call, decision)
     try:
-        bound = prepare(x, made)
+        bound = await prepare(x, made)
         tool: Any = bound.tool
         if made is not call.call and isinstance(tool, FunctionTool):
             cast("FunctionTool", tool).check_values(made.args)

@@ -115,7 +115,7 @@ async def _outcome(x: Execution, placed: PlacedCall, owner: Agent) -> CallOutcom
     call, was_begun = placed.call, x.state.step_open
     x.stop_if_cancelled()
     try:
-        bound = prepare(x, call)
+        bound = await prepare(x, call)
     except ToolError as exc:
         return failed(call, exc)
     if was_begun and not bound.tool.idempotent:

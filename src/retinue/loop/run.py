@@ -171,7 +171,7 @@ async def _run_call(x: Execution, call: CallState) -> None:
         # The common case: no hooks and no decision.
         x.emit(ready(x, made))
         try:
-            bound = prepare(x, made)
+            bound = await prepare(x, made)
         except ToolError as exc:
             outcome = failed(made, exc)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from math import inf
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.content import MAX_BOXES, MAX_DEPTH, check_shape, clean_text, to_json_bytes
+from ..core.content import MAX_PARSED, clean_text, parse_json, to_json_bytes
 from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
@@ -35,24 +36,23 @@ from ..core.results import ToolCallStatus
 from ..core.rows import Ending, Private
 from ..core.runs import NO_USAGE, RunStatus, Usage
 from .budget import limits_cost, refuse_first_call
-from .execution import Execution, drop_drafts
+from .execution import Execution, drop_draft, drop_drafts
 from .grants import widen_for_first_call
 from .phases import run_phase
 
-_decode = msgspec.json.decode
 _ASSISTANT = Role.ASSISTANT
 
 MAX_ANSWER = 8 * 1024 * 1024
 """Characters of one answer: its text, reasoning and calls. Images and files count a quarter."""
-MAX_ARGUMENTS = 2 * 1024 * 1024
-"""Characters of the arguments of one call. Each list or object in them costs time."""
+MAX_ARGUMENTS = MAX_PARSED
+"""Characters of the arguments of all calls of one answer."""
 MAX_CALLS = 10_000
 """Calls that one answer may ask for."""
 _CHUNK = 32
 """The least number of characters that a chunk counts for, because each chunk is an event. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
-_TURN = 200
-"""Chunks after which other work has its turn."""
+_TURN, _PARSED = 200, 100_000
+"""Chunks, and characters of arguments that are parsed, after which other work has its turn."""
 
 
 class _Draft(Struct, eq=False):
@@ -66,6 +66,7 @@ class _Draft(Struct, eq=False):
     """The reasoning text that is still streaming."""
     end: TurnEnd = TurnEnd()
     size: int = 0
+    arguments_size: int = 0
 
     def add(self, chunk: Any) -> None:
         """Add a chunk of a rare kind. `_stream` itself adds text, calls and the end, for speed."""
@@ -118,18 +119,17 @@ class _Draft(Struct, eq=False):
         if arguments:
             arguments = clean_text(arguments)
             call.arguments.append(arguments)
-            call.size += len(arguments)
-            if call.size > MAX_ARGUMENTS:
-                problem = f"the arguments of a call have more than {MAX_ARGUMENTS:,} characters"
+            self.arguments_size += len(arguments)
+            if self.arguments_size > MAX_ARGUMENTS:
+                problem = f"the arguments of its calls have more than {MAX_ARGUMENTS:,} characters"
                 raise ModelResponseInvalid(problem, run.model.name)
             run.emit(ToolCallArgsDelta(call_id=call.id, delta=arguments))
 
     def restart(self, chunk: Retrying) -> None:
-        """Emit that the model is called again; drop a partial answer and start under another message id."""
+        """Emit that the model is called again; drop a partial answer, except its calls, and use another message id."""
         run, dropped = self.run, self.message_id if chunk.restarts else None
         if dropped is not None:
-            drop_drafts(run.log, run.state)
-            self.parts, self.calls, self.thought, self.size = [], {}, [], 0
+            self.parts, self.calls, self.thought, self.size, self.arguments_size = [], {}, [], 0, 0
             run.partial_text.clear()
         run.emit(
             ErrorRaised(
@@ -142,12 +142,15 @@ class _Draft(Struct, eq=False):
         )
         self.message_id = run.answer_id()
 
-    def message(self) -> Message:
+    async def message(self) -> Message:
         """Return the whole answer."""
         self.end_reasoning()
         calls: tuple[ToolCall, ...] = ()
         if self.calls:
-            calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
+            if self.arguments_size > _PARSED:
+                calls = tuple([call async for call in self._finished_calls()])
+            else:
+                calls = tuple([self.calls[index].finished() for index in sorted(self.calls)])
             if self.end.stop_reason == "length":
                 last = calls[-1]
                 # A last call without arguments was cut off before them: it must not run.
@@ -158,24 +161,28 @@ class _Draft(Struct, eq=False):
             self.run.partial_text = []
         return Message(role=_ASSISTANT, parts=tuple(self.parts), tool_calls=calls, id=self.message_id)
 
+    async def _finished_calls(self) -> AsyncIterator[ToolCall]:
+        """Yield the calls with their arguments parsed; after some, other work has its turn."""
+        size = 0
+        for index in sorted(self.calls):
+            if size > _PARSED:
+                size = 0
+                await asyncio.sleep(0)
+            call = self.calls[index]
+            size += sum(map(len, call.arguments))
+            yield call.finished()
+
 
 class _CallDraft(Struct, gc=False):
     id: str
     name: str
     arguments: list[str] = []
-    size: int = 0
 
     def finished(self) -> ToolCall:
         text = "".join(self.arguments).strip()
         try:
-            is_short = len(text) < MAX_DEPTH  # so it is neither deep nor large
-            # Counting is cheap; parsing so many would take long.
-            if not is_short and text.count("[") + text.count("{") > 2 * MAX_BOXES:
-                raise ValueError("there are too many lists and objects")
-            args: Any = _decode(text) if text else {}
-            if not is_short:
-                check_shape(args)
-        except (ValueError, RecursionError):
+            args: Any = parse_json(text) if text else {}
+        except ValueError:
             args = text
         if args is None:  # some models say null for "no arguments"
             args = {}
@@ -229,7 +236,7 @@ async def ask_model(x: Execution) -> Ending | None:
         return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     draft = await _stream(x, request)
-    message, end, model = draft.message(), draft.end, draft.end.model or x.model.name
+    message, end, model = await draft.message(), draft.end, draft.end.model or x.model.name
     usage, stop = end.usage, None
     if not (usage.cost or end.cost_known) and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage, stop = _priced(x, usage, model)
@@ -343,15 +350,28 @@ async def _stream(x: Execution, request: ModelRequest) -> _Draft:
             elif kind is TurnEnd:
                 draft.end = _checked_end(chunk)
             else:
+                if isinstance(chunk, Retrying) and chunk.restarts:
+                    await _drop_calls(x)
                 draft.add(chunk)
             count += 1
             if count == _TURN:
                 count = 0
                 await asyncio.sleep(0)
-    except BaseException:
+    except BaseException as exc:
         # Close a stream that is left half-way at once, so that its connection is freed.
         if (close := getattr(chunks, "aclose", None)) is not None:
             await close()
-        drop_drafts(x.log, x.state)
+        if isinstance(exc, Exception):
+            await _drop_calls(x)
+        else:
+            drop_drafts(x.log, x.state)
         raise
     return draft
+
+
+async def _drop_calls(x: Execution) -> None:
+    """End the calls of a partial answer; there may be many, so other work has its turn."""
+    for count, (call_id, name) in enumerate([*x.state.drafts.items()], 1):
+        drop_draft(x.log, x.state, call_id, name)
+        if count % _TURN == 0:
+            await asyncio.sleep(0)
