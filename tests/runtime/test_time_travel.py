@@ -140,6 +140,20 @@ async def test_a_fork_after_the_end_needs_an_input(url: str) -> None:
         assert (await fork.result()).response == "end: and now?"
 
 
+async def test_a_fork_after_the_last_step_ends_as_the_run_did_or_continues_with_an_input(url: str) -> None:
+    done: list[str] = []
+    async with Runtime.open(url, agents(done)) as runtime:
+        waiting = await runtime.run("boss", "go")
+        ended = await runtime.resume(waiting.run_id, {"p1": Decision.resume("A")})
+        steps = [event.seq async for event in runtime.events(ended.run_id) if event.kind == "step_finished"]
+        before = list(done)
+        again = await (await runtime.fork(ended.run_id, at=steps[-1])).result()
+        assert (again.status, again.response, done) == (ended.status, ended.response, before)
+        assert again.run_id != ended.run_id
+        fork = await runtime.fork(ended.run_id, at=steps[-1], input="and now?")
+        assert (await fork.result()).response == "end: and now?"
+
+
 async def test_a_fork_where_work_is_in_progress_is_refused_with_the_nearest_places(url: str) -> None:
     async with Runtime.open(url, agents([])) as runtime:
         waiting = await runtime.run("boss", "go")

@@ -132,7 +132,7 @@ def is_boundary(tree: LogState, root: RunState | None) -> bool:
     """Return whether nothing is in progress: the root is between steps, or it and all runs below are suspended or ended."""
     if root is None or root.awaits_history or tree.has_open_tasks():
         return False
-    if not (root.waits or root.is_over) and (root.step_open or root.open_calls or root.jobs or root.ending):
+    if not (root.waits or root.is_over) and (root.step_open or root.open_calls or root.jobs):
         return False
     # A question of a run on a server cannot be copied: the server would get two answers.
     return all(run.is_over or (run.waits and not run.tickets) for run in tree.runs.values() if run is not root)
