@@ -96,6 +96,9 @@ async def test_the_snapshot_is_the_tree_and_its_place_in_the_log(url: str) -> No
         assert below["run"] == clerk
         children = (await site.get(f"{RUNS}/{run_id}/children")).body["items"]
         assert [(one["call_id"], one["agent"]) for one in children] == [("task_1", "clerk")]
+        missing = await site.get(f"{RUNS}/{children[0]['run_id']}")
+        assert (missing.status, missing.body["code"]) == (404, "not_found")
+        assert missing.body["detail"].endswith("a sub-agent that a run waits for is found under its root run, by ns")
         only = await site.all_events(f"{RUNS}/{run_id}/events?until=idle&ns=tools:task_1")
         assert only
         assert all(event.data["ns"] == ["tools:task_1"] for event in only)

@@ -68,7 +68,8 @@ class ApiError(Exception):
 
 def not_found(what: str) -> ApiError:
     """Return the one 404 for resources that do not exist and for those of other users."""
-    return ApiError(404, "not_found", f"there is no such {what}, or it is not yours")
+    hint = "; a sub-agent that a run waits for is found under its root run, by ns" if what == "run" else ""
+    return ApiError(404, "not_found", f"there is no such {what}, or it is not yours{hint}")
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
