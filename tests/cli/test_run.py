@@ -124,7 +124,15 @@ def test_an_unreadable_agents_md_stops_at_once(cli: Cli, folder: Path) -> None:
     )
     path.unlink()
     path.mkdir()
-    assert "cannot read AGENTS.md of the workspace" in cli("run", "q", "--workspace", str(folder)).err
+    assert cli("run", "q", "--workspace", str(folder)).err == (
+        "retinue: cannot read AGENTS.md of the workspace: it is a folder, not a file: correct, shorten or remove it\n"
+    )
+    path.rmdir()
+    path.write_text("a" * 10_000_001)
+    assert cli("run", "q", "--workspace", str(folder)).err == (
+        "retinue: cannot read AGENTS.md of the workspace: it has 10,000,001 bytes, over the limit of 10,000,000 for "
+        "reading it whole: correct, shorten or remove it\n"
+    )
 
 
 def test_a_link_for_agents_md_is_not_followed(cli: Cli, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from ..core.agents import Agent
-from ..core.errors import ConfigurationError, FilesystemError
+from ..core.errors import ConfigurationError, FilesystemError, PathError
 from ..core.model import Model
 from ..core.runs import Limits
 from ..core.stores import Store
@@ -71,7 +71,10 @@ def make_assistant(
         if filesystem.exists(AGENTS_FILE):
             filesystem.read(AGENTS_FILE).decode()
     except (FilesystemError, OSError) as exc:
-        raise ConfigurationError(f"cannot read {AGENTS_FILE} of the workspace: {exc}: correct or remove it") from exc
+        problem = exc.problem.partition(";")[0] if isinstance(exc, PathError) else exc  # without advice for a model
+        raise ConfigurationError(
+            f"cannot read {AGENTS_FILE} of the workspace: {problem}: correct, shorten or remove it"
+        ) from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{AGENTS_FILE} of the workspace is not UTF-8 text: save it as UTF-8") from exc
     return HarnessAgent(
