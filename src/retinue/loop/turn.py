@@ -51,7 +51,7 @@ MAX_CALLS = 10_000
 _CHUNK = 32
 """The least number of characters that a chunk counts for, because each chunk is an event. So an answer has at most 262,144
 chunks; the longest that models are sold with have 131,072 tokens."""
-_TURN, _PARSED = 200, 100_000
+_TURN, _PARSED = 200, 30_000
 """Chunks, and characters of arguments that are parsed, after which other work has its turn."""
 
 
