@@ -1,5 +1,6 @@
 """Agents in a FastAPI application that has routes, users and a lifespan of its own.
 
+pip install ".[server]" fastapi
 python examples/serve_fastapi.py        serves on http://127.0.0.1:8000
 python examples/serve_fastapi.py try    serves on a free port, starts one run, shows its events and ends
 """

@@ -1,4 +1,8 @@
-"""The spans of a tree of agents, printed; log lines with the ids of the run and the call; and what it all cost."""
+"""The spans of a tree of agents, printed; log lines with the ids of the run and the call; and what it all cost.
+
+pip install ".[otel,prices]"
+python examples/telemetry.py
+"""
 
 import asyncio
 import logging

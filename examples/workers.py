@@ -1,5 +1,6 @@
 """Start a run that workers do, from a process that has no agents.
 
+pip install ".[postgres]"
 export RETINUE_DB=postgresql://localhost/app
 retinue worker examples/workspace &
 python examples/workers.py "Where is the key kept?"

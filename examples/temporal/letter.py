@@ -1,5 +1,6 @@
 """Agents as steps of a Temporal workflow: a writer drafts a letter, a human approves that it is sent.
 
+pip install ".[temporal]"
 temporal server start-dev &
 python examples/temporal/letter.py localhost:7233
 """

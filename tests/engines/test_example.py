@@ -29,6 +29,9 @@ async def test_it_runs(postgres_url: str, tmp_path: Path) -> None:
         assert "run_finished" in lines
     finally:
         assert await worker.end(15) == 0
+    assert worker.process.stderr is not None
+    warned = (await worker.process.stderr.read()).decode()
+    assert warned.startswith("retinue: offline:rules answers: rules, not a language model")
 
 
 def test_the_documentation_shows_it() -> None:

@@ -259,11 +259,16 @@ def make_runtime(args: argparse.Namespace) -> Runtime:
     return runtime_on([harness], store, serves=True, engine=args.engine, lease=lease)
 
 
-def _warn(args: argparse.Namespace, runtime: Runtime) -> None:
-    """Say what may not be meant."""
+def warn_of_target(args: argparse.Namespace, runtime: Runtime) -> None:
+    """Say what is not as expected in a folder."""
     harness = next(iter(runtime.agents.values()), None)
     if isinstance(harness, HarnessAgent) and Path(args.target).is_dir():
         warn_of(args.model, read_catalog(harness).problems, args.target)
+
+
+def _warn(args: argparse.Namespace, runtime: Runtime) -> None:
+    """Say what may not be meant."""
+    warn_of_target(args, runtime)
     if not isinstance(runtime.store, SqlStore):
         complain(f"nothing is kept: runs end with this process; give --db URL or set ${VARIABLE}")
     if args.user_header is not None and not _is_loopback(args.host):

@@ -20,7 +20,7 @@ from ..wire.resources import iso
 from .database import as_misuse, database_url, open_database
 from .interrupt import Interrupt
 from .parsers import COMPLETED
-from .serve import loop_factory, make_runtime
+from .serve import loop_factory, make_runtime, warn_of_target
 from .text import complain, count, duration, print_json, table
 
 __all__ = ["loop_factory", "show_queues", "work"]
@@ -38,6 +38,7 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
     stopping = asyncio.create_task(_stop_when(interrupt, stop, worker))
 
     def ready() -> None:
+        warn_of_target(args, runtime)
         agents, queues = ", ".join(runtime.agents), ", ".join(worker.info.queues)
         if args.json:
             print_json({"agents": list(runtime.agents), "queues": list(worker.info.queues), "slots": args.slots})
