@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from retinue import (
     Agent,
@@ -30,7 +31,7 @@ from retinue import (
     tool,
 )
 from retinue.core import schema
-from retinue.core.content import check_shape, clean_text, to_json_anyway, to_json_value
+from retinue.core.content import check_shape, clean_text, to_json_anyway, to_json_text, to_json_value
 from retinue.errors import DecisionRefused, StateError, UnknownRun
 from retinue.loop import turn
 from retinue.messages import DataPart
@@ -545,6 +546,22 @@ async def test_a_decision_with_many_items_is_checked() -> None:
         await runtime.resume(waiting.run_id, {"c1": Decision.resume(["x"] * 2_000 + [1])})
     result = await runtime.resume(waiting.run_id, {"c1": Decision.resume(["x"] * 2_000)})
     assert (result.response, result.messages[-2].text) == ("end", "2000")
+
+
+async def test_errors_in_a_large_output_are_not_listed() -> None:
+    """pydantic would list each: 21 MB for 99,000 wrong items, and the model would have to read them."""
+
+    class Numbers(BaseModel):
+        found: list[int]
+
+    few, many = [to_json_text({"found": ["x"] * count}) for count in (20, 2_000)]
+    agent = Agent("a", ScriptedModel([say(few), say(many), say('{"found": [1]}')]), output=Numbers)
+    result = await Runtime([agent]).run("a", "go")
+    assert result.output == Numbers(found=[1])
+    first, second = [message.text for message in result.messages if message.role == "user"][1:]
+    assert "found.19" in first
+    assert "what is wrong is listed for up to 500 items" in second
+    assert len(second) < 200
 
 
 async def test_an_output_that_is_too_large_is_not_parsed() -> None:

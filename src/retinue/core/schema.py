@@ -194,7 +194,8 @@ _MANY = 1000
 """Lists and objects in a value that is copied at once instead of piece by piece."""
 _FEW = 64
 _MOST_CHECKED = 500
-"""Items of arguments whose errors are listed. Each item may have an error, and each error costs up to 35 µs."""
+"""Items of a value whose errors are listed. Each item may have an error, and each error costs up to 35 µs."""
+_UNLISTED = f"it does not fit the schema; what is wrong is listed for up to {_MOST_CHECKED} items"
 
 
 def isolate(value: Any) -> Any:
@@ -302,7 +303,7 @@ class ArgumentCheck:
         if self.accepts(args):
             return []
         if _has_many_items(args):
-            return [f"it does not fit the schema; what is wrong is listed for up to {_MOST_CHECKED} items"]
+            return [_UNLISTED]
         errors = (self._validator or self._compiled()).iter_errors(args)
         return [f"{_where(error.instance_path)}{self._message(error)}" for error in errors]
 
@@ -467,7 +468,7 @@ class OutputFormat:
         try:
             return self._codec.decode(value)
         except (TypeError, ValueError) as exc:
-            raise ValueError(str(exc)) from None
+            raise ValueError(_UNLISTED if _has_many_items(value) else str(exc)) from None
 
     def encode(self, value: Any) -> Any:
         return None if value is None else self._codec.encode(value)
