@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +24,25 @@ if TYPE_CHECKING:
 settings.register_profile("retinue", deadline=None, derandomize=not IS_LONG)
 settings.load_profile("retinue")
 prepared.install()
+gc.disable()  # until all is imported, of which nearly nothing is garbage
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each process of the whole suite import the tests in another order.
+
+    After a checkout nothing is compiled, and pytest rewrites each assertion. So each process compiles a share of the files,
+    and finds the rest compiled by the others.
+    """
+    config = session.config
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    paths = sorted(Path(__file__).parent.glob("*/test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(paths) // worker["workercount"]
+    for path in paths[first:] + paths[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports that
+            importlib.import_module(f"tests.{path.parent.name}.{path.stem}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -38,6 +60,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_FOLDS")))
