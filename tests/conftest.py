@@ -16,6 +16,7 @@ from hypothesis import settings
 from . import prepared
 from .effort import IS_LONG
 from .folding import FoldCheck, checked_folds
+from .places import FAST
 
 if TYPE_CHECKING:
     from .databases import TestServer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 settings.register_profile("retinue", deadline=None, derandomize=not IS_LONG)
 settings.load_profile("retinue")
 prepared.install()
+if FAST is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(FAST))  # the place of every `tmp_path`
 gc.disable()  # until all is imported, of which nearly nothing is garbage
 
 
@@ -85,7 +88,7 @@ def _the_postgres_server() -> Iterator[TestServer]:
     from .connections import lent_connections
     from .databases import postgres_server
 
-    with postgres_server() as server, lent_connections():
+    with postgres_server(inside=FAST) as server, lent_connections():
         yield server
 
 

@@ -164,9 +164,10 @@ def _shape_of(connection: psycopg.Connection[Any], schema: str) -> str | None:
 
 
 @contextmanager
-def postgres_server(*, fsync: bool = False) -> Iterator[TestServer]:
+def postgres_server(*, fsync: bool = False, inside: Path | None = None) -> Iterator[TestServer]:
     """A server, stopped and removed at the end."""
-    server = TestServer(Path(tempfile.mkdtemp(prefix="pg")), fsync=fsync)  # short: its socket has a long name as it is
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=inside))  # short: its socket has a long name as it is
+    server = TestServer(folder, fsync=fsync)
     try:
         yield server
     finally:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ..places import FAST
 from .team import Site
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def _the_temporal_server() -> Iterator[TemporalServer]:
     from .temporal import temporal_server
 
-    with temporal_server() as server:
+    with temporal_server(inside=FAST) as server:
         yield server
 
 

@@ -109,9 +109,9 @@ def is_listening(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def temporal_server(*, indexed: bool = True) -> Iterator[TemporalServer]:
+def temporal_server(*, indexed: bool = True, inside: Path | None = None) -> Iterator[TemporalServer]:
     """A server, stopped and removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="temporal"))
+    folder = Path(tempfile.mkdtemp(prefix="temporal", dir=inside))
     server = TemporalServer(folder, indexed=indexed)
     try:
         server.start()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -27,10 +25,9 @@ from retinue.storage.stores import open_store
 from retinue.tasks.repository import TaskLiveness, TaskSettings
 from retinue.tasks.task import TaskRecord, TaskScope
 
+from ..places import FAST
 from .program import Plan, World
 
-FAST = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
-"""Where stores are made that live for a moment."""
 GONE = f"{process_identity()}/gone"
 """An owner that is known to be gone."""
 
