@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from retinue.core.events import ToolCallFinished
 from retinue.core.messages import Message, ToolCall
 from retinue.core.results import ToolCallStatus
-from retinue.loop.state import CallState, LogState, RunState
+from retinue.loop.state import LogState, RunState
 
 from .hooks import BEFORE, COUNT, HIDDEN, OWNER, THREAD, Bump
 from .program import Plan, World, key_of
@@ -26,8 +26,10 @@ class Cut(Struct):
     """What a cut leaves: calls whose outcome is unknown, children that nobody continues, and what is done for good."""
 
     unknown: set[str] = field(default_factory=set)
-    unhooked: set[str] = field(default_factory=set)
-    """Of the unknown ones, those that no hook came before this time."""
+    rounds: Counter[str] = field(default_factory=Counter)
+    """How often hooks came before each call, in attempts that have ended."""
+    is_unsure: bool = False
+    """How often they came is not known, because an earlier cut left a call whose outcome is unknown."""
     left: set[str] = field(default_factory=set)
     """The labels of the runs below an unknown call."""
     ended: set[str] = field(default_factory=set)
@@ -43,6 +45,22 @@ def cut_of(tape: Tape, cut: int, world: World) -> Cut:
         if run.identity.parent_run_id is None:
             _visit(state, run, found, world)
     _scan(tape, cut, found, world)
+    found.rounds = rounds(tape, cut)
+    return found
+
+
+def rounds(tape: Tape, cut: int | None = None) -> Counter[str]:
+    """Count how often hooks came before each call and admitted it, in the attempts that have ended by then."""
+    found: Counter[str] = Counter()
+    admitted: set[tuple[str, str]] = set()
+    asked = _asked(tape, cut)
+    for row in tape.rows[:cut]:
+        event, private = row.event, row.private
+        if private is not None and private.kind == "entered":
+            admitted.add((private.run_id, private.call_id))
+        if isinstance(event, ToolCallFinished) and (call := (event.run_id, event.call_id)) in admitted:
+            admitted.remove(call)
+            found[asked[call]] += 1
     return found
 
 
@@ -53,8 +71,6 @@ def _visit(tree: LogState, run: RunState, found: Cut, world: World) -> None:
         again = plan is None or plan.runs_again or (call.resumes > 0 and call.decision is None)
         if call.status is ToolCallStatus.RUNNING and call.entered and not again:
             found.unknown.add(key)
-            if call.admitted or _decides(call):
-                found.unhooked.add(key)
             for child in plan.children if plan else ():
                 found.left.update(_labels(child))
             continue
@@ -64,10 +80,6 @@ def _visit(tree: LogState, run: RunState, found: Cut, world: World) -> None:
     for child in tree.children_of(run):
         if child.request.detached:
             _visit(tree, child, found, world)
-
-
-def _decides(call: CallState) -> bool:
-    return call.decision is not None and call.ticket is not None and call.ticket.resume_mode == "use_decision"
 
 
 def _labels(plan: Plan) -> set[str]:
@@ -114,12 +126,11 @@ def _end(event: ToolCallFinished, tape: Tape, cut: int, found: Cut, world: World
         found.unknown.add(key)
         for child in world.calls[key].children if key in world.calls else ():
             found.left.update(_labels(child))
-        # Whether hooks came before it is not known any more: their state is not compared.
-        found.unhooked.add("?")
+        found.is_unsure = True
     found.ended.update(f"{key}#{number}" for number in range(4))
 
 
-def _asked(tape: Tape, cut: int) -> dict[tuple[str, str], str]:
+def _asked(tape: Tape, cut: int | None) -> dict[tuple[str, str], str]:
     asked: dict[tuple[str, str], str] = {}
     for row in tape.rows[:cut]:
         message: Message | None = getattr(row.event, "message", None) if row.event is not None else None
@@ -185,7 +196,7 @@ def same_end(whole: End, other: End, cut: Cut) -> None:
         assert again.handoffs == run.handoffs
         assert again.output == run.output
         assert again.response() == run.response()
-        same_values(run, again, cut, whole.world)
+        same_values(run, again, cut, whole)
         if not cut.left and not _repeats(whole.world):
             assert again.total == run.total, label
             assert (again.total_steps, again.total_children) == (run.total_steps, run.total_children), label
@@ -202,9 +213,9 @@ def _repeats(world: World) -> set[str]:
     return {label for child in tries for label in _labels(child)}
 
 
-def same_values(run: RunState, again: RunState, cut: Cut, world: World) -> None:
+def same_values(run: RunState, again: RunState, cut: Cut, whole: End) -> None:
     """State is that of an undisturbed run, without what unknown calls would have written."""
-    expected = dict(run.values)
+    expected, world = dict(run.values), whole.world
     asked = {made.id: _key(made) for message in run.messages for made in message.tool_calls}
     for message in run.messages:
         if asked.get(message.tool_call_id or "") in cut.unknown and message.text.startswith("cancelled"):
@@ -213,22 +224,22 @@ def same_values(run: RunState, again: RunState, cut: Cut, world: World) -> None:
         for made in message.tool_calls:
             key = _key(made)
             if key in cut.unknown and place >= run.own_from:
-                _take_back(expected, key, run, cut, world)
+                _take_back(expected, key, run, cut, whole)
             elif key in cut.unknown:  # of an earlier run on the same thread
                 _drop(expected, key)
     for name in {*expected, *again.values}:
-        if name.startswith("p.") and not (name == BEFORE.name and "?" in cut.unhooked):
+        if name.startswith("p.") and not (name == BEFORE.name and cut.is_unsure):
             assert again.values.get(name) == expected.get(name), (name, label_of(run))
     if not cut.unknown and world.repository is None:  # what is told of tasks is a commit of its own
         assert again.revision == run.revision
 
 
-def _take_back(values: dict[str, Any], key: str, run: RunState, cut: Cut, world: World) -> None:
-    call = world.calls[key]
+def _take_back(values: dict[str, Any], key: str, run: RunState, cut: Cut, whole: End) -> None:
+    call = whole.world.calls[key]
     asked = {made.id: _key(made) for message in run.messages for made in message.tool_calls}
     (text,) = [m.text for m in run.messages if m.role == "tool" and asked[m.tool_call_id or ""] == key]
-    if key not in cut.unhooked and BEFORE.name in values:
-        _reduce(values, BEFORE.name, 1)
+    if not cut.is_unsure and (more := rounds(whole.tape)[key] - cut.rounds[key]):
+        _reduce(values, BEFORE.name, more)
     if text.startswith((f"{key} done", f"{key} error", f"{key}: ")):
         _reduce(values, COUNT.name, 1)
         _reduce(values, HIDDEN.name, 1)

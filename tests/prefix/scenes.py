@@ -86,6 +86,12 @@ SCENES: dict[str, Scene] = {
     "replay": Scene(boss((work("a1", waits=2), look("a2", waits=1), work("a3")))),
     "use decision": Scene(boss((work("a1", waits=1, mode="use_decision"), look("a2", waits=1, mode="use_decision")))),
     "pass decision": Scene(boss((work("a1", waits=1, mode="pass_decision"), look("a2", waits=1)))),
+    "pass decision after hooks": Scene(
+        boss(
+            (work("a1", waits=1, mode="pass_decision"), work("a2", waits=2, mode="pass_decision")),
+            acts=acts("before_tool", "count"),
+        )
+    ),
     "refused": Scene(boss((work("a1", waits=1, answers=(False,)), look("a2", waits=2, answers=(True, False))))),
     "hook asks": Scene(boss((work("a1", hook="suspend"), look("a2", hook="suspend", waits=1), look("a3")))),
     "hook asks in vain": Scene(boss((work("a1", hook="suspend", answers=(False,)), look("a2")))),

@@ -24,6 +24,7 @@ PHASES = [Phase.generate, Phase.shrink] if os.environ.get("RETINUE_PREFIX_SHRINK
 """Making a smaller program that goes wrong takes minutes."""
 
 WHOLE = (
+    "pass decision after hooks",
     "handoff",
     "handoff by a hook",
     "refused handoff",

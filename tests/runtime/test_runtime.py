@@ -119,7 +119,9 @@ async def test_whatever_is_wrong_with_a_request_raises_at_once() -> None:
         runtime.stream("d", "go")
     with pytest.raises(UnknownKey, match="'k' is not registered"):
         runtime.stream("a", "go", state={StateKey("k", int): 1})
-    with pytest.raises(UnknownRun, match="unknown run 'r'; if it is a child that its run waits for, ask the root"):
+    with pytest.raises(
+        UnknownRun, match="unknown run 'r'; a sub-agent that a run waits for is found under its root run"
+    ):
         runtime.events("r")
     with pytest.raises(ConfigurationError, match="two agents are named 'a'"):
         Runtime([Agent("a"), Agent("a")])

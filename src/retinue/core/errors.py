@@ -105,7 +105,7 @@ class UnknownRun(_FieldError, LookupError):
     """No run of that id is known to the runtime."""
 
     run_id: str
-    template = "unknown run {run_id!r}; if it is a child that its run waits for, ask the root run"
+    template = "unknown run {run_id!r}; a sub-agent that a run waits for is found under its root run"
 
 
 class RunElsewhere(_FieldError):
