@@ -212,6 +212,28 @@ async def test_a_background_child_that_waits_is_answered_from_elsewhere(desk: De
     assert desk.done == ["paid bob"]
 
 
+async def test_a_reply_of_an_owner_that_leaves_at_once_is_found_without_the_agent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk.open() as first, Runtime.open(desk.url, []) as second:
+        run = await first.run("boss", "ask", thread_id="t")
+        child = await desk.child_of(second, run.run_id)
+        desk.let_tasks_end()
+        store: Any = second.store
+        reply_to = store.reply_to
+
+        async def reply_slowly(log_id: str, wish_id: str) -> Any:
+            body = await reply_to(log_id, wish_id)
+            if body is None:
+                await until(lambda: is_free(store, log_id))
+            return body
+
+        monkeypatch.setattr(store, "reply_to", reply_slowly)
+        result = await second.resume(child, {"w1": Decision.resume("yes")})
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "end: there it is")
+    assert desk.done == ["paid bob"]
+
+
 async def test_nobody_is_asked_about_a_run_that_there_is_not(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "PATIENCE", 3600)
     async with desk.open() as second:

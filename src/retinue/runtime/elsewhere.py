@@ -312,12 +312,21 @@ class Elsewhere:
                 if runs.get(wish.log_id) is not None:
                     self.owner.check_inboxes()
                     end = max(end, now() + LOOK_EVERY)  # this process carries it out, so keep waiting
-                elif await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None:
+                elif await self._claim_to_reply(wish, root):
                     continue
                 elif now() >= end:
                     owner = await store.owner_of(wish.log_id) or "another process"
                     raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
                 await watch.wait(min(max(end - now(), 0.0), LOOK_EVERY))
+
+    async def _claim_to_reply(self, wish: Wish, root: RunRecord) -> bool:
+        """Continue a log without an owner here, to reply to a wish; return whether there may be a reply now."""
+        try:
+            return await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None
+        except UnknownAgent:
+            if await self._store.reply_to(wish.log_id, wish.wish_id) is None:
+                raise
+            return True  # the owner replied and left after the inbox was read
 
     async def _engine_of(self, log_id: str) -> Engine | None:
         """Return the engine that schedules a log, or None; raise if this runtime has another engine."""
