@@ -268,6 +268,7 @@ def content_attacks() -> list[Attack]:
         ("arguments: 90,000 wrong items", _arguments('{"names": [' + "1," * 90_000 + "1]}")),
         ("arguments: 500 calls of 1,000 wrong items", _calls(500, '{"names": [' + "1," * 980 + "1]}")),
         ("arguments: 4,000 calls of 100 wrong items", _calls(4_000, '{"names": [' + "1," * 98 + "1]}")),
+        ("arguments: 9,000 calls of 4 wrong items", _calls(9_000, '{"names": [1,1,1,1]}')),
         ("arguments: 3,000 calls of 100 lists", _calls(3_000, '{"a": [' + ",".join(["[]"] * 100) + "]}")),
         ("arguments: 10 calls of 9,000 fields", _calls(10, "{" + ",".join([f'"{n}":1' for n in range(9_000)]) + "}")),
         ("arguments: pieces without end", _answer(lambda: (CallChunk(0, "c", "save", "[") for _ in range(10**9)))),

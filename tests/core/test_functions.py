@@ -206,3 +206,17 @@ async def test_an_argument_that_none_of_several_types_has_names_them() -> None:
 
     assert (await outcome(f, {"seconds": "30"})).endswith('seconds: "30" is not of type integer')
     assert (await outcome(f, {"size": "30"})).endswith('size: "30" is not of type integer or boolean')
+
+
+async def test_an_argument_of_the_type_of_one_option_is_told_what_does_not_fit_there() -> None:
+    def f(
+        tags: list[str] | None = None, at: Point | None = None, mixed: list[int] | dict[str, int] | None = None
+    ) -> str:
+        """Take some."""
+        return f"{tags} {at} {mixed}"
+
+    assert (await outcome(f, {"tags": ["a", 1]})).endswith('tags[1]: 1 is not of type "string"')
+    assert (await outcome(f, {"tags": "a"})).endswith('tags: "a" is not of type array')
+    assert (await outcome(f, {"mixed": {"a": "b"}})).endswith('mixed.a: "b" is not of type "integer"')
+    assert "mixed: 1 is not of type array or object" in await outcome(f, {"mixed": 1})
+    assert (await outcome(f, {"at": {"x": "far"}})).endswith('at.x: "far" is not of type "integer"')

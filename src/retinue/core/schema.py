@@ -302,10 +302,19 @@ class ArgumentCheck:
         """Return every error of the arguments, each with its place; of many items, only that they do not fit."""
         if self.accepts(args):
             return []
-        if _has_many_items(args):
+        if has_more_items(args, _MOST_CHECKED):
             return [_UNLISTED]
         errors = (self._validator or self._compiled()).iter_errors(args)
-        return [f"{_where(error.instance_path)}{self._message(error)}" for error in errors]
+        return [problem for error in errors for problem in self._listed(error)]
+
+    def _listed(self, error: Any) -> list[str]:
+        """Return an error with its place. If the value has the type of one option, return what does not fit that option."""
+        if error.schema_path and error.schema_path[-1] == "anyOf":
+            place = error.instance_path
+            of_type = [found for found in error.kind.context if not any(_says_type(one, place) for one in found)]
+            if len(of_type) == 1:
+                return [problem for one in of_type[0] for problem in self._listed(one)]
+        return [f"{_where(error.instance_path)}{self._message(error)}"]
 
     def _message(self, error: Any) -> str:
         """Return the words of an error; of several types that would do, they name each."""
@@ -321,18 +330,23 @@ class ArgumentCheck:
         return f"{to_json_text(error.instance)} is not of type {' or '.join(kinds)}"
 
 
-def _has_many_items(value: Any) -> bool:
-    """Return whether a JSON value has more items than errors are listed for."""
+def _says_type(error: Any, place: Any) -> bool:
+    """Return whether an error says that the value at this place has another type."""
+    return error.instance_path == place and error.schema_path[-1] == "type"
+
+
+def has_more_items(value: Any, most: int) -> bool:
+    """Return whether a JSON value has more items than that, in all its lists and objects."""
     count, boxes = 0, [value]
-    while boxes and count <= _MOST_CHECKED:
+    while boxes and count <= most:
         box = boxes.pop()
         items: Any = ()
         if box.__class__ in (dict, list):
             items = box if box.__class__ is list else box.values()
         count += len(items)
-        if count <= _MOST_CHECKED:
+        if count <= most:
             boxes += [item for item in items if item.__class__ in (dict, list)]
-    return count > _MOST_CHECKED
+    return count > most
 
 
 def with_defaults(schema: Mapping[str, Any], args: dict[str, Any]) -> dict[str, Any]:
@@ -468,7 +482,7 @@ class OutputFormat:
         try:
             return self._codec.decode(value)
         except (TypeError, ValueError) as exc:
-            raise ValueError(_UNLISTED if _has_many_items(value) else str(exc)) from None
+            raise ValueError(_UNLISTED if has_more_items(value, _MOST_CHECKED) else str(exc)) from None
 
     def encode(self, value: Any) -> Any:
         return None if value is None else self._codec.encode(value)

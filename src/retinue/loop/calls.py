@@ -34,7 +34,7 @@ from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, 
 from ..core.plugins import Block
 from ..core.results import SuspendTicket, ToolCallStatus, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
-from ..core.schema import isolate
+from ..core.schema import has_more_items, isolate
 from ..core.state import Snapshot, StateCommand
 from ..core.together import is_closing
 from ..core.tools import Tool
@@ -54,6 +54,8 @@ _TOOL, _SUCCESS, _SUCCEEDED = Role.TOOL, ToolStatus.SUCCESS, ToolCallStatus.SUCC
 _PLAIN = ToolResult()
 """The fields of a result whose tool returns just a value."""
 _NEVER_RETRIED = (InvalidArguments, Denied, ToolCancelled)
+_FEW_ITEMS = 5
+"""Items of wrong arguments whose errors are listed at once. With more, that takes time, so it is one call in a turn."""
 _NOTHING: Mapping[str, Any] = {}
 _NO_METADATA: dict[str, Any] = {}
 
@@ -170,10 +172,13 @@ async def prepare(x: Execution, call: ToolCall) -> BoundTool:
     if call.malformed is not None:
         raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
     if not bound.check.accepts(call.args):
-        async with x.listing:
+        if has_more_items(call.args, _FEW_ITEMS):
+            async with x.listing:
+                problems = bound.check.problems(call.args)
+                await asyncio.sleep(0)
+            stop_if_given_up(x)
+        else:
             problems = bound.check.problems(call.args)
-            await asyncio.sleep(0)
-        stop_if_given_up(x)
         raise InvalidArguments("; ".join(problems))
     if bound.validates:
         try:
