@@ -156,6 +156,13 @@ def _calls(count: int, text: str) -> Work:
     return _answer(lambda: [CallChunk(n, f"c{n}", "save", text) for n in range(count)])
 
 
+def _structured(kind: Any, text: str) -> Work:
+    async def attack(folder: Path) -> str:
+        return await _run(Agent("a", _Answering(lambda: [TextChunk(text)]), output=kind), folder)
+
+    return attack
+
+
 class _Canned(HttpClient):
     """A connection on which these bytes arrive, in pieces as from a socket."""
 
@@ -272,6 +279,11 @@ def content_attacks() -> list[Attack]:
         ("arguments: 3,000 calls of 100 lists", _calls(3_000, '{"a": [' + ",".join(["[]"] * 100) + "]}")),
         ("arguments: 10 calls of 9,000 fields", _calls(10, "{" + ",".join([f'"{n}":1' for n in range(9_000)]) + "}")),
         ("arguments: pieces without end", _answer(lambda: (CallChunk(0, "c", "save", "[") for _ in range(10**9)))),
+        (
+            "output: 90,000 fields",
+            _structured(dict[str, int], "{" + ",".join([f'"{n}":1' for n in range(90_000)]) + "}"),
+        ),
+        ("output: 90,000 wrong items", _structured(list[str], json.dumps([1] * 90_000))),
         ("decision: 8 MB of text", _decide(lambda: "x" * (8 * MB))),
         ("decision: 3 million numbers", _decide(lambda: list(range(3_000_000)))),
         ("decision: 100,000 deep", _decide(lambda: _deep(100_000))),

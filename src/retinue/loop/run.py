@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 SUSPENDED = Ending(RunStatus.SUSPENDED, "suspended")
 MAX_HANDOFFS = 8
 MAX_SAME_HANDOFFS = 2
+LONG_ANSWER = 100_000
+"""Characters of a structured answer after which other work has its turn."""
 
 
 async def run_loop(x: Execution) -> Ending:
@@ -200,6 +202,8 @@ async def _close_step(x: Execution) -> Ending | None:
     if run.next_agent is not None:
         _hand_over(x, run.next_agent.to)
     if not run.asked_calls and not run.is_settled and (ending := _take_answer(x)) is not None:
+        if x.agent.output_format is not None and len(_answer(x)) > LONG_ANSWER:
+            await asyncio.sleep(0)  # it was decoded just now, and is encoded next
         return ending
     x.emit(StepFinished(step=run.step))
     return None
