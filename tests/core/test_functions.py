@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 from pydantic import BaseModel, Field
 
-from retinue import Agent, Runtime, Tool, ToolContext, tool
+from retinue import Agent, Runtime, Tool, ToolContext, ToolDescriptor, tool
 from retinue.testing import ScriptedModel, call, say
 
 
@@ -220,3 +220,61 @@ async def test_an_argument_of_the_type_of_one_option_is_told_what_does_not_fit_t
     assert (await outcome(f, {"mixed": {"a": "b"}})).endswith('mixed.a: "b" is not of type "integer"')
     assert "mixed: 1 is not of type array or object" in await outcome(f, {"mixed": 1})
     assert (await outcome(f, {"at": {"x": "far"}})).endswith('at.x: "far" is not of type "integer"')
+
+
+async def test_an_argument_for_no_option_is_not_told_of_one_only() -> None:
+    def f(v: Literal["x", "y"] | int = 1, w: Literal["x", "y"] | None = None) -> str:
+        """Take one."""
+        return f"{v} {w}"
+
+    assert "is not one of" not in await outcome(f, {"v": 1.5})
+    assert (await outcome(f, {"w": "z"})).endswith('w: "z" is not one of "x" or "y"')
+
+
+@pytest.mark.parametrize(
+    "properties", [{"anyOf": False}, {"v": {"anyOf": [False, {"type": "string"}]}}], ids=["a name", "an option"]
+)
+async def test_a_schema_that_says_false_is_told(properties: dict[str, Any]) -> None:
+    class F(Tool):
+        descriptor = ToolDescriptor("f", "f", "Take.").with_parameters({"type": "object", "properties": properties})
+
+        async def execute(self, args: dict[str, Any], ctx: ToolContext) -> str:
+            return "taken"
+
+    (name,) = properties
+    assert (await outcome(F(), {name: 1})).startswith(f"invalid_arguments: {name}: ")
+
+
+class And(BaseModel):
+    op: Literal["and"]
+    left: Node
+    right: Node
+
+
+class Or(BaseModel):
+    op: Literal["or"]
+    left: Node
+    right: Node
+
+
+class Leaf(BaseModel):
+    name: str
+
+
+Node = And | Or | Leaf
+And.model_rebuild()
+Or.model_rebuild()
+
+
+async def test_errors_of_deep_options_are_not_listed() -> None:
+    """Each level would double the time: at 13 levels it takes seconds, at 100 it would never end."""
+
+    def f(node: Node) -> str:
+        """Take a tree."""
+        return "taken"
+
+    def tree(depth: int) -> dict[str, Any]:
+        return {"op": "and", "left": tree(depth - 1), "right": {"name": "b"}} if depth else {"name": 1}
+
+    assert "node" in await outcome(f, {"node": tree(3)})
+    assert "errors are listed for values up to 6 deep" in await outcome(f, {"node": tree(60)})

@@ -9,6 +9,7 @@ import pytest
 
 from retinue import (
     Agent,
+    Block,
     ConfigurationError,
     Decision,
     DecisionRefused,
@@ -152,6 +153,28 @@ async def test_a_fork_after_the_last_step_ends_as_the_run_did_or_continues_with_
         assert again.run_id != ended.run_id
         fork = await runtime.fork(ended.run_id, at=steps[-1], input="and now?")
         assert (await fork.result()).response == "end: and now?"
+
+
+async def test_a_fork_of_a_blocked_run_continues_with_an_input(url: str) -> None:
+    class Guard(Plugin):
+        def register(self, r: Registrar) -> None:
+            r.hook("before_tool", lambda context: Block("not here", end_run=True))
+
+    @tool
+    def open_door() -> str:
+        """Open the door."""
+        return "open"
+
+    def turn(request: Any) -> Any:
+        return say("as you say") if request.messages[-1].text == "leave it" else call("open_door")
+
+    agent = Agent("a", ScriptedModel(turn), tools=[open_door], plugins=[Guard()])
+    async with Runtime.open(url, [agent]) as runtime:
+        blocked = await runtime.run("a", "go")
+        assert (blocked.status, blocked.termination) == (RunStatus.FAILED, "blocked")
+        last = (await log_of(runtime, blocked.run_id))[-1].seq
+        result = await (await runtime.fork(blocked.run_id, at=last, input="leave it")).result()
+        assert (result.status, result.response, result.error) == (RunStatus.COMPLETED, "as you say", None)
 
 
 async def test_a_fork_where_work_is_in_progress_is_refused_with_the_nearest_places(url: str) -> None:

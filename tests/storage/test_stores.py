@@ -151,6 +151,21 @@ async def test_many_rows_are_encoded_by_the_thread_that_writes_them(
     await store.close()
 
 
+async def test_rows_that_cannot_be_encoded_name_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(log_id: str, rows: Any) -> Any:
+        raise TypeError("no such type")
+
+    store = open_store(f"sqlite:///{tmp_path}/app.db")
+    assert isinstance(store, SqlStore)
+    await store.begin_run(run_record("r", 0), b"{}", "me", 60)
+    monkeypatch.setattr(packs, "pack_rows", refuse)
+    rows = [LogRow(seq, 0, TextDelta(seq=seq, run_id="r", delta="x", message_id="m")) for seq in range(1, 1_002)]
+    for count in (1, 1_001):
+        with pytest.raises(StoreError, match="run 'r' cannot be stored: no such type"):
+            await store.write(LogBatch(log_id="r", epoch=1, rows=rows[:count]))
+    await store.close()
+
+
 async def test_what_is_stored_of_a_log_is_the_log(url: str) -> None:
     agent = Agent("a", ScriptedModel([call("nothing", {"x": 1}), say("done", chunks=["do", "ne"])]))
     async with Runtime.open(url, [agent]) as runtime:

@@ -23,7 +23,7 @@ MAX_ITEMS = 100_000
 """Items of all lists and objects in a value: shared lists can make a small object large as JSON."""
 MAX_BOXES = 40_000
 """Lists and objects in a value. To read and copy so many holds up the event loop for up to 50 ms."""
-MAX_LONG = 1_000_000_000
+MAX_LONG = 10_000_000_000
 """The squares of the bits of all long integers in a value, added up: the time to write one grows with the square."""
 _MAX_CLEANED = 100_000
 """Characters of a text, or ten times the items of a value, in which each half of a surrogate pair is looked at."""

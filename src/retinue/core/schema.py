@@ -195,7 +195,9 @@ _MANY = 1000
 _FEW = 64
 _MOST_CHECKED = 500
 """Items of a value whose errors are listed. Each item may have an error, and each error costs up to 35 µs."""
-_UNLISTED = f"it does not fit the schema; what is wrong is listed for up to {_MOST_CHECKED} items"
+_DEEPEST_LISTED, _MOST_ERRORS, _MOST_READ = 6, 20, 2_000
+"""The depth of values whose errors are listed; errors of a structured answer that are shown, and that are read for it."""
+_FOR_OTHERS = frozenset({"type", "enum", "const", "anyOf", "oneOf", "falseSchema"})
 
 
 def isolate(value: Any) -> Any:
@@ -299,40 +301,68 @@ class ArgumentCheck:
         return self._validator.is_valid(args)
 
     def problems(self, args: Any) -> list[str]:
-        """Return every error of the arguments, each with its place; of many items, only that they do not fit."""
+        """Return every error of the arguments, each with its place; the first one only if the arguments are large."""
         if self.accepts(args):
             return []
-        if has_more_items(args, _MOST_CHECKED):
-            return [_UNLISTED]
-        errors = (self._validator or self._compiled()).iter_errors(args)
-        return [problem for error in errors for problem in self._listed(error)]
+        validator = self._validator or self._compiled()
+        if _is_deep(args) and "$ref" in to_json_text(self._schema):  # options in options: the time doubles with each
+            return [f"it does not fit the schema; errors are listed for values up to {_DEEPEST_LISTED} deep"]
+        if not has_more_items(args, _MOST_CHECKED):
+            return [problem for error in validator.iter_errors(args) for problem in self._listed(error)]
+        try:
+            validator.validate(args)
+        except jsonschema_rs.ValidationError as error:
+            return [*self._listed(error), f"errors are listed for up to {_MOST_CHECKED} items: there may be more"]
+        return []
 
     def _listed(self, error: Any) -> list[str]:
-        """Return an error with its place. If the value has the type of one option, return what does not fit that option."""
-        if error.schema_path and error.schema_path[-1] == "anyOf":
-            place = error.instance_path
-            of_type = [found for found in error.kind.context if not any(_says_type(one, place) for one in found)]
-            if len(of_type) == 1:
-                return [problem for one in of_type[0] for problem in self._listed(one)]
-        return [f"{_where(error.instance_path)}{self._message(error)}"]
+        """Return an error with its place. If the value is meant for one option, return what does not fit that option."""
+        words = error.message
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.AnyOf):
+            place, kinds = error.instance_path, self._kinds(error)
+            meant = [found for found in error.kind.context if not any(_is_other(one, place) for one in found)]
+            if len(meant) != 1 and kinds is None:
+                meant = [found for found in error.kind.context if not all(_wants_null(one) for one in found)]
+            if len(meant) == 1:
+                return [problem for one in meant[0] for problem in self._listed(one)]
+            if kinds is not None:
+                words = f"{to_json_text(error.instance)} is not of type {' or '.join(kinds)}"
+        return [f"{_where(error.instance_path)}{words}"]
 
-    def _message(self, error: Any) -> str:
-        """Return the words of an error; of several types that would do, they name each."""
-        if not error.schema_path or error.schema_path[-1] != "anyOf":
-            return error.message
+    def _kinds(self, error: Any) -> list[str] | None:
+        """Return the types that would do, if each option has one."""
         options: Any = self._schema
         try:
             for part in error.schema_path:
                 options = options[part]
-            kinds = [str(option["type"]) for option in options if option.get("type") != "null"]
-        except (KeyError, IndexError, TypeError):  # a reference, or an option without a type
-            return error.message
-        return f"{to_json_text(error.instance)} is not of type {' or '.join(kinds)}"
+            return [str(option["type"]) for option in options if option.get("type") != "null"]
+        except (KeyError, IndexError, TypeError, AttributeError):  # a reference, or an option without a type
+            return None
 
 
-def _says_type(error: Any, place: Any) -> bool:
-    """Return whether an error says that the value at this place has another type."""
-    return error.instance_path == place and error.schema_path[-1] == "type"
+def _is_other(error: Any, place: Any) -> bool:
+    """Return whether an error at this place says that an option is for other values."""
+    return error.instance_path == place and error.kind.name in _FOR_OTHERS
+
+
+def _wants_null(error: Any) -> bool:
+    return error.kind.name == "type" and error.message.endswith('is not of type "null"')
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether a JSON value is nested too deeply to list its errors."""
+    level = [value]
+    for _ in range(_DEEPEST_LISTED + 1):
+        level = [item for box in level for item in _items(box) if item.__class__ in (dict, list)]
+        if not level:
+            return False
+    return True
+
+
+def _items(box: Any) -> Any:
+    if box.__class__ is dict:
+        return box.values()
+    return box if box.__class__ is list else ()
 
 
 def has_more_items(value: Any, most: int) -> bool:
@@ -340,9 +370,7 @@ def has_more_items(value: Any, most: int) -> bool:
     count, boxes = 0, [value]
     while boxes and count <= most:
         box = boxes.pop()
-        items: Any = ()
-        if box.__class__ in (dict, list):
-            items = box if box.__class__ is list else box.values()
+        items = _items(box)
         count += len(items)
         if count <= most:
             boxes += [item for item in items if item.__class__ in (dict, list)]
@@ -448,6 +476,20 @@ def _without_titles(schema: Any) -> Any:
     return schema
 
 
+def _shortened(exc: Exception) -> str:
+    """Return what is wrong with a value; of the many errors that pydantic may find, the first ones."""
+    error: Any = exc
+    count: int = error.error_count() if hasattr(exc, "error_count") else 0
+    if count <= _MOST_ERRORS:
+        return str(exc)
+    if count > _MOST_READ:
+        return f"it has {count:,} errors"
+    found = error.errors(include_url=False, include_context=False)[:_MOST_ERRORS]
+    return "\n".join(
+        [*[f"{_where(one['loc'])}{one['msg']}" for one in found], f"and {count - _MOST_ERRORS:,} more errors"]
+    )
+
+
 OUTPUT_TRIES = 3
 """The number of times that the model reads what is wrong with its answer before the run fails."""
 
@@ -477,12 +519,12 @@ class OutputFormat:
         fenced = _FENCED.search(text)
         try:
             value = parse_json((fenced[1] if fenced else text).strip())
-        except ValueError as exc:
+        except msgspec.DecodeError as exc:
             raise ValueError(f"it is not JSON: {exc}") from None
         try:
             return self._codec.decode(value)
         except (TypeError, ValueError) as exc:
-            raise ValueError(_UNLISTED if has_more_items(value, _MOST_CHECKED) else str(exc)) from None
+            raise ValueError(_shortened(exc)) from None
 
     def encode(self, value: Any) -> Any:
         return None if value is None else self._codec.encode(value)

@@ -199,7 +199,9 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         run.values, run.foreign = p.values, p.foreign
     else:
         run.step_values, run.step_revision, run.writers = run.values, run.revision, EMPTY
-        for message in event.messages:  # a fork with new input
+        if event.messages:  # a fork with new input
+            run.blocked = None
+        for message in event.messages:
             _join(run, message)
     run.leg += 1
     run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at

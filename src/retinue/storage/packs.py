@@ -169,7 +169,10 @@ class BatchWrite:
     def write(self, link: Link) -> None:
         batch, log_id = self._batch, self._batch.log_id
         if self._packs is None:
-            self._packs = pack_rows(log_id, batch.rows)
+            try:
+                self._packs = pack_rows(log_id, batch.rows)
+            except UNREADABLE as exc:
+                raise StoreError(self._place, f"run {log_id!r} cannot be stored: {exc}") from exc
         try:
             self._append(link, self._packs)
         except ConditionFailed:

@@ -67,7 +67,7 @@ class Container(Struct, frozen=True):
             "/bin/sh",
             self.image,
             "-c",
-            ":",
+            'command -v cat >/dev/null && command -v stat >/dev/null || { echo "it has no cat or no stat" >&2; exit 1; }',
         )
 
     def refusal(self, said: str) -> str:
