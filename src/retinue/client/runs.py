@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ..backends.remote import FIRST_PAUSE
 from ..core.context import GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
+from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique
-from ..core.schema import OutputFormat
 from ..runtime.followed import FollowedLog
 from ..runtime.run import Opened, Run, RunLog
 from .connection import ANSWER_SECONDS, Connection, encode_body

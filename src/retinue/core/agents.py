@@ -15,9 +15,10 @@ from .errors import ConfigurationError, as_tuple
 from .functions import FunctionTool, as_tool
 from .messages import Message
 from .model import Model
+from .output import OutputFormat
 from .plugins import Plugin, check_plugin
 from .runs import DEFAULT_LIMITS, Limits, Out, check_limits
-from .schema import ArgumentCheck, OutputFormat
+from .schema import ArgumentCheck
 from .tools import AgentTool, TaskTool, Tool, ToolDescriptor, TransferTool, check_queue, descriptor_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import marshal
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ import jsonschema_rs
 import msgspec
 from msgspec import Struct
 
-from .content import check_shape, parse_json, sort_sets, to_json_text, to_json_value
+from .content import check_shape, sort_sets, to_json_text, to_json_value
 from .errors import ConfigurationError, InvalidArguments
 
 if TYPE_CHECKING:
@@ -195,8 +194,8 @@ _MANY = 1000
 _FEW = 64
 _MOST_CHECKED = 500
 """Items of a value whose errors are listed. Each item may have an error, and each error costs up to 35 µs."""
-_DEEPEST_LISTED, _MOST_ERRORS, _MOST_READ = 6, 20, 2_000
-"""The depth of values whose errors are listed; errors of a structured answer that are shown, and that are read for it."""
+_DEEPEST_LISTED = 6
+"""The depth of values whose errors are listed."""
 _FOR_OTHERS = frozenset({"type", "enum", "const", "anyOf", "oneOf", "falseSchema"})
 
 
@@ -327,7 +326,7 @@ class ArgumentCheck:
                 return [problem for one in meant[0] for problem in self._listed(one)]
             if kinds is not None:
                 words = f"{to_json_text(error.instance)} is not of type {' or '.join(kinds)}"
-        return [f"{_where(error.instance_path)}{words}"]
+        return [f"{where_in(error.instance_path)}{words}"]
 
     def _kinds(self, error: Any) -> list[str] | None:
         """Return the types that would do, if each option has one."""
@@ -383,7 +382,8 @@ def with_defaults(schema: Mapping[str, Any], args: dict[str, Any]) -> dict[str, 
     return {**{name: about["default"] for name, about in properties.items() if "default" in about}, **args}
 
 
-def _where(path: Any) -> str:
+def where_in(path: Any) -> str:
+    """Return a place in a value, to be written before what is wrong there."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return f"{place.lstrip('.')}: " if place else ""
 
@@ -474,61 +474,3 @@ def _without_titles(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_without_titles(item) for item in typing.cast("list[Any]", schema)]
     return schema
-
-
-def _shortened(exc: Exception) -> str:
-    """Return what is wrong with a value; of the many errors that pydantic may find, the first ones."""
-    error: Any = exc
-    count: int = error.error_count() if hasattr(exc, "error_count") else 0
-    if count <= _MOST_ERRORS:
-        return str(exc)
-    if count > _MOST_READ:
-        return f"it has {count:,} errors"
-    found = error.errors(include_url=False, include_context=False)[:_MOST_ERRORS]
-    return "\n".join(
-        [*[f"{_where(one['loc'])}{one['msg']}" for one in found], f"and {count - _MOST_ERRORS:,} more errors"]
-    )
-
-
-OUTPUT_TRIES = 3
-"""The number of times that the model reads what is wrong with its answer before the run fails."""
-
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.S)
-
-
-class OutputFormat:
-    """A type as the shape of an answer."""
-
-    def __init__(self, kind: Any, owner: str) -> None:
-        self.kind = kind
-        self._codec = codec_for(kind)
-        try:
-            self.schema = self._codec.schema()
-        except (TypeError, ValueError, NameError) as exc:
-            raise ConfigurationError(f"{owner}: output type {kind!r} has no JSON Schema: {exc}") from exc
-
-    @property
-    def instructions(self) -> str:
-        """The instructions for the model."""
-        return f"Give your final answer as JSON only, fitting this JSON Schema:\n{to_json_text(self.schema)}"
-
-    def read(self, text: str) -> Any:
-        """Return the typed answer in a text; ValueError says what is wrong with it."""
-        if self.kind is str:
-            return text
-        fenced = _FENCED.search(text)
-        try:
-            value = parse_json((fenced[1] if fenced else text).strip())
-        except msgspec.DecodeError as exc:
-            raise ValueError(f"it is not JSON: {exc}") from None
-        try:
-            return self._codec.decode(value)
-        except (TypeError, ValueError) as exc:
-            raise ValueError(_shortened(exc)) from None
-
-    def encode(self, value: Any) -> Any:
-        return None if value is None else self._codec.encode(value)
-
-    def decode(self, value: Any) -> Any:
-        """Return the value that `encode` was given; ValueError or TypeError says why it does not fit."""
-        return None if value is None else self._codec.decode(value)

@@ -24,10 +24,10 @@ from ..core.events import (
     StepStarted,
 )
 from ..core.messages import Message, Visibility
+from ..core.output import OUTPUT_TRIES
 from ..core.results import ToolResult
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
-from ..core.schema import OUTPUT_TRIES
 from ..core.state import Snapshot
 from ..core.together import is_closing, run_together
 from .budget import Reached, limit_reached, reached, time_left
