@@ -518,14 +518,15 @@ async def test_arguments_with_many_long_integers_are_given_back_to_the_model() -
 
 async def test_of_many_arguments_the_first_error_is_told() -> None:
     @tool
-    async def work(names: list[str | None]) -> str:
+    async def work(names: list[str]) -> str:
         """Work."""
         return "done"
 
     few, many = ["x", *[1] * 20], ["x"] * 2_000 + [1]
-    model = ScriptedModel([call("work", {"names": few}), call("work", {"names": many}), say("end")])
+    model = ScriptedModel([*[call("work", {"names": names}) for names in (few, many, many * 3)], say("end")])
     result = await Runtime([Agent("a", model, tools=[work])]).run("a", "go")
-    first, second = [message.text for message in result.messages if message.role == "tool"]
+    first, second, third = [message.text for message in result.messages if message.role == "tool"]
+    assert "it does not fit the schema; errors are listed for up to 500 items" in third
     assert "names[20]" in first
     assert "names[2000]: 1 is not of type string" in second.replace('"', "")
     assert "errors are listed for up to 500 items: there may be more" in second

@@ -303,16 +303,20 @@ class ArgumentCheck:
         """Return every error of the arguments, each with its place; the first one only if the arguments are large."""
         if self.accepts(args):
             return []
-        validator = self._validator or self._compiled()
-        if _is_deep(args) and "$ref" in to_json_text(self._schema):  # options in options: the time doubles with each
+        validator, text = self._validator or self._compiled(), to_json_text(self._schema)
+        if _is_deep(args) and "$ref" in text:  # options in options: the time doubles with each
             return [f"it does not fit the schema; errors are listed for values up to {_DEEPEST_LISTED} deep"]
         if not has_more_items(args, _MOST_CHECKED):
             return [problem for error in validator.iter_errors(args) for problem in self._listed(error)]
         try:
-            validator.validate(args)
+            if (
+                not has_more_items(args, 10 * _MOST_CHECKED) and "Of" not in text
+            ):  # else each error has all errors below
+                validator.validate(args)
         except jsonschema_rs.ValidationError as error:
-            return [*self._listed(error), f"errors are listed for up to {_MOST_CHECKED} items: there may be more"]
-        return []
+            words = f"{where_in(error.instance_path)}{error.message}"
+            return [f"{words[:300]}; errors are listed for up to {_MOST_CHECKED} items: there may be more"]
+        return [f"it does not fit the schema; errors are listed for up to {_MOST_CHECKED} items"]
 
     def _listed(self, error: Any) -> list[str]:
         """Return an error with its place. If the value is meant for one option, return what does not fit that option."""
