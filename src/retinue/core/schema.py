@@ -310,7 +310,7 @@ class ArgumentCheck:
             return [problem for error in validator.iter_errors(args) for problem in self._listed(error)]
         try:
             if (
-                not has_more_items(args, 10 * _MOST_CHECKED) and "Of" not in text
+                not has_more_items(args, 10 * _MOST_CHECKED) and 'Of":' not in text
             ):  # else each error has all errors below
                 validator.validate(args)
         except jsonschema_rs.ValidationError as error:
