@@ -27,6 +27,31 @@ SOON = Limits(seconds=0.2)
 HOURS = 3600 * 5
 
 
+class Turns:
+    """A sink that counts the turns of the event loop, the events of one kind, and the most of them in one turn."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.count = self.events = self.most = 0
+
+    def __call__(self, event: Any) -> None:
+        self.events += event.kind == self._kind
+
+    async def __aenter__(self) -> Turns:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        seen = 0
+        while True:
+            self.most, seen = max(self.most, self.events - seen), self.events
+            self.count += 1
+            await asyncio.sleep(0)
+
+
 class Endless:
     """A model that sends one chunk again and again."""
 
@@ -244,8 +269,6 @@ async def test_an_answer_may_not_ask_for_too_many_calls(monkeypatch: pytest.Monk
 async def test_many_calls_that_are_dropped_leave_turns_to_others(last: Any) -> None:
     """Each turn of the event loop drops a part of them."""
     calls = [CallChunk(number, f"c{number}", "work", "{}") for number in range(2_000)]
-    dropped = [0]
-    most = 0
 
     class Broken:
         name = "test:broken"
@@ -258,86 +281,49 @@ async def test_many_calls_that_are_dropped_leave_turns_to_others(last: Any) -> N
             yield last
             yield TextChunk("end")
 
-    async def watch() -> None:
-        nonlocal most
-        seen = 0
-        while True:
-            most, seen = max(most, dropped[0] - seen), dropped[0]
-            await asyncio.sleep(0)
-
-    def note(event: Any) -> None:
-        dropped[0] += event.kind == "tool_call_finished"
-
-    watcher = asyncio.create_task(watch())
-    result = await Runtime([Agent("a", Broken())], sinks=[note]).run("a", "go")
-    watcher.cancel()
+    async with Turns("tool_call_finished") as turns:
+        result = await Runtime([Agent("a", Broken())], sinks=[turns]).run("a", "go")
     assert result.status is (RunStatus.FAILED if last is None else RunStatus.COMPLETED)
-    assert dropped == [2_000]
-    assert most <= 400
+    assert turns.events == 2_000
+    assert turns.most <= 400
 
 
 async def test_wrong_arguments_of_many_calls_leave_turns_to_others() -> None:
     """To list the errors of a call takes time: there is a turn between two calls, and while the answer is parsed."""
-    finished, most, turns = [0], 0, [0]
 
     @tool
     async def work(names: list[str | None]) -> str:
         """Work."""
         return "done"
 
-    async def watch() -> None:
-        nonlocal most
-        seen = 0
-        while True:
-            most, seen = max(most, finished[0] - seen), finished[0]
-            turns[0] += 1
-            await asyncio.sleep(0)
-
     asked, parsed = 0, 0
 
     def note(event: Any) -> None:
         nonlocal asked, parsed
-        finished[0] += event.kind == "tool_call_finished"
-        asked = turns[0] if event.kind == "tool_call_args_delta" else asked
-        parsed = turns[0] if event.kind == "inference_finished" else parsed
+        asked = turns.count if event.kind == "tool_call_args_delta" else asked
+        parsed = turns.count if event.kind == "inference_finished" else parsed
 
-    watcher = asyncio.create_task(watch())
     model = ScriptedModel([[call("work", {"names": [1] * 400}) for _ in range(600)], say("end")])
-    result = await Runtime([Agent("a", model, tools=[work])], sinks=[note]).run("a", "go")
-    watcher.cancel()
-    assert (result.response, finished) == ("end", [600])
+    async with Turns("tool_call_finished") as turns:
+        result = await Runtime([Agent("a", model, tools=[work])], sinks=[turns, note]).run("a", "go")
+    assert (result.response, turns.events) == ("end", 600)
     assert "names[399]" in result.messages[2].text
-    assert most == 1
+    assert turns.most == 1
     assert parsed - asked >= 4
 
 
 async def test_many_calls_start_in_several_turns() -> None:
-    started = [0]
-    most = 0
-
     @tool
     async def work() -> str:
         """Work."""
         return "done"
 
-    async def watch() -> None:
-        nonlocal most
-        seen = 0
-        while True:
-            most, seen = max(most, started[0] - seen), started[0]
-            await asyncio.sleep(0)
-
-    def note(event: Any) -> None:
-        started[0] += event.kind == "tool_call_ready"
-
-    watcher = asyncio.create_task(watch())
     model = ScriptedModel([[call("work") for _ in range(2_000)], say("end")])
-    result = await Runtime([Agent("a", model, tools=[work], limits=Limits(parallel=5_000))], sinks=[note]).run(
-        "a", "go"
-    )
-    watcher.cancel()
-    assert (result.response, started) == ("end", [2_000])
-    assert most <= 400
+    agent = Agent("a", model, tools=[work], limits=Limits(parallel=5_000))
+    async with Turns("tool_call_ready") as turns:
+        result = await Runtime([agent], sinks=[turns]).run("a", "go")
+    assert (result.response, turns.events) == ("end", 2_000)
+    assert turns.most <= 400
 
 
 async def test_a_flood_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

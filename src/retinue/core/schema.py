@@ -308,15 +308,13 @@ class ArgumentCheck:
             return [f"it does not fit the schema; errors are listed for values up to {_DEEPEST_LISTED} deep"]
         if not has_more_items(args, _MOST_CHECKED):
             return [problem for error in validator.iter_errors(args) for problem in self._listed(error)]
-        try:
-            if (
-                not has_more_items(args, 10 * _MOST_CHECKED) and 'Of":' not in text
-            ):  # else each error has all errors below
+        first = "it does not fit the schema"
+        if not has_more_items(args, 10 * _MOST_CHECKED) and 'Of":' not in text:  # an error of options has all below it
+            try:
                 validator.validate(args)
-        except jsonschema_rs.ValidationError as error:
-            words = f"{where_in(error.instance_path)}{error.message}"
-            return [f"{words[:300]}; errors are listed for up to {_MOST_CHECKED} items: there may be more"]
-        return [f"it does not fit the schema; errors are listed for up to {_MOST_CHECKED} items"]
+            except jsonschema_rs.ValidationError as error:
+                first = f"{where_in(error.instance_path)}{error.message}"[:300]
+        return [f"{first}; all errors are listed for up to {_MOST_CHECKED} items"]
 
     def _listed(self, error: Any) -> list[str]:
         """Return an error with its place. If the value is meant for one option, return what does not fit that option."""
