@@ -167,6 +167,27 @@ def show_models(rounds: int, as_json: bool, end: str) -> int:
     return 0
 
 
+def show_alone(options: argparse.Namespace) -> int | None:
+    """Run the one part that was asked for, and return the exit code. None: run what has a floor to compare with."""
+    if options.against:
+        from benchmarks import against
+
+        return 0 if against.compare(options.against, options.rounds) else 1
+    for name in ("engines", "scale"):  # they need servers
+        if getattr(options, name):
+            import_module(f"benchmarks.{name}").show()
+            return 0
+    for name in ("stores", "harness", "telemetry"):
+        if getattr(options, name):
+            import_module(f"benchmarks.{name}").show(options.rounds)
+            return 0
+    if options.pauses:
+        from benchmarks import pauses  # it makes 200,000 files
+
+        return 0 if pauses.main(rounds=options.rounds) else 1
+    return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (default 7)")
@@ -184,22 +205,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.against:
-        from benchmarks import against
-
-        return 0 if against.compare(options.against, options.rounds) else 1
-    for name in ("engines", "scale"):  # they need servers
-        if getattr(options, name):
-            import_module(f"benchmarks.{name}").show()
-            return 0
-    for name in ("stores", "harness", "telemetry"):
-        if getattr(options, name):
-            import_module(f"benchmarks.{name}").show(options.rounds)
-            return 0
-    if options.pauses:
-        from benchmarks import pauses  # it makes 200,000 files
-
-        return 0 if pauses.main(rounds=options.rounds) else 1
+    alone = show_alone(options)
+    if alone is not None:
+        return alone
     end = "\r" if sys.stderr.isatty() else "\n"
     if options.models:
         return show_models(options.rounds, options.json, end)
