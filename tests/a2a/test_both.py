@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from retinue import A2AAgent, Agent, Decision, DecisionRefused, Limits, Permissions, RunStatus, Runtime, tool
+from retinue import (
+    A2AAgent,
+    Agent,
+    Decision,
+    DecisionRefused,
+    Limits,
+    Message,
+    Permissions,
+    RunStatus,
+    Runtime,
+    ToolContext,
+    tool,
+)
 from retinue.core.runs import Usage
 from retinue.server import create_app
 from retinue.testing import ScriptedModel, call, say
@@ -36,6 +48,24 @@ async def test_the_answer_is_that_of_the_agent_and_not_of_its_children() -> None
             events = [event async for event in runtime.events(run.run_id)]
     assert result.response == "Done: Report: I have looked."
     assert text_of(events) == "Report: I have looked."
+
+
+async def test_two_messages_of_a_parent_stay_apart() -> None:
+    model = ScriptedModel([say("done")])
+
+    @tool
+    async def ask_both(ctx: ToolContext) -> str:
+        """Ask both."""
+        questions = [Message.user("Who wrote it?"), Message.user("When?")]
+        return (await ctx.run_child(far, questions)).response or ""
+
+    async with served(Agent("far", model)) as far:
+        parent = Agent("boss", ScriptedModel([call("ask_both", {}), say("ok")]), tools=[ask_both])
+        async with Runtime([parent]) as runtime:
+            await runtime.run(parent, "go")
+    said = "\n".join(one.text for one in model.requests[0].messages if one.role == "user")
+    assert said.split() == "Who wrote it? When?".split()
+    assert "it?\n\nWhen?" in said
 
 
 async def test_the_name_of_an_agent_may_be_in_any_script() -> None:

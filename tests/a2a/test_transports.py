@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retinue import Runtime
+from retinue import Agent, Runtime
+from retinue.errors import ModelRefused
+from retinue.models import TextChunk, TurnEnd
 from retinue.server.auth import User
+from retinue.testing import ScriptedModel, call
 
 from ..server.agents import Gate, boss, speaker
 from ..waiting import until
@@ -81,6 +85,59 @@ async def test_a_task_at_work_is_subscribed_to_and_cancelled(transport: str) -> 
             await caller.cancel(task_id)
         with pytest.raises(A2AError):
             [one async for one in caller.subscribe(task_id)]
+
+
+@pytest.mark.parametrize("transport", ALL)
+async def test_streamed_text_stays_in_a_cancelled_task(transport: str, tmp_path: Path) -> None:
+    gate = Gate()
+    runtime = Runtime.open(f"sqlite:///{tmp_path}/app.db", [gate.agent()])
+    async with a2a_serving(runtime) as place, place.caller(transport, "gated") as caller:
+        stream = caller.stream("go")
+        updates = [await anext(stream)]
+        gate.say("one ", "two")
+        while answers(updates) != "one two":
+            updates.append(await anext(stream))
+        cancelled = await caller.cancel(task_of(updates))
+        assert cancelled["status"]["state"] == "TASK_STATE_CANCELED"
+        assert answers([{"task": cancelled}]) == "one two"
+        updates += [one async for one in stream]
+        assert answers(updates) == "one two"
+        assert answers([{"task": await caller.get(task_of(updates))}]) == "one two"
+
+
+@pytest.mark.parametrize("end", ["fails", "limit"])
+async def test_streamed_text_stays_in_a_task_whatever_ends_it(end: str, tmp_path: Path) -> None:
+    """The text of a child stays, too."""
+
+    class Breaks:
+        name = "testing:breaks"
+
+        async def stream(self, request: object) -> AsyncIterator[Any]:
+            yield TextChunk("half an ")
+            yield TextChunk("answer")
+            if end == "fails":
+                raise ModelRefused("no more", self.name)
+            yield TurnEnd("length")
+
+    gate = Gate()
+    kid = gate.agent("kid")
+    turns = ScriptedModel([call("task", {"subagent_type": "kid", "description": "work"}, id="kid_1")])
+    agents = [Agent("breaks", Breaks()), Agent("boss", turns, subagents=[kid])]  # pyright: ignore[reportArgumentType]
+    runtime = Runtime.open(f"sqlite:///{tmp_path}/app.db", agents)
+    async with a2a_serving(runtime) as place:
+        async with place.caller("JSONRPC", "breaks") as caller:
+            updates = await caller.send("go")
+            assert states(updates)[-1] == "failed"
+            assert answers(updates) == "half an answer"
+            assert answers([{"task": await caller.get(task_of(updates))}]) == "half an answer"
+        async with place.caller("JSONRPC", "boss") as caller:
+            stream, name = caller.stream("go"), "answer:tools:kid_1"
+            updates = [await anext(stream)]
+            gate.say("kid ", "says")
+            while answers(updates, name) != "kid says":
+                updates.append(await anext(stream))
+            cancelled = await caller.cancel(task_of(updates))
+            assert answers([{"task": cancelled}], name) == "kid says"
 
 
 @pytest.mark.parametrize("transport", NEW)

@@ -84,6 +84,15 @@ def test_parts_go_both_ways_but_reasoning_stays() -> None:
     assert read_message({"messageId": "mine", "parts": [{"text": "hi"}]}) == Message.user("hi", id="mine")
 
 
+def test_texts_of_a_message_are_separated() -> None:
+    data = {"data": {"n": 1}}
+    message = read_message({"parts": [{"text": "a"}, {"text": "b"}, data, {"text": "c"}]})
+    assert message.text == "a\n\nb\n\nc"
+    assert [type(part) for part in message.parts] == [TextPart, TextPart, DataPart, TextPart]
+    (answer,) = read_decisions({"parts": [{"text": "a"}, {"text": "b"}]}, [question("q")]).values()
+    assert answer.payload == "a\n\nb"
+
+
 def question(path: str, schema: Any = None) -> dict[str, Any]:
     return {"path": path, "ticket": {"response_schema": schema}}
 

@@ -52,6 +52,8 @@ ANSWER = "answer"
 """The artifact with the text of the answer. That of a sub-agent has its namespace after it."""
 OUTPUT = "output"
 """The artifact with the structured answer."""
+_BETWEEN = "\n\n"
+"""Separates the texts of one message."""
 _IDS = "a2a:"
 """The ids of decisions that came as messages begin so: `a2a:<one of ours>.<number>:<id of the message>`."""
 _AUTH = "a2a:auth_required"
@@ -119,8 +121,15 @@ def read_part(given: Mapping[str, Any]) -> Part:
 
 
 def read_message(given: Mapping[str, Any]) -> Message:
-    """Return the message that a client sent as input of a run. Raise ValueError if it cannot be one."""
-    parts = [read_part(part) for part in given.get("parts", ())]
+    """Return the message that a client sent as input of a run. Raise ValueError if it cannot be one.
+
+    An empty line separates its texts: each may be a message of its own, as of a parent that gives several to a child.
+    """
+    parts, between = list[Part](), ""
+    for part in map(read_part, given.get("parts", ())):
+        if isinstance(part, TextPart):
+            part, between = TextPart(f"{between}{part.text}"), _BETWEEN
+        parts.append(part)
     if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
         raise ValueError("the message is empty")
     return Message.user(parts, id=given.get("messageId"))
@@ -149,7 +158,7 @@ def read_decisions(given: Mapping[str, Any], questions: Sequence[Json]) -> dict[
         if len(questions) != 1:
             raise ValueError(f'{len(questions)} questions are open: answer with {{"decisions": {{<call>: …}}}}')
         return {questions[0]["path"]: Decision.resume(value, id=name())}
-    text = "".join(part["text"] for part in parts if "text" in part)
+    text = _BETWEEN.join(part["text"] for part in parts if "text" in part)
     open_to_text = [one for one in questions if one["ticket"]["response_schema"] is None]
     if len(open_to_text) != 1:
         needed = "a data part that fits the schema" if not open_to_text else '{"decisions": …} in a data part'
@@ -174,6 +183,8 @@ class TaskProjection:
         self._artifacts: dict[str, Json] = {}
         self._texts: dict[str, tuple[str, list[str]]] = {}
         """For each artifact of text: the message it holds, and the pieces."""
+        self._unfinished: set[str] = set()
+        """The artifacts of text whose last chunk has not come."""
         self._tree = SnapshotTree()
         self._used: Json = {}
         """Metadata with the usage so far."""
@@ -233,8 +244,8 @@ class TaskProjection:
                 return self._leg_started(event)
             case StepStarted() if is_root and self.state == SUBMITTED:
                 return [self._update(WORKING, event.at, str(event.seq))]
-            case RunFinished() if is_root:
-                return self._finished(event)
+            case RunFinished():
+                return [*self._last_text(event), *(self._finished(event) if is_root else [])]
             case Custom() if is_root and event.call_id is None and event.data == {"a2a": "message"}:
                 self.wants_message = True
                 return []
@@ -304,12 +315,9 @@ class TaskProjection:
         if not event.status.is_terminal:
             return [self._asked(event)]
         updates: list[Json] = []
-        if event.status is RunStatus.COMPLETED:
-            if event.response and ANSWER not in self._artifacts:
-                updates.append(self._new_text(event, event.response, "", is_last=True))
-            if event.output is not None:
-                data = [{"data": record_json(event.output), "mediaType": "application/json"}]
-                updates.append(self._artifact(event, OUTPUT, data, is_last=True))
+        if event.status is RunStatus.COMPLETED and event.output is not None:
+            data = [{"data": record_json(event.output), "mediaType": "application/json"}]
+            updates.append(self._artifact(event, OUTPUT, data, is_last=True))
         parts = [{"text": event.error}] if event.error else None
         return [*updates, self._update(state_of(event.status, event.termination), event.at, name, parts, self._used)]
 
@@ -374,6 +382,7 @@ class TaskProjection:
         if dropped is not None and self._texts.get(name, ("", []))[0] == dropped:
             updates.append(self._artifact(event, name, [{"text": ""}]))
             del self._artifacts[name], self._texts[name]
+            self._unfinished.discard(name)
         return updates if event.fatal else [*updates, *self._say(event, {"text": event.message})]
 
     # artifacts
@@ -390,6 +399,7 @@ class TaskProjection:
         """Start a new text artifact for the answer of a run, and return its update."""
         name = _text_name(event.ns)
         self._texts[name] = message_id, [text]
+        (self._unfinished.discard if is_last else self._unfinished.add)(name)
         return self._artifact(event, name, [{"text": text}], is_last=is_last)
 
     def _inferred(self, event: InferenceFinished) -> list[Json]:
@@ -406,6 +416,14 @@ class TaskProjection:
             if isinstance(part, ImagePart | FilePart | DataPart) and (shown := part_json(part)) is not None:
                 updates.append(self._artifact(event, f"{message.id}-{place}", [shown], is_last=True))
         return updates
+
+    def _last_text(self, event: RunFinished) -> list[Json]:
+        """Finish the text of a run that has ended. The text of an answer that was cut short is in the end of its run:
+        a log that is read from a database has no deltas."""
+        name, text = _text_name(event.ns), event.response
+        if not text or not event.status.is_terminal or (name in self._texts and name not in self._unfinished):
+            return []
+        return [self._new_text(event, text, "", is_last=True)]
 
     def _artifact(self, event: Event, name: str, parts: list[Json], *, is_last: bool = False) -> Json:
         artifact: Json = {"artifactId": name, "name": parts[0].get("filename") or event.agent, "parts": parts}
