@@ -5,17 +5,20 @@ A page paints it first, then follows the events after its `seq`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ..core.content import record_json
-from ..core.events import Event, Namespace, TaskUpdated
+from ..core.events import Event, Namespace, StepStarted, TaskUpdated
+from ..core.messages import Message
 from ..core.results import SuspendTicket, ToolCallStatus
-from ..core.runs import Usage
+from ..core.runs import RunStatus, Usage
 from .resources import fields_of, iso
-from .tree import CallNode, RunNode, RunTree
+from .tree import CallNode, OpenMessage, RunNode, RunTree, StepNode
 
 
 class SnapshotTree(RunTree):
@@ -28,9 +31,21 @@ class SnapshotTree(RunTree):
         for event in events:
             self(event)
 
+    @classmethod
+    def of(cls, snapshot: Mapping[str, Any]) -> SnapshotTree:
+        """Return the tree that a snapshot of a whole log shows, ready to read the events after its `seq`."""
+        tree = cls()
+        tree.seq = snapshot["seq"]
+        if snapshot["run"] is not None:
+            tree._restore_run(snapshot["run"], None)
+        for task in snapshot["tasks"]:
+            derived = ("child_run_id", "awaiting")
+            tree.tasks[task["task_id"]] = {name: value for name, value in task.items() if name not in derived}
+        return tree
+
     def __call__(self, event: Event) -> None:
         super().__call__(event)
-        self.seq = event.seq
+        self.seq = max(self.seq, event.seq)  # a notice has no number
         if isinstance(event, TaskUpdated):
             known = self.tasks.setdefault(event.task_id, {"task_id": event.task_id, "started_at": iso(event.at)})
             known |= {"status": event.status.lower(), "call_id": event.call_id, "run_id": event.parent_run_id}
@@ -40,6 +55,39 @@ class SnapshotTree(RunTree):
     def find(self, ns: Namespace) -> RunNode | None:
         """Return the run of a namespace."""
         return next((run for run in self.runs.values() if run.ns == ns), None)
+
+    # --- from JSON
+
+    def _restore_run(self, shown: Mapping[str, Any], parent: CallNode | None) -> None:
+        run_id, agent, at = shown["run_id"], shown["agent"], _timestamp(shown["started_at"])
+        begun = StepStarted(run_id=run_id, agent=agent, ns=tuple(shown["ns"]), at=at or 0.0, step=1)
+        run = self.runs[run_id] = RunNode(begun, parent)
+        if parent is not None:
+            parent.children[run.run_id] = run
+        for name in ("thread_id", "task", "model", "termination", "error", "response"):
+            setattr(run, name, shown[name])
+        run.status, run.ended = RunStatus(shown["status"]), _timestamp(shown["ended_at"])
+        run.own_usage = msgspec.convert(shown["usage"], Usage)
+        run.notes = list(shown["notes"])
+        run.said = msgspec.convert(shown["messages"], list[Message])
+        run.open_message = _restore_open_message(shown["open_message"])
+        run.steps = [StepNode(replace(begun, step=number), run) for number in range(1, shown["steps"] + 1)]
+        for call in shown["calls"]:
+            self._restore_call(call, run, begun)
+
+    def _restore_call(self, shown: Mapping[str, Any], run: RunNode, begun: Event) -> None:
+        call_id, at = shown["call_id"], _timestamp(shown["started_at"])
+        call = CallNode(replace(begun, at=at or 0.0), run, call_id, shown["tool"])
+        run.calls[call_id] = call
+        number: int = shown["step"]
+        run.steps[number - 1].calls[call_id] = call
+        for name in ("result", "output", "error", "is_task", "args"):
+            setattr(call, name, shown[name])
+        call.status, call.ended = ToolCallStatus(shown["status"]), _timestamp(shown["ended_at"])
+        call.ticket = msgspec.convert(shown["ticket"], SuspendTicket | None)
+        call.starting = set(shown["starting"])
+        for child in shown["children"]:
+            self._restore_run(child, call)
 
     # --- as JSON
 
@@ -78,6 +126,7 @@ class SnapshotTree(RunTree):
         if deep:
             shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]
             shown["messages"] = [record_json(message) for message in run.conversation()]
+            shown["open_message"] = _open_message_json(run.open_message)
         return shown
 
     def _call_json(self, call: CallNode, step: int) -> dict[str, Any]:
@@ -88,6 +137,7 @@ class SnapshotTree(RunTree):
             "started_at": iso(call.started),
             "ended_at": iso(call.ended),
             "ticket": record_json(_open_ticket(call)),
+            "starting": sorted(call.starting),
             "children": [self.run_json(child) for child in call.children.values()],
         }
 
@@ -139,6 +189,28 @@ class SnapshotTree(RunTree):
                     "ticket": record_json(ticket),
                     "asked_at": iso(call.ended),
                 }
+
+
+def _open_message_json(message: OpenMessage | None) -> dict[str, Any] | None:
+    if message is None:
+        return None
+    return {
+        "id": message.id,
+        "text": "".join(message.text),
+        "reasoning": "".join(message.reasoning),
+        "calls": {call_id: "".join(pieces) for call_id, pieces in message.calls.items()},
+    }
+
+
+def _restore_open_message(shown: Mapping[str, Any] | None) -> OpenMessage | None:
+    if shown is None:
+        return None
+    calls = {call_id: [text] for call_id, text in shown["calls"].items()}
+    return OpenMessage(shown["id"], [shown["text"]], [shown["reasoning"]], calls)
+
+
+def _timestamp(when: str | None) -> float | None:
+    return None if when is None else datetime.fromisoformat(when).timestamp()
 
 
 def _open_ticket(call: CallNode) -> SuspendTicket | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.events import (
@@ -18,6 +19,7 @@ from ..core.events import (
     StepStarted,
     TaskUpdated,
     TextDelta,
+    ToolCallArgsDelta,
     ToolCallFinished,
     ToolCallReady,
     ToolCallResumed,
@@ -60,6 +62,29 @@ class _Node:
         return max((self.ended or self.began) - self.began, 0.0)
 
 
+@dataclass(slots=True)
+class OpenMessage:
+    """An answer that the model has begun and not ended, in pieces as they came."""
+
+    id: str
+    text: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The JSON text of the arguments so far, by call id."""
+
+    @property
+    def tail(self) -> str:
+        """The end of its text."""
+        pieces: list[str] = []
+        length = 0
+        for piece in reversed(self.text):
+            pieces.append(piece)
+            length += len(piece)
+            if length >= _TAIL:
+                break
+        return "".join(reversed(pieces))[-_TAIL:]
+
+
 class RunNode(_Node):
     def __init__(self, event: Event, parent: Node | None) -> None:
         super().__init__(event, parent)
@@ -72,8 +97,8 @@ class RunNode(_Node):
         self.steps: list[StepNode] = []
         self.calls: dict[str, CallNode] = {}
         self.notes: list[str] = []
-        self.tail = ""
-        """The end of its text."""
+        self.open_message: OpenMessage | None = None
+        """The answer in progress. A run that was stopped in an answer keeps it."""
         self.resumed = False
         """True until the first step of a resumed leg, which need not ask the model."""
         self.messages: tuple[Message, ...] = ()
@@ -95,16 +120,23 @@ class RunNode(_Node):
             for child in call.children.values():
                 yield from child.walk_calls()
 
+    @property
+    def tail(self) -> str:
+        """The end of its text: of the answer in progress, else of the last message with text."""
+        if self.open_message is not None and (tail := self.open_message.tail):
+            return tail
+        spoken = (message.text for message in reversed(self.said) if message.role is Role.ASSISTANT)
+        return next((text[-_TAIL:] for text in spoken if text), "")
+
     def conversation(self) -> tuple[Message, ...]:
         """Return the messages so far, with the results of a step in the order of its calls."""
         asked = next((at for at in reversed(range(len(self.said))) if self.said[at].tool_calls), None)
-        if asked is not None:
-            after = self.said[asked + 1 :]
-            results = {message.tool_call_id: message for message in after if message.role is Role.TOOL} | self.results
-            ordered = [results[call.id] for call in self.said[asked].tool_calls if call.id in results]
-            self.said[asked + 1 :] = ordered + [message for message in after if message.role is not Role.TOOL]
-            self.results = {}
-        return tuple(self.said)
+        if asked is None:
+            return tuple(self.said)
+        after = self.said[asked + 1 :]
+        results = {message.tool_call_id: message for message in after if message.role is Role.TOOL} | self.results
+        ordered = [results[call.id] for call in self.said[asked].tool_calls if call.id in results]
+        return (*self.said[: asked + 1], *ordered, *[message for message in after if message.role is not Role.TOOL])
 
 
 class StepNode(_Node):
@@ -132,7 +164,7 @@ class CallNode(_Node):
         self.ticket: SuspendTicket | None = None
         """The question that it waits for."""
         self.output = ""
-        """The end of its streamed output."""
+        """The end of its streamed output, while it runs and has no child."""
         self.children: dict[str, RunNode] = {}
         self.starting: set[str] = set()
         """The announced children that have not begun, by run id."""
@@ -159,6 +191,7 @@ class RunTree:
             StepStarted: self._step_started,
             TextDelta: self._text,
             ReasoningDelta: self._text,
+            ToolCallArgsDelta: self._arguments,
             InferenceFinished: self._inference_finished,
             ToolCallStarted: self._call_started,
             ToolCallReady: self._call_ready,
@@ -206,14 +239,15 @@ class RunTree:
         run.thread_id = event.thread_id
         run.resumed = is_known or (event.continues and not event.messages)
         if self._content:
-            run.messages, run.said = event.messages, [] if event.continues else list(event.messages)
+            run.messages, run.said, run.results = event.messages, list(event.messages), {}
+            run.open_message = None
             said = event.messages[-1].text if event.messages else ""
             run.task = said or run.task or ("(goes on)" if event.continues else "")
         self.node_began(run)
 
     def _messages_snapshot(self, event: MessagesSnapshot, run: RunNode) -> None:
-        if self._content and run.inferences == 0:
-            run.said.extend([*event.messages, *run.messages])
+        if self._content:
+            run.said = [*event.messages, *run.said]
 
     def _step_started(self, event: StepStarted, run: RunNode) -> None:
         if not run.steps or run.steps[-1].number != event.step:
@@ -235,10 +269,16 @@ class RunTree:
         self._chunk(event, run)
         if not self._content:
             return
+        message = _open_message(run, event.message_id)
         if type(event) is TextDelta:
-            run.tail = (run.tail + event.delta)[-_TAIL:]
+            message.text.append(event.delta)
         else:
+            message.reasoning.append(event.delta)
             run.step.thought += event.delta
+
+    def _arguments(self, event: ToolCallArgsDelta, run: RunNode) -> None:
+        if run.open_message is not None and event.call_id in run.open_message.calls:
+            run.open_message.calls[event.call_id].append(event.delta)
 
     def _chunk(self, event: Event, run: RunNode) -> None:
         step = run.step
@@ -252,6 +292,9 @@ class RunTree:
         step = run.step
         if not step.asked:
             self._ask(run)
+        if self._content:
+            run.open_message = None
+            run.said, run.results = [*run.conversation(), event.message], {}
         if step.ended is not None:
             return
         run.model, run.inferences, run.leg_usage = (
@@ -263,7 +306,6 @@ class RunTree:
         step.stop_reason, step.usage, step.ended = event.stop_reason, event.usage, event.at
         if self._content:
             step.message = event.message
-            run.said.append(event.message)
         self.node_ended(step)
 
     def _call_of(self, event: _CallEvent, run: RunNode) -> CallNode:
@@ -276,6 +318,8 @@ class RunTree:
     def _call_started(self, event: ToolCallStarted, run: RunNode) -> None:
         self._chunk(event, run)
         self._call_of(event, run)
+        if self._content:
+            _open_message(run, event.message_id).calls.setdefault(event.call_id, [])
 
     def _call_ready(self, event: ToolCallReady, run: RunNode) -> None:
         call = self._call_of(event, run)
@@ -299,12 +343,13 @@ class RunTree:
     def _call_output(self, event: ToolCallStreamDelta, run: RunNode) -> None:
         if self._content:
             call = self._call_of(event, run)
-            call.output = (call.output + event.delta)[-_TAIL:]
+            if call.status is ToolCallStatus.RUNNING and not (call.children or call.starting):
+                call.output = (call.output + event.delta)[-_TAIL:]
 
     def _call_finished(self, event: ToolCallFinished, run: RunNode) -> None:
         call = self._call_of(event, run)
         is_open = call.status is not ToolCallStatus.NEW  # else the model did not finish asking for it
-        call.status, call.ended = event.status, event.at
+        call.status, call.ended, call.output = event.status, event.at, ""
         if event.status is ToolCallStatus.FAILED:
             call.error_type, call.error = _kind_of(event.result.data), event.message.text
         elif event.status is ToolCallStatus.CANCELLED:
@@ -317,8 +362,10 @@ class RunTree:
             self.node_ended(call)
 
     def _child_started(self, event: ChildStarted, run: RunNode) -> None:
-        if event.child_run_id not in self.runs and (call := run.calls.get(event.call_id)) is not None:
-            call.starting.add(event.child_run_id)
+        if (call := run.calls.get(event.call_id)) is not None:
+            call.output = ""
+            if event.child_run_id not in self.runs:
+                call.starting.add(event.child_run_id)
 
     def _task_updated(self, event: TaskUpdated) -> None:
         run = self.runs.get(event.parent_run_id or "")
@@ -339,7 +386,7 @@ class RunTree:
             facts["message"] = event.message
             run.notes.append(_error_note(event))
             if event.dropped_message_id is not None:
-                run.tail, run.step.thought = "", ""
+                _drop_message(run, event.dropped_message_id)
         is_asking = bool(run.steps) and run.step.asked and run.step.ended is None
         self.node_noted(run.step if is_asking else run, "error", event.at, facts)
 
@@ -348,6 +395,8 @@ class RunTree:
         run.error, run.error_type = event.error, _error_type(event)
         if self._content:
             run.response = event.response
+            if event.status is RunStatus.COMPLETED or event.status.is_waiting:
+                run.open_message = None
         for step in run.steps[-1:]:  # a model that failed or was stopped has no last event of its own
             if step.asked and step.ended is None:
                 step.ended, step.error, step.error_type = event.at, run.error, run.error_type or CANCELLED
@@ -369,6 +418,26 @@ class RunTree:
 
     def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
         """A handoff or a non-fatal error happened in it."""
+
+
+def _open_message(run: RunNode, message_id: str) -> OpenMessage:
+    """Return the answer in progress of this id, which may begin with the present event."""
+    if run.open_message is None or run.open_message.id != message_id:
+        run.open_message = OpenMessage(message_id)
+    return run.open_message
+
+
+def _drop_message(run: RunNode, message_id: str) -> None:
+    """Forget an answer that no longer counts, with the calls it asked for. Calls that were closed before stay."""
+    dropped = run.open_message
+    run.step.thought = ""
+    if dropped is None or dropped.id != message_id:
+        return
+    run.open_message = None
+    for call_id in dropped.calls:
+        if call_id in run.calls and run.calls[call_id].status is ToolCallStatus.NEW:
+            del run.calls[call_id]
+            run.step.calls.pop(call_id, None)
 
 
 def _error_note(event: ErrorRaised) -> str:
