@@ -216,3 +216,36 @@ async def test_an_event_of_a_damaged_chunk_is_not_believed(monkeypatch: pytest.M
             await read()
         await client.close()
     assert seen == ["one"]
+
+
+async def test_thousands_of_events_in_one_piece_leave_turns_to_other_work() -> None:
+    event = b'data: {"kind":"text_delta","seq":1,"delta":"a"}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    turns = 0
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (2000 * len(event), 2000 * event))
+            await reader.read()
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    working = asyncio.create_task(work())
+    server = await asyncio.start_server(send, "127.0.0.1", 0)
+    client = HttpTaskClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    count, last, taken = 0, 0, list[int]()
+    async with server:
+        async for events in client.events("t1", 0):
+            count += len(events)
+            taken.append(turns - last)
+            last = turns
+        await client.close()
+    working.cancel()
+    assert count == 2000
+    assert min(taken) > 0
+    assert len(taken) >= 40, "at most 50 events are read in one turn"

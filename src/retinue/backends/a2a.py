@@ -18,6 +18,7 @@ from ..core.errors import ExecutionBackendError, RetinueError
 from ..core.messages import Message, TextPart
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
+from ..core.together import until_stopped
 from .a2a_client import A2AClient, NotSent, UnknownTask, is_id
 from .a2a_task import STATUS, TaskView, data_of
 from .http_client import MOST_BYTES, NotOffered
@@ -50,8 +51,9 @@ class A2ABackend(RemoteBackend[A2AClient]):
 class A2AFollower(Follower[A2AClient]):
     """One run and its task. `view` is the task as it is known so far.
 
-    Events of a stream have no numbers. So after a break the follower first reads a snapshot, which replaces `view`. It
-    emits text only if the text continues what was emitted before."""
+    Events of a stream have no numbers, so a subscription may give what a snapshot has already. Invariant: text comes from
+    the answer to a message, whose events are all there and in order, or from snapshots. An update of a subscription only
+    says that there is more: the next snapshot has it. Text is emitted only if it continues what was emitted before."""
 
     def __init__(self, backend: A2ABackend, request: RunRequest) -> None:
         super().__init__(backend, request)
@@ -71,6 +73,8 @@ class A2AFollower(Follower[A2AClient]):
         """True if the last news came from a stream, and not from a snapshot."""
         self._has_gap = False
         """True if something may have been missed: a snapshot is needed."""
+        self._changed = asyncio.Event()
+        """Set when a subscription has said that there is more."""
 
     @property
     def has_ended(self) -> bool:
@@ -298,24 +302,39 @@ class A2AFollower(Follower[A2AClient]):
     # --- what happens to the task
 
     async def _settle(self) -> None:
-        """Follow the task until it has ended or waits."""
+        """Follow the task until it has ended or waits. Pauses grow, unless text comes."""
         pauses = Pauses()
         while not self._is_settled() or self._has_gap:
+            size = self._streamed.size
             await self._look()
             if self._is_settled():
                 return
             if self._client.can_stream:
-                try:
-                    async for _ in self._events(self._client.subscribe(self.view.task_id)):
-                        pauses.reset()
-                except NotOffered:  # it has no subscriptions, or the task has just ended
-                    pass
-                except ConnectionError:
-                    self._has_gap = True
-                if self._is_settled() and not self._has_gap:
-                    self._has_gap = True  # something may have happened before the subscription
-                    continue
+                await self._watch()
+                if self._streamed.size > size:
+                    pauses.reset()
             await pauses.wait()
+
+    async def _watch(self) -> None:
+        """Read a subscription, and snapshots as it says that there is more, until either shows the end or breaks."""
+        self._changed.clear()
+        async with until_stopped(self._read_subscription(), self._look_at_changes()) as reading:
+            if reading.done():
+                reading.result()
+
+    async def _read_subscription(self) -> None:
+        with suppress(NotOffered, ConnectionError):  # it has none, or the task has just ended; the next snapshot tells
+            async for _ in self._events(self._client.subscribe(self.view.task_id), is_exact=False):
+                pass
+
+    async def _look_at_changes(self) -> None:
+        pauses = Pauses()
+        with suppress(*_FAILURES):  # `_settle` meets it again
+            while not self._is_settled():
+                await self._changed.wait()
+                await pauses.wait()
+                self._changed.clear()
+                await self._look()
 
     async def _confirm(self) -> None:
         """Use the artifacts of a last snapshot, if it has any: some servers stream only states, and a proxy may repeat an
@@ -327,7 +346,7 @@ class A2AFollower(Follower[A2AClient]):
             shown.load(task)
             if (task.id, shown.state) == (self.view.task_id, self.view.state) and (shown.text() or shown.parts()):
                 self._load(task)
-                self._stream_text(None)
+                self._compare_text()
 
     async def _look(self) -> None:
         """Read a snapshot of the task."""
@@ -349,11 +368,15 @@ class A2AFollower(Follower[A2AClient]):
             raise ConnectionError(f"{self._client.url} does not show the task: {exc}") from None
         self._has_gap = self._is_streamed = False
         self._load(task)
-        self._stream_text(None)
+        self._compare_text()
         self._report_state()
 
-    async def _events(self, stream: AsyncGenerator[pb.StreamResponse], is_first: bool = False) -> AsyncGenerator[None]:
-        """Apply the events of a stream, until it ends or the task has ended or waits."""
+    async def _events(
+        self, stream: AsyncGenerator[pb.StreamResponse], *, is_first: bool = False, is_exact: bool = True
+    ) -> AsyncGenerator[None]:
+        """Apply the events of a stream, until it ends or the task has ended or waits.
+
+        Other work has its turn after each, also while the server sends faster than this can read."""
         async with aclosing(stream):
             while True:
                 try:
@@ -364,12 +387,13 @@ class A2AFollower(Follower[A2AClient]):
                     return
                 except TimeoutError:
                     raise ConnectionError(f"{self._client.url} is silent") from None
-                self._take(update)
+                self._take(update, is_exact)
                 yield
                 if self._is_settled():
                     return
+                await asyncio.sleep(0)
 
-    def _take(self, update: pb.StreamResponse) -> None:
+    def _take(self, update: pb.StreamResponse, is_exact: bool) -> None:
         kind = update.WhichOneof("payload")
         found: Any = getattr(update, kind or "task")
         task_id: str = "" if kind == "message" else found.id if kind == "task" else found.task_id
@@ -380,11 +404,18 @@ class A2AFollower(Follower[A2AClient]):
         elif kind != "message" and task_id != self.view.task_id:
             self._has_other = True
             return
-        self._is_streamed = True
+        self._is_streamed, self._has_gap = True, self._has_gap or not is_exact
+        if kind == "artifact_update" and not is_exact:
+            self._changed.set()
+            return
         fresh = self.view.apply(update)
         self._check_size()
-        self._stream_text(fresh)
-        self._report_state()
+        if kind == "artifact_update":
+            self._add_text(fresh)
+        else:
+            if kind == "task":
+                self._compare_text()
+            self._report_state()
 
     def _begin(self, task_id: str, context_id: str, is_message: bool = False) -> None:
         """Store the ids of the task that the server has created."""
@@ -408,12 +439,16 @@ class A2AFollower(Follower[A2AClient]):
         if self.view.size > MOST_BYTES:
             raise self._client.error(f"sent artifacts of more than {MOST_BYTES:,} bytes")
 
-    def _stream_text(self, fresh: str | None) -> None:
-        """Emit the text that is new at the end; with `None`, find it by comparison with the emitted text."""
-        if fresh is None:
-            full, streamed = self.view.text(), self.text
-            self._is_in_step = full.startswith(streamed)
-            fresh, self._streamed = full[len(streamed) :], [streamed]
+    def _compare_text(self) -> None:
+        """Emit what a snapshot has after the emitted text."""
+        fresh = self._streamed.rest_of(self.view.text())
+        self._is_in_step = fresh is not None
+        if fresh:
+            self._emit_text(fresh)
+
+    def _add_text(self, fresh: str | None) -> None:
+        """Emit the text that is new at the end; nothing if the text has changed in another way, until the next snapshot."""
+        self._is_in_step = self._is_in_step and fresh is not None
         if fresh and self._is_in_step:
             self._emit_text(fresh)
 

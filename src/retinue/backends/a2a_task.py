@@ -31,8 +31,32 @@ STATUS = {
 _STATES = {number: name.removeprefix("TASK_STATE_").lower() for name, number in pb.TaskState.items() if number}
 
 
+class _Artifact:
+    """One artifact: its text in pieces, and its other parts. `place` is its number among the artifacts."""
+
+    __slots__ = ("others", "place", "size", "text")
+
+    def __init__(self, place: int) -> None:
+        self.place, self.size = place, 0
+        self.text: list[str] = []
+        self.others: list[pb.Part] = []
+
+    def drop(self) -> str:
+        """Remove its content; return the text."""
+        text, self.text, self.others, self.size = "".join(self.text), [], [], 0
+        return text
+
+    def add(self, parts: Iterable[pb.Part], text: str) -> None:
+        if text:
+            self.text.append(text)
+        self.others.extend([part for part in parts if _is_other(part)])
+        self.size += _size_of(parts)
+
+
 class TaskView:
-    """A task, from the updates and snapshots so far."""
+    """A task, from the updates and snapshots so far.
+
+    Invariant: the cost of an update is proportional to its own size, whatever the task has already."""
 
     def __init__(self, task_id: str = "", context_id: str = "") -> None:
         self.task_id, self.context_id = task_id, context_id
@@ -40,9 +64,13 @@ class TaskView:
         """Of the protocol, such as `working` or `input_required`."""
         self.said: pb.Message | None = None
         """The message of its last status, or the one that came instead of a task."""
+        self._question: str | None = ""
+        """The text of `said`, once it was asked for."""
         self.message_ids: set[str] = set()
         """Of the messages in its history."""
-        self._artifacts: dict[str, list[pb.Part]] = {}
+        self._artifacts: dict[str, _Artifact] = {}
+        self._last_text = -1
+        """The place of the last artifact that has text."""
         self._below: set[str] = set()
         """The artifacts of sub-agents."""
         self._last_answer = ""
@@ -65,48 +93,58 @@ class TaskView:
 
     def load(self, task: pb.Task) -> None:
         """Load a snapshot, which replaces everything."""
-        self._artifacts, self.size = {}, 0
+        self._artifacts, self._last_text, self.size = {}, -1, 0
         for artifact in task.artifacts:
             if not _is_below(artifact):
-                self._put(artifact, append=False)
+                self._add(artifact, append=False)
         self.message_ids = {message.message_id for message in task.history}
         answers = [text for one in task.history if one.role == pb.ROLE_AGENT and (text := text_of(one.parts))]
         self._last_answer = answers[-1] if answers else ""
         self._set_status(task)
 
     def apply(self, update: pb.StreamResponse) -> str | None:
-        """Change as an update says. Return the text that is new at the end; None if the text must be compared."""
+        """Change as an update says. Return the text that is new at the end; None if the text has changed in another way."""
         match update.WhichOneof("payload"):
             case "task":
                 self.load(update.task)
                 return None
             case "message":
-                self.said, self.state = update.message, "completed"
+                self.state = "completed"
+                self._set_said(update.message)
             case "status_update":
                 self._set_status(update.status_update)
             case "artifact_update":
-                return self._add(update.artifact_update.artifact, update.artifact_update.append)
+                artifact = update.artifact_update.artifact
+                if not _is_below(artifact) and artifact.artifact_id not in self._below:
+                    return self._add(artifact, update.artifact_update.append)
+                self._below.add(artifact.artifact_id)
             case _:
                 pass
         return ""
 
     def _add(self, artifact: pb.Artifact, append: bool) -> str | None:
-        name = artifact.artifact_id
-        if _is_below(artifact) or name in self._below:
-            self._below.add(name)
-            return ""
-        is_at_end = name not in self._artifacts or (append and next(reversed(self._artifacts)) == name)
-        had_own = any(part.text for part in self._artifacts.get(name, ()))
-        had_any = any(part.text for parts in self._artifacts.values() for part in parts)
-        self._put(artifact, append)
-        if not is_at_end:
+        """Add to an artifact, or replace it; return what is new at the end of the whole text, or None."""
+        known = self._artifacts.get(artifact.artifact_id)
+        if known is None:
+            known = self._artifacts[artifact.artifact_id] = _Artifact(len(self._artifacts))
+        self.size -= known.size
+        text, before = text_of(artifact.parts), "" if append else known.drop()
+        had_text = bool(before or known.text)
+        known.add(artifact.parts, text)
+        self.size += known.size
+        if not text.startswith(before):
             return None
-        text = text_of(artifact.parts)
-        return BETWEEN + text if text and had_any and not had_own else text
+        text = text[len(before) :]
+        if text and known.place < self._last_text:
+            return None
+        if text:
+            text = BETWEEN + text if self._last_text >= 0 and not had_text else text
+            self._last_text = known.place
+        return text
 
     def text(self) -> str:
         """The text of the artifacts."""
-        return BETWEEN.join([text for parts in self._artifacts.values() if (text := text_of(parts))])
+        return BETWEEN.join(["".join(one.text) for one in self._artifacts.values() if one.text])
 
     def answer(self) -> str:
         """The text of the artifacts or, without, what the agent said at the end."""
@@ -114,11 +152,13 @@ class TaskView:
 
     def question(self) -> str:
         """The text of the last status."""
-        return "" if self.said is None else text_of(self.said.parts)
+        if self._question is None:
+            self._question = "" if self.said is None else text_of(self.said.parts)
+        return self._question
 
     def parts(self) -> list[Part]:
         """The parts that are not text, of the artifacts or, without, of the last message."""
-        return _others([part for parts in self._artifacts.values() for part in parts] or self._said_parts())
+        return _others([part for one in self._artifacts.values() for part in one.others] or self._said_parts())
 
     def asked_data(self) -> Any:
         """The data beside a question."""
@@ -130,16 +170,10 @@ class TaskView:
     def _set_status(self, given: pb.Task | pb.TaskStatusUpdateEvent) -> None:
         self.usage, self.steps = read_usage(MessageToDict(given.metadata)) or (self.usage, self.steps)
         self.state = _STATES.get(given.status.state, "")
-        self.said = given.status.message if given.status.HasField("message") else None
+        self._set_said(given.status.message if given.status.HasField("message") else None)
 
-    def _put(self, artifact: pb.Artifact, append: bool) -> None:
-        parts = self._artifacts.get(artifact.artifact_id, [])
-        if not append:
-            self.size -= _size_of(parts)
-            parts = []
-        self.size += _size_of(artifact.parts)
-        parts.extend(artifact.parts)
-        self._artifacts[artifact.artifact_id] = parts
+    def _set_said(self, message: pb.Message | None) -> None:
+        self.said, self._question = message, None
 
 
 def _is_below(artifact: pb.Artifact) -> bool:
@@ -155,8 +189,12 @@ def text_of(parts: Iterable[pb.Part]) -> str:
     return clean_text("".join([part.text for part in parts]))
 
 
+def _is_other(part: pb.Part) -> bool:
+    return part.WhichOneof("content") not in ("text", None)
+
+
 def _others(parts: Iterable[pb.Part]) -> list[Part]:
-    return [read_part(MessageToDict(part)) for part in parts if part.WhichOneof("content") not in ("text", None)]
+    return [read_part(MessageToDict(part)) for part in parts if _is_other(part)]
 
 
 def data_of(parts: list[Part]) -> Any:

@@ -23,6 +23,8 @@ SILENCE_SECONDS = 15.0
 """Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
 MOST_BYTES = 20_000_000
 """Bytes of one answer, of one event of a stream, and of the artifacts of a task."""
+TURN = 50
+"""Events of a stream that are read before other work has its turn."""
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 NOT_OFFERED = frozenset({404, 405, 501})
 _DENIED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
@@ -131,7 +133,8 @@ class HttpClient(ServerClient):
     async def stream(
         self, path: str, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[tuple[str, str, bytes]]]:
-        """Yield the name, id and data of server-sent events as they come, until the server ends the stream.
+        """Yield the name, id and data of server-sent events as they come, until the server ends the stream. Other work has
+        its turn after every `TURN` events, also if they came together.
 
         NotOffered where the server has none, ConnectionError where the stream breaks."""
         import aiohttp
@@ -152,8 +155,10 @@ class HttpClient(ServerClient):
                 decoder = EventDecoder(MOST_BYTES)
                 async with aclosing(whole_chunks(response)) as chunks:
                     async for data in chunks:
-                        if found := decoder.split(data):
-                            yield [read_event(self.without_secrets(block)) for block in found]
+                        found = decoder.split(data)
+                        for place in range(0, len(found), TURN):
+                            yield [read_event(self.without_secrets(block)) for block in found[place : place + TURN]]
+                            await asyncio.sleep(0)
 
     @contextmanager
     def _our_errors(self, problem: str) -> Generator[None]:

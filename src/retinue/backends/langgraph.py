@@ -75,7 +75,7 @@ class GraphFollower(Follower[HttpClient]):
         self._expected = request.streamed[self._text_from :]
         """Text that is in the log already and comes again when a stream is read from its start."""
         self._is_in_step = True
-        self._error, self._size = "", len(request.streamed)
+        self._error = ""
         self._event, self._events = _FROM_START, set[str]()
         """The id of the last event of the run there, and those of all that were read."""
         self._status = str(self.noted.get("status", ""))
@@ -100,7 +100,7 @@ class GraphFollower(Follower[HttpClient]):
 
     def result(self, status: RunStatus, error: str | None) -> RunResult:
         is_complete = status is RunStatus.COMPLETED
-        response = (self._state.answer(self.run_id) if is_complete else self.text) or None
+        response = (self._state.answer(self.run_id) if is_complete else self._streamed.text) or None
         usage, steps = self._state.usage(self.run_id)
         return self._make_result(
             status,
@@ -164,7 +164,7 @@ class GraphFollower(Follower[HttpClient]):
         except (ConnectionError, ExecutionBackendError) as exc:
             self._refuse(f"the answer could not be sent: {reason_of(exc)}")
             return None
-        self._text_from, self._expected = len(self.text), ""
+        self._text_from, self._expected = self._streamed.size, ""
         self._note()
         return None
 
@@ -254,8 +254,7 @@ class GraphFollower(Follower[HttpClient]):
             self._is_in_step = self._is_in_step and (self._expected.startswith(text) or text.startswith(self._expected))
             text, self._expected = text[len(self._expected) :], self._expected[len(text) :]
         if text and self._is_in_step:
-            self._size += len(text)
-            if self._size > MOST_BYTES:
+            if self._streamed.size + len(text) > MOST_BYTES:
                 raise self._client.error(f"sent more than {MOST_BYTES:,} bytes")
             self._emit_text(text)
 

@@ -72,6 +72,28 @@ class Callers:
             token.set("aborted")
 
 
+class Streamed:
+    """The text that was emitted so far. To add a piece, or to see that a text is too short to continue it, costs nothing."""
+
+    def __init__(self, text: str) -> None:
+        self._pieces, self.size = [text], len(text)
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+        self.size += len(text)
+
+    @property
+    def text(self) -> str:
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+    def rest_of(self, full: str) -> str | None:
+        """Return what a text has after the emitted text; None if it does not continue that."""
+        if len(full) < self.size or not full.startswith(self.text):
+            return None
+        return full[self.size :]
+
+
 class Follower(ABC, Generic[C]):
     """One run and its counterpart on a server. A subclass speaks the protocol of the server."""
 
@@ -86,7 +108,7 @@ class Follower(ABC, Generic[C]):
             self.accepted.set()
         self.refused: str | None = None
         """Why the server refused an answer."""
-        self._streamed = [request.streamed]
+        self._streamed = Streamed(request.streamed)
 
     async def submit(self) -> None:
         """Send a new run. If this raises, the server has not accepted it. A protocol that sends and follows with one
@@ -134,11 +156,6 @@ class Follower(ABC, Generic[C]):
         """Note that the run is no longer followed."""
         return
 
-    @property
-    def text(self) -> str:
-        """The text that was emitted so far."""
-        return "".join(self._streamed)
-
     def _make_result(
         self, status: RunStatus, error: str | None, response: str | None, answer: Message | None = None, **more: Any
     ) -> RunResult:
@@ -176,7 +193,7 @@ class Follower(ABC, Generic[C]):
             self.request.emit(event)
 
     def _emit_text(self, text: str) -> None:
-        self._streamed.append(text)
+        self._streamed.add(text)
         self._emit(TextDelta(delta=text))
 
     def _report(self, status: str, **more: str) -> None:
