@@ -17,7 +17,9 @@ MODULE_LINES = {"src": 500, "tests": 800, "benchmarks": 800}
 FUNCTION_LINES = {"src": 80}
 
 # "src/retinue/module.py" or "src/retinue/module.py:Class.function" -> why it may be longer
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "src/retinue/core/errors.py": "one tree of errors, each a few lines",
+}
 
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:

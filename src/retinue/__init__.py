@@ -35,8 +35,8 @@ from .stores import StoreFilesystem
 # Errors
 from .errors import (
     ChildAgentError, ConfigurationError, DecisionRefused, Denied, ExecutionBackendError, ExecutionFailed,
-    InternalError, InvalidArguments, ModelError, NotFound, RetinueError, ThreadBusy, ToolCancelled, ToolError,
-    ToolTimeout, UnknownAgent, UnknownRun,
+    InternalError, InvalidArguments, ModelError, NotFound, RetinueError, RunNotCompleted, ThreadBusy, ToolCancelled,
+    ToolError, ToolTimeout, UnknownAgent, UnknownRun,
 )
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ __all__ = [
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",
     "ModelError", "ModelRequest", "MutationBatch", "NotFound", "NullSink", "ParentContext", "PartChunk",
     "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Registrar", "ResumeMode", "RetinueError", "Run",
-    "RunIdentity", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
+    "RunIdentity", "RunNotCompleted", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
     "StateCommand", "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink",
     "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall",
     "ToolCallStatus", "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult",

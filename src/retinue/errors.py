@@ -8,8 +8,8 @@ from .core.errors import (
     LogUnreadable, MissingValue, ModelAccessDenied, ModelError, ModelNotFound, ModelRateLimited, ModelRefused,
     ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, NotFound,
     OutputTruncated, OwnershipLost, PathDenied, PathError, PluginAlreadyInstalled, PluginNotInstalled,
-    RecordUnreadable, RecordUnwritable, ReducerFailed, RetinueError, RevisionConflict, RunElsewhere, RunawayActions,
-    ServerError, StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
+    RecordUnreadable, RecordUnwritable, ReducerFailed, RetinueError, RevisionConflict, RunElsewhere, RunNotCompleted,
+    RunawayActions, ServerError, StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
     UnknownAgent, UnknownKey, UnknownRun, WriteConflict,
 )
 
@@ -21,7 +21,7 @@ __all__ = [
     "ModelError", "ModelNotFound", "ModelRateLimited", "ModelRefused", "ModelRequestInvalid", "ModelResponseInvalid",
     "ModelStreamBroken", "ModelTimeout", "ModelUnavailable", "NotFound", "OutputTruncated", "OwnershipLost",
     "PathDenied", "PathError", "PluginAlreadyInstalled", "PluginNotInstalled", "RecordUnreadable", "RecordUnwritable",
-    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunawayActions", "ServerError", "StateError", "StoreError",
+    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunNotCompleted", "RunawayActions", "ServerError", "StateError", "StoreError",
     "TaskStoreError", "ThreadBusy", "ToolCancelled", "ToolError", "ToolTimeout", "UnknownAction", "UnknownAgent",
     "UnknownKey", "UnknownRun", "WriteConflict",
 ]

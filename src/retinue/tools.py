@@ -4,10 +4,10 @@
 from .core.context import CancellationToken, ProgressStatus, ToolContext
 from .core.functions import FunctionTool, tool
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
-from .core.tools import FrontEndTool, Tool, ToolDescriptor
+from .core.tools import FrontEndTool, Tool, ToolDescriptor, ToolOptions
 from .workspace import file_tools, shell_tool
 
 __all__ = [
     "CancellationToken", "FrontEndTool", "FunctionTool", "ProgressStatus", "ResumeMode", "SuspendTicket", "Tool",
-    "ToolContext", "ToolDescriptor", "ToolOutput", "ToolResult", "ToolStatus", "file_tools", "shell_tool", "tool",
+    "ToolContext", "ToolDescriptor", "ToolOptions", "ToolOutput", "ToolResult", "ToolStatus", "file_tools", "shell_tool", "tool",
 ]

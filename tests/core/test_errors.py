@@ -31,7 +31,9 @@ def made(name: str) -> Exception:
     return make("a") if one else make("a", "b")
 
 
-@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "ChildAgentError"])
+@pytest.mark.parametrize(
+    "name", [name for name in errors.__all__ if name not in ("ChildAgentError", "RunNotCompleted")]
+)
 def test_an_error_survives_pickling_with_its_fields(name: str) -> None:
     error = made(name)
     error.add_note("a note")

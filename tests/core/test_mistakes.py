@@ -28,6 +28,8 @@ from retinue import (
     StateKey,
     StateStore,
     Suspend,
+    SuspendTicket,
+    ToolDescriptor,
     ToolOutput,
     ToolResult,
     UnknownAgent,
@@ -74,6 +76,10 @@ any_harness: Any = HarnessAgent
 any_key: Any = StateKey
 any_store: Any = StateStore
 any_result: Any = ToolResult
+any_output: Any = ToolOutput
+any_ticket: Any = SuspendTicket
+any_descriptor: Any = ToolDescriptor
+any_block: Any = Block
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "instructions first": (lambda: any_agent("a", "You are helpful", model()), "model is 'provider:model', such as"),
@@ -219,6 +225,33 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "state as a list": (lambda: PersistedState.of([]), r"with StateKey objects, not \[\]"),  # pyright: ignore[reportArgumentType]
     "update as a number": (lambda: ToolOutput("x", update=3), "with StateKey objects, not 3"),  # pyright: ignore[reportArgumentType]
     "limit that is no number": (lambda: Limits(seconds=float("nan")), "must be at least 0, got nan: give a number"),
+    "name of the tool before an error": (
+        lambda: ToolResult.error("greet", "could not"),
+        r"not 'could not': write ToolResult.error\('could not', code='not_found'\). A result does not name its tool",
+    ),
+    "code before an error": (lambda: ToolResult.error("not_found", "No such file."), "not 'No such file.': write"),
+    "code in capitals": (
+        lambda: ToolResult.error("no file", "E42"),
+        "of lower-case letters, digits and _ . : / -, not",
+    ),
+    "code of nothing": (lambda: ToolResult.error("no file", ""), "lower-case letters"),
+    "code as a number": (lambda: any_result.error("no file", 404), "lower-case letters, .*, not 404"),
+    "ticket of parameters": (
+        lambda: any_ticket("t1", "refund", {"amount": 5}),
+        r"SuspendTicket: message is text, not {'amount': 5}: write SuspendTicket\(id, action, message, parameters\)",
+    ),
+    "ticket of nothing": (lambda: any_ticket(None, "refund"), "SuspendTicket: id is text, not None"),
+    "descriptor of a schema": (
+        lambda: any_descriptor("lookup", "lookup", {"type": "object"}),
+        r"description is text, not {'type': 'object'}: write ToolDescriptor\(id, name, description\)",
+    ),
+    "descriptor with options as a dict": (
+        lambda: any_descriptor("lookup", "lookup", "Find", options={"timeout": 3}),
+        r"options is not {'timeout': 3}: write ToolDescriptor\(…\).with_options\(timeout=30\)",
+    ),
+    "idempotent as text": (lambda: tool(idempotent="yes")(f), "idempotent is True or False, not 'yes'"),  # pyright: ignore[reportArgumentType]
+    "blocked by a truth": (lambda: any_block(True), r"Block takes a reason, as text, .*: write Block\('why'\)"),
+    "reducer by name": (lambda: any_key("k", int, reduce="add"), "reduce is a function, not 'add': write reduce="),
     "key by name": (lambda: Registrar(P()).key("k"), "with StateKey objects, not 'k'"),  # pyright: ignore[reportArgumentType, reportCallIssue]
 }
 
@@ -248,6 +281,17 @@ def test_a_stream_needs_a_loop() -> None:
         (lambda: any_result.error(ValueError("x")), r"the message is text, not ValueError: write str\(…\)"),
         (lambda: any_result.suspended(None), "the message is text, not NoneType"),
         (lambda: any_result.suspended("ok?", ticket="t1"), "the ticket is a SuspendTicket, not str"),
+        (lambda: any_result.suspended("greet", "ok?"), r"write ToolResult.suspended\('ok\?'\). A result does not name"),
+        (
+            lambda: any_result.success("greet", {"name": "Ann"}),
+            r"the message is text, not dict: write ToolResult.success\({'name': 'Ann'}\). A result does not name its tool",
+        ),
+        (lambda: any_result({"name": "Ann"}), r"tool_name is text, not dict: write ToolResult.success\(data\)"),
+        (lambda: any_result(message=3), "the message is text, not int"),
+        (lambda: any_result(suspension="t1"), "the suspension is a SuspendTicket, not str"),
+        (lambda: ToolOutput(ToolOutput("x")), r"not ToolOutput: write ToolOutput.with_command\(result, command\)"),
+        (lambda: ToolOutput(StateCommand()), r"not StateCommand: write ToolOutput.with_command\(result, command\)"),
+        (lambda: any_output("x", StateCommand()), "not StateCommand: write ToolOutput.with_command"),
     ],
 )
 def test_a_result_of_wrong_types_is_refused_where_it_is_made(make: Callable[[], Any], sentence: str) -> None:
@@ -282,5 +326,4 @@ def test_a_key_that_does_not_leave_its_run_says_so() -> None:
     state = Runtime([Agent("a", ScriptedModel([say("x")]))]).run_sync("a", "go").state
     with pytest.raises(KeyError, match="persistent=True"):
         state[StateKey("k", int)]
-    with pytest.raises(KeyError, match="nothing wrote it"):
-        state[StateKey("k", int, persistent=True)]
+    assert state[StateKey("k", int, persistent=True)] == 0

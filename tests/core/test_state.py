@@ -169,8 +169,13 @@ def test_export_holds_what_is_persistent_and_was_written() -> None:
     assert exported.revision == 1
     assert exported[config] == Config("rust", 5)
     assert exported.get(findings) is None
-    with pytest.raises(KeyError):
-        exported[findings]
+    assert exported[findings] == Findings()
+    with pytest.raises(KeyError, match=r"^'research.findings'$"):
+        exported["research.findings"]
+    with pytest.raises(
+        KeyError, match=r"'report' has no value yet and its type has no default: give StateKey\(default="
+    ):
+        exported[StateKey("report", Config, persistent=True)]
     assert s.export_scope("thread").extensions == {"research.seen": ["u"]}
 
 

@@ -120,11 +120,11 @@ def test_descriptor_builders() -> None:
         (ToolResult.success({"a": 1}, message="said"), ToolStatus.SUCCESS, {"a": 1}, "said", "said"),
         (ToolResult.error("bad"), ToolStatus.ERROR, None, "bad", "bad"),
         (
-            ToolResult.error("bad", code="E1"),
+            ToolResult.error("bad", code="limit:e1"),
             ToolStatus.ERROR,
-            {"error": {"code": "E1", "message": "bad"}},
-            "[E1] bad",
-            "[E1] bad",
+            {"error": {"code": "limit:e1", "message": "bad"}},
+            "[limit:e1] bad",
+            "[limit:e1] bad",
         ),
         (ToolResult.suspended("wait"), ToolStatus.PENDING, None, "wait", "wait"),
     ],
@@ -263,6 +263,98 @@ async def test_progress_carries_the_lineage_and_a_word_will_do() -> None:
         "parent_call_id": None,
     }
     assert shown[1].content["status"] == "done"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_report_may_be_awaited_and_need_not_be(is_async: bool) -> None:
+    """A tool in a thread cannot await, and nothing warns of what was not awaited (warnings are errors here)."""
+
+    @tool
+    async def awaits(ctx: ToolContext) -> str:
+        """Await each report."""
+        await ctx.report_activity("reading", "page 1")
+        await ctx.report_activity_delta("reading", {"op": "replace", "path": "", "value": "page 2"})
+        await asyncio.gather(ctx.report_progress("running", "half", 0.5), ctx.stream_output("text"))
+        await ctx.report_error("odd")
+        await ctx.emit({"a": 1})
+        return "ok"
+
+    @tool
+    def goes_on(ctx: ToolContext) -> str:
+        """Await no report."""
+        ctx.report_activity("reading", "page 1")
+        ctx.report_activity_delta("reading", {"op": "replace", "path": "", "value": "page 2"})
+        ctx.report_progress("running", "half", 0.5)
+        ctx.stream_output("text")
+        ctx.report_error("odd")
+        ctx.emit({"a": 1})
+        return "ok"
+
+    sink = RecordingSink()
+    work = awaits if is_async else goes_on
+    assert [m.text for m in (await run_one([work], call(work.name), sink=sink)).messages if m.role == "tool"] == ["ok"]
+    kinds = "activity_snapshot activity_delta activity_snapshot tool_call_stream_delta error custom".split()
+    assert [event.kind for event in sink.events if event.kind in kinds] == kinds
+
+
+async def test_progress_in_the_place_of_the_message_is_refused() -> None:
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        """Work."""
+        ctx.report_progress("running", 0.5)  # pyright: ignore[reportArgumentType]
+        return "unreachable"
+
+    (text,) = await read([work], call("work"))
+    assert text.endswith("the message is text, not 0.5: write report_progress(status, progress=0.5)")
+
+
+async def test_a_result_in_the_order_of_another_language_fails_its_call_with_the_right_order() -> None:
+    class Swapped(Greet):
+        async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+            return ToolResult.error("greet", f"could not greet {args['name']}")
+
+    (text,) = await read([Swapped()], call("greet", {"name": "Ann"}))
+    assert "write ToolResult.error('could not greet Ann', code='not_found'). A result does not name its tool" in text
+
+
+async def test_attributes_of_a_tool_are_its_own() -> None:
+    """Only the descriptor has settings for the runtime: a client with a timeout and a queue is a client."""
+
+    class Fetch(Greet):
+        timeout = 0.000_001
+        retries = "twice"
+        queue = "gpu"
+
+        def __init__(self) -> None:
+            self.result_limit = 3
+            self.idempotent = "no"
+
+        async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+            assert ctx.deadline is None
+            await asyncio.sleep(0)
+            return f"{args['name']}, {self.timeout}, {self.result_limit}, {self.queue}"
+
+    assert await read([Fetch()], call("greet", {"name": "Ann"})) == ["Ann, 1e-06, 3, gpu"]
+
+
+async def test_the_descriptor_has_the_options_of_the_calls() -> None:
+    attempts: list[float | None] = []
+
+    class Flaky(Greet):
+        descriptor = Greet.descriptor.with_options(timeout=3600, retries=1, result_limit=40)
+
+        async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
+            attempts.append(ctx.deadline)
+            if len(attempts) == 1:
+                raise OSError("not yet")
+            return "x" * 100
+
+    (text,) = await read([Flaky()], call("greet", {"name": "Ann"}))
+    assert "characters left out here" in text
+    assert len(attempts) == 2
+    assert None not in attempts
+    options = Flaky.descriptor.with_options(idempotent=True).options
+    assert (options.timeout, options.retries, options.idempotent) == (3600, 1, True)
 
 
 async def test_the_context_says_who_and_where() -> None:

@@ -114,7 +114,7 @@ async def result_with(runtime: Runtime, report: Report) -> tuple[str, list[Any]]
     return text, events
 
 
-REPORTS: dict[str, Callable[[ToolContext, Any], None]] = {
+REPORTS: dict[str, Callable[[ToolContext, Any], object]] = {
     "emit": lambda ctx, value: ctx.emit(value),
     "activity": lambda ctx, value: ctx.report_activity("x", value),
     "activity_delta": lambda ctx, value: ctx.report_activity_delta("x", [{"op": "add", "path": "/x", "value": value}]),
@@ -188,7 +188,7 @@ RESULTS: list[tuple[Any, str]] = [
     ([math.nan], "[null]"),
     (ToolResult.success({"a": 1}, HALF), CLEAN),
     (ToolResult(data="x", metadata={HALF: HALF}), "x"),
-    (ToolResult.error(HALF, HALF), f"[{CLEAN}] {CLEAN}"),
+    (ToolResult.error(HALF, "half"), f"[half] {CLEAN}"),
     (Path("/x"), "internal: tool 'work' returned a value that cannot be written as JSON: a value of type Posix"),
     (CYCLE, "internal: tool 'work' returned a value that cannot be written as JSON: it is nested more than 100"),
     (

@@ -36,7 +36,7 @@ Backend BackendProfile Child ChildErrorForwarding ParentContext StreamedChild St
 SubagentDeclaration run_child_agent run_child_agent_checked run_streaming_subagent
 LocalFilesystem SandboxFilesystem StoreFilesystem
 ChildAgentError ConfigurationError DecisionRefused Denied ExecutionBackendError ExecutionFailed InternalError
-InvalidArguments ModelError NotFound RetinueError ThreadBusy ToolCancelled ToolError ToolTimeout UnknownAgent UnknownRun
+InvalidArguments ModelError NotFound RetinueError RunNotCompleted ThreadBusy ToolCancelled ToolError ToolTimeout UnknownAgent UnknownRun
 __version__
 """
 

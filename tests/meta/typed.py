@@ -64,6 +64,13 @@ async def greet(name: str, ctx: ToolContext, times: int = 1) -> ToolOutput:
     assert_type(ctx.state(findings).items, list[str])
     outcome = await ctx.run_child(typed, f"Research {name}")
     assert_type(outcome, RunResult[Findings])
+    assert_type(outcome.state[findings], Findings)
+    await ctx.report_activity("reading", name)
+    await ctx.report_activity_delta("reading", [{"op": "replace", "path": "", "value": name}])
+    await ctx.report_progress("running", "half", 0.5)
+    ctx.report_progress("done")
+    await ctx.stream_output(name)
+    ctx.emit({"name": name})
     assert_type(await ctx.run_child("b", "by name"), RunResult[Any])
     return ToolOutput(name * times, update={seen: name})
 
@@ -96,7 +103,8 @@ class Guard(Plugin):
 
 async def use_a_server() -> None:
     async with Client("http://localhost:8000", token="secret") as client:
-        assert_type((await client.run(typed, "go")).output, Findings)
+        assert_type((await client.run(typed, "go")).output, Findings | None)
+        assert_type((await client.run(typed, "go")).unwrap(), Findings)
         assert_type(client.stream(lists, "go"), Run[list[Report]])
         home: Client | Runtime = client
         async for event in home.stream("b", "go"):
@@ -107,11 +115,15 @@ async def use_a_server() -> None:
 async def use() -> None:
     async with Runtime.open("memory:", agents, recover=False) as runtime:
         result = await runtime.run(typed, "go", thread_id="t")
-        assert_type(result.output, Findings)
-        assert_type((await runtime.run("b", "go")).output, Any)
+        assert_type(result.output, Findings | None)
+        assert_type(result.unwrap(), Findings)
+        if result.output is not None:
+            assert_type(result.output, Findings)
+        assert_type((await runtime.run("b", "go")).unwrap(), Any)
         run = runtime.stream(lists, "go")
         assert_type(run, Run[list[Report]])
-        assert_type((await run.result()).output, list[Report])
+        assert_type((await run.result()).output, list[Report] | None)
+        assert_type((await run.result()).unwrap(), list[Report])
         async for event in run:
             if event.kind == "text_delta":
                 assert_type(event.delta, str)

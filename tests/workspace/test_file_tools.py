@@ -38,7 +38,7 @@ def test_the_six_tools_and_their_parameters(tmp_path: Path) -> None:
         "grep_files": ["pattern"],
     }
     for tool in tools:
-        assert tool.idempotent == (tool.name in READ_ONLY_TOOLS)
+        assert tool.descriptor.options.idempotent == (tool.name in READ_ONLY_TOOLS)
         assert tool.descriptor.description
         assert "Args" not in tool.descriptor.description
         assert all(parameter["description"] for parameter in tool.descriptor.parameters["properties"].values())

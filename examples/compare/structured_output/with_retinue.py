@@ -9,5 +9,5 @@ class Invoice(BaseModel):
 
 
 agent = Agent("clerk", "anthropic:claude-sonnet-4-6", "Extract the invoice.", output=Invoice)
-invoice = Runtime([agent]).run_sync(agent, "Ann owes us 120.50 for rope.").output
+invoice = Runtime([agent]).run_sync(agent, "Ann owes us 120.50 for rope.").unwrap()
 print(invoice.customer.upper(), round(invoice.total, 2))

@@ -69,7 +69,7 @@ class Agent(Generic[Out]):
     description: says to other agents what this one is for.
     max_steps: the number of model calls after which a run fails.
     limits: `Limits(…)` of depth, children, tokens, cost and time, for the whole tree of a run.
-    output: the type of the final answer, such as a dataclass or a pydantic model; `result.output` has that type.
+    output: the type of the final answer, such as a dataclass or a pydantic model; `result.unwrap()` has that type.
     conflicts: "error" fails a call that writes a state key another call of its step wrote; "last_wins" does not.
     result_limit: the number of characters of one tool result that the model reads.
     settings: settings for every request to the model, such as {"temperature": 0}.
@@ -98,7 +98,7 @@ class Agent(Generic[Out]):
     system: Message | None = field(init=False, repr=False)
     """The instructions as the model reads them, with the shape of the answer where there is one."""
 
-    if TYPE_CHECKING:  # the dataclass makes it at run time; these overloads give `result.output` its type
+    if TYPE_CHECKING:  # the dataclass makes it at run time; these overloads give `result.unwrap()` its type
 
         @overload
         def __init__(
@@ -293,7 +293,7 @@ class Toolbox(dict[str, "BoundTool"]):
 class BoundTool:
     """A tool with its descriptor read once and its schema compiled."""
 
-    __slots__ = ("check", "descriptor", "tool", "validates")
+    __slots__ = ("check", "descriptor", "options", "tool", "validates")
 
     def __init__(self, tool: Tool, owner: str) -> None:
         try:
@@ -308,7 +308,7 @@ class BoundTool:
         if not _TOOL_NAME.fullmatch(name):
             rule = "must be 1 to 128 ASCII letters, digits, '_', '-' or '.': models accept no others"
             raise ConfigurationError(f"{owner}: tool name {name!r} {rule}")
-        self.tool, self.descriptor = tool, descriptor
+        self.tool, self.descriptor, self.options = tool, descriptor, descriptor.options
         self.validates = getattr(tool.validate_args, "__func__", None) is not Tool.validate_args
         """True if it checks more than its schema."""
         self.check = ArgumentCheck(parameters, name, isinstance(tool, FunctionTool) and parameters is tool.plain_schema)

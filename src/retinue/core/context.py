@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from enum import StrEnum
 from reprlib import repr as short_repr
@@ -115,8 +115,21 @@ class CancellationToken(Struct, eq=False):
             self.forget(wake_from_anywhere)
 
 
+class Reported:
+    """The return value of a report, which is sent already: `await` it or not, nothing waits."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+
+_REPORTED = Reported()
+
+
 class ToolContext:
-    """A read-only view of the run for one call. Reports may be sent from any thread and never block.
+    """A read-only view of the run for one call. Reports may be sent from any thread, never block, and may be awaited.
 
     A report holds JSON values: one that has no JSON form raises TypeError, one that is too deep or too large ValueError.
     """
@@ -224,22 +237,27 @@ class ToolContext:
         """Run several children of this call, at most `limit` at a time; results in the given order."""
         return self.resolver.run_children(self, children, limit=limit, on_error=on_error)
 
-    def report_activity(self, activity_type: str, content: Any) -> None:
+    def report_activity(self, activity_type: str, content: Any) -> Reported:
         """Show the activity of the call; it replaces the earlier one of its type."""
         kind, shown = clean_text(activity_type), to_json_value(content)
         self._emit(ActivitySnapshot(call_id=self.call_id, activity_type=kind, content=shown))
+        return _REPORTED
 
-    def report_activity_delta(self, activity_type: str, patch: Any) -> None:
+    def report_activity_delta(self, activity_type: str, patch: Any) -> Reported:
         """Change the activity of a type with a JSON Patch."""
         operations = cast("list[Any]", patch) if isinstance(patch, list) else [patch]
         kind, delta = clean_text(activity_type), to_json_value(operations)
         self._emit(ActivityDelta(call_id=self.call_id, activity_type=kind, delta=delta))
+        return _REPORTED
 
     def report_progress(
         self, status: ProgressStatus | str, message: str | None = None, progress: float | None = None
-    ) -> None:
+    ) -> Reported:
         """Show the progress of the call, from 0 to 1."""
-        given: Any = progress
+        given, said = cast("tuple[Any, Any]", (progress, message))
+        if said is not None and not isinstance(said, str):
+            advice = f"write report_progress(status, progress={short_repr(said)})"
+            raise TypeError(f"report_progress: the message is text, not {short_repr(said)}: {advice}")
         if given is not None and not (isinstance(given, int | float) and 0 <= given <= 1):
             raise ValueError(f"progress is a number from 0 to 1, not {short_repr(given)}")
         content = {
@@ -252,19 +270,22 @@ class ToolContext:
             "parent_run_id": self.run.parent_run_id,
             "parent_call_id": self.run.parent_tool_call_id,
         }
-        self.report_activity("tool-call-progress", content)
+        return self.report_activity("tool-call-progress", content)
 
-    def stream_output(self, text: str) -> None:
+    def stream_output(self, text: str) -> Reported:
         """Show a piece of the call's output before its result is there."""
         self._emit(ToolCallStreamDelta(call_id=self.call_id, tool_name=self.tool_name, delta=clean_text(text)))
+        return _REPORTED
 
-    def report_error(self, message: str, code: str | None = None) -> None:
+    def report_error(self, message: str, code: str | None = None) -> Reported:
         """Send an `error` event that does not end the run."""
         self._emit(ErrorRaised(message=clean_text(message), code=None if code is None else clean_text(code)))
+        return _REPORTED
 
-    def emit(self, data: Any) -> None:
+    def emit(self, data: Any) -> Reported:
         """Send a `custom` event."""
         self._emit(Custom(data=to_json_value(data), call_id=self.call_id))
+        return _REPORTED
 
 
 class CallSink:

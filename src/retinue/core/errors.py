@@ -9,7 +9,9 @@
     ├── ToolError                 ends one tool call; the run continues
     │   ├── InvalidArguments, ExecutionFailed, Denied, NotFound
     │   └── InternalError, ToolTimeout, ToolCancelled
-    ├── HookFailed, RunawayActions, ChildAgentError, DecisionRefused, RecordUnwritable, RecordUnreadable
+    ├── HookFailed, RunawayActions, DecisionRefused, RecordUnwritable, RecordUnreadable
+    ├── RunNotCompleted           the answer of a run that has none was asked for
+    │   └── ChildAgentError
     ├── ExecutionBackendError     a child run could not be set up or dispatched
     │   └── LimitReached          also a ToolError
     ├── StoreError                stored runs cannot be read or written
@@ -201,7 +203,7 @@ class ReducerFailed(_FieldError, StateError):
     template = "the reducer of state key {key!r} failed: {reason}"
 
 
-class MissingValue(_FieldError, StateError, LookupError):
+class MissingValue(_FieldError, StateError, KeyError):
     """A key was read before it was written, and its type has no default."""
 
     key: str
@@ -310,10 +312,24 @@ class LimitReached(ExecutionBackendError, ToolError, kind="limit"):
         return self.message
 
 
-class ChildAgentError(_FieldError):
-    """A child that had to complete did not; `result` says how it ended."""
+class RunNotCompleted(_FieldError):
+    """The answer of a run was asked for, and the run did not complete; `result` says how it ended."""
 
     result: Any
+
+    def __str__(self) -> str:
+        ended = self.result
+        said = ": ".join(filter(None, (f"run {ended.run_id!r} has no answer, it is {ended.status}", ended.error)))
+        if ended.status.is_waiting:
+            waits = ", ".join(map(repr, ended.suspended)) or "its child"
+            return f"{said}; it waits for {waits}: answer with runtime.resume(run_id, decisions) and unwrap that result"
+        if ended.status.is_terminal and not ended.error:
+            said = f"{said} ({ended.termination})"
+        return f"{said}; check result.status before result.unwrap()"
+
+
+class ChildAgentError(RunNotCompleted):
+    """A child that had to complete did not; `result` says how it ended."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, ("child agent did not complete", self.result.status, self.result.error)))

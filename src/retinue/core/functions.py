@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from itertools import repeat
 from types import CoroutineType
-from typing import Any, Generic, overload
+from typing import Any, Generic, Unpack, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from .content import to_json_value
 from .context import GRACE, CancellationToken, ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe
-from .tools import Tool, ToolDescriptor, check_queue
+from .tools import OptionWords, Tool, ToolDescriptor, ToolOptions
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", covariant=True, default=Any)
@@ -38,15 +38,12 @@ class FunctionTool(Tool, Generic[P, R]):
         id: str | None = None,
         description: str | None = None,
         category: str | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        result_limit: int | None = None,
-        idempotent: bool = False,
-        queue: str | None = None,
         local_names: dict[str, Any] | None = None,
+        **options: Unpack[OptionWords],
     ) -> None:
         _check_function(function, name)
-        _check_options(name=name, timeout=timeout, retries=retries, result_limit=result_limit, queue=queue)
+        if not (name is None or isinstance(cast("Any", name), str)):
+            raise ConfigurationError(f"@tool: name is text, not {name!r}: write name='{name}'")
         inner = _unbound(function)
         given_name = name or getattr(inner, "__name__", type(inner).__name__)
         owner = f"tool {given_name!r}"
@@ -60,11 +57,34 @@ class FunctionTool(Tool, Generic[P, R]):
         self._integers = [parameter.name for parameter in parameters if parameter.type is int]
         self.function, self._context, self._is_async = function, context, inspect.iscoroutinefunction(inner)
         self.descriptor = ToolDescriptor(
-            id or given_name, given_name, description if description is not None else summary, schema, category
+            id or given_name,
+            given_name,
+            description if description is not None else summary,
+            schema,
+            category,
+            options=ToolOptions(**options),
         )
-        self.timeout, self.retries, self.result_limit, self.idempotent = timeout, retries, result_limit, idempotent
-        self.queue = queue
         self.__doc__, self.__name__ = function.__doc__, given_name
+
+    @property
+    def timeout(self) -> float | None:
+        return self.descriptor.options.timeout
+
+    @property
+    def retries(self) -> int:
+        return self.descriptor.options.retries
+
+    @property
+    def result_limit(self) -> int | None:
+        return self.descriptor.options.result_limit
+
+    @property
+    def idempotent(self) -> bool:
+        return self.descriptor.options.idempotent
+
+    @property
+    def queue(self) -> str | None:
+        return self.descriptor.options.queue
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -119,18 +139,6 @@ def _check_function(function: Any, name: str | None) -> None:
         raise ConfigurationError(
             f"tool {inner.__name__!r} yields: return the whole result, and show pieces with ctx.stream_output(text)"
         )
-
-
-def _check_options(*, name: Any, timeout: Any, retries: Any, result_limit: Any, queue: Any) -> None:
-    if queue is not None:
-        check_queue(queue, "@tool")
-    if not (name is None or isinstance(name, str)):
-        raise ConfigurationError(f"@tool: name is text, not {name!r}: write name='{name}'")
-    if not (timeout is None or (isinstance(timeout, int | float) and timeout > 0)):
-        raise ConfigurationError(f"@tool: timeout is a number of seconds, such as timeout=30, not {timeout!r}")
-    for option, value in (("retries", retries), ("result_limit", result_limit)):
-        if not (value is None or (isinstance(value, int) and value >= 0)):
-            raise ConfigurationError(f"@tool: {option} is a whole number, such as {option}=3, not {value!r}")
 
 
 def _unbound(function: Any) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
@@ -30,6 +31,12 @@ class Block(Struct, frozen=True):
 
     reason: str
     end_run: bool = False
+
+    def __post_init__(self) -> None:
+        given: Any = self
+        if not isinstance(given.reason, str) or not isinstance(given.end_run, bool):
+            shown = short_repr((given.reason, given.end_run))
+            raise ConfigurationError(f"Block takes a reason, as text, and end_run, not {shown}: write Block('why')")
 
 
 class Suspend(Struct, frozen=True):

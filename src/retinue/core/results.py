@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from binascii import a2b_base64
 from collections.abc import Mapping
 from enum import StrEnum
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -12,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from .content import to_json_text, to_json_value
-from .errors import InternalError
+from .errors import ConfigurationError, InternalError
 from .messages import FilePart, ImagePart, Part, TextPart
 from .schema import check_schema
 from .state import StateCommand, StateKey, as_key, key_items
@@ -111,6 +113,11 @@ class SuspendTicket(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "resume_mode", ResumeMode(self.resume_mode))
+        for name in ("id", "action", "message"):
+            value: Any = getattr(self, name)
+            if not isinstance(value, str):
+                advice = "write SuspendTicket(id, action, message, parameters)"
+                raise ConfigurationError(f"SuspendTicket: {name} is text, not {short_repr(value)}: {advice}")
         if self.response_schema is not None:
             check_schema(self.response_schema, f"ticket {self.id!r}: its response_schema")
 
@@ -128,20 +135,37 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     def __post_init__(self) -> None:
         if type(self.status) is not ToolStatus:
             force_setattr(self, "status", ToolStatus(self.status))
+        name, message, suspension = cast("tuple[Any, Any, Any]", (self.tool_name, self.message, self.suspension))
+        if not isinstance(name, str):
+            raise TypeError(f"ToolResult: tool_name is text, not {_kind(name)}: write ToolResult.success(data)")
+        if message is not None and not isinstance(message, str):
+            raise TypeError(f"ToolResult: the message is text, not {_kind(message)}: write str(…)")
+        if suspension is not None and not isinstance(suspension, SuspendTicket):
+            raise TypeError(f"ToolResult: the suspension is a SuspendTicket, not {_kind(suspension)}")
 
     @classmethod
     def success(cls, data: Any = None, message: str | None = None) -> ToolResult:
         """It worked. The model reads `message` where given, else the data."""
+        given: Any = message
+        if given is not None and not isinstance(given, str):
+            advice = f"write ToolResult.success({short_repr(given)}). {_NAMELESS}"
+            raise TypeError(f"ToolResult.success(data, message): the message is text, not {_kind(given)}: {advice}")
         return cls(data=data, message=message)
 
     @classmethod
     def error(cls, message: str, code: str | None = None) -> ToolResult:
-        """It failed in a way the model should read and react to; state returned with it is still committed."""
+        """It failed in a way the model should read and react to; state returned with it is still committed.
+
+        A code is for programs: lower-case letters, digits and `_ . : / -`, a letter first."""
         _check_message(message, "error")
         if code is None:
             return cls(status=ToolStatus.ERROR, message=message)
-        detail = {"error": {"code": code, "message": message}}
-        return cls(status=ToolStatus.ERROR, data=detail, message=f"[{code}] {message}")
+        given: Any = code
+        if not isinstance(given, str) or not _CODE.fullmatch(given):
+            rule = "the code is a word of lower-case letters, digits and _ . : / -"
+            advice = f"write ToolResult.error({short_repr(given)}, code='not_found'). {_NAMELESS}"
+            raise ConfigurationError(f"ToolResult.error(message, code): {rule}, not {short_repr(given)}: {advice}")
+        return error_with_code(message, code)
 
     @classmethod
     def suspended(cls, message: str, ticket: SuspendTicket | None = None) -> ToolResult:
@@ -149,7 +173,10 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
         _check_message(message, "suspended")
         given: Any = ticket
         if given is not None and not isinstance(given, SuspendTicket):
-            raise TypeError(f"ToolResult.suspended: the ticket is a SuspendTicket, not {type(given).__name__}")
+            advice = f"write ToolResult.suspended({short_repr(given)}). {_NAMELESS}"
+            raise TypeError(
+                f"ToolResult.suspended(message, ticket): the ticket is a SuspendTicket, not {_kind(given)}: {advice}"
+            )
         return cls(status=ToolStatus.PENDING, message=message, suspension=ticket)
 
     def with_ticket(self, ticket: SuspendTicket) -> ToolResult:
@@ -185,9 +212,23 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
         return data if type(data) is str else to_json_text(data)
 
 
+def error_with_code(message: str, code: str) -> ToolResult:
+    """Return an error with a code that a name may be part of, such as that of a limit."""
+    detail = {"error": {"code": code, "message": message}}
+    return ToolResult(status=ToolStatus.ERROR, data=detail, message=f"[{code}] {message}")
+
+
+_CODE = re.compile(r"[a-z][a-z0-9_.:/-]*")
+_NAMELESS = "A result does not name its tool"
+
+
 def _check_message(given: Any, method: str) -> None:
     if not isinstance(given, str):
-        raise TypeError(f"ToolResult.{method}: the message is text, not {type(given).__name__}: write str(…)")
+        raise TypeError(f"ToolResult.{method}: the message is text, not {_kind(given)}: write str(…)")
+
+
+def _kind(given: Any) -> str:
+    return type(given).__name__
 
 
 class ToolOutput:
@@ -196,7 +237,12 @@ class ToolOutput:
     __slots__ = ("command", "result")
 
     def __init__(self, data_or_result: Any = None, update: Mapping[StateKey[Any, Any], Any] | None = None) -> None:
-        given: Any = data_or_result
+        given, changes = cast("tuple[Any, Any]", (data_or_result, update))
+        if isinstance(given, ToolOutput | StateCommand):
+            advice = "write ToolOutput.with_command(result, command)"
+            raise TypeError(f"ToolOutput takes data or a ToolResult, not {_kind(given)}: {advice}")
+        if isinstance(changes, StateCommand):
+            raise TypeError("ToolOutput: update is {key: value}, not StateCommand: write ToolOutput.with_command(…)")
         self.result: ToolResult = given if isinstance(given, ToolResult) else ToolResult(data=given)
         self.command = StateCommand()
         if update:

@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 from typing_extensions import TypeVar
 
 from .content import MAX_ID_BYTES, id_problem
-from .errors import ConfigurationError
+from .errors import ConfigurationError, RunNotCompleted
 from .messages import Message
 from .results import SuspendTicket
 from .state import PersistedState
@@ -276,8 +276,8 @@ class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     thread_id: str
     response: str | None = None
     """The last text the assistant said in this run."""
-    output: Out = cast("Out", None)
-    """The structured answer; None if the agent has no output type, or the run did not complete."""
+    output: Out | None = None
+    """The structured answer; None if the agent has no output type, or the run did not complete. See `unwrap`."""
     steps: int = 0
     state: PersistedState
     usage: Usage = Usage()
@@ -293,3 +293,11 @@ class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if self.status.__class__ is not RunStatus:  # a backend may write it as a word
             force_setattr(self, "status", RunStatus(self.status))
+
+    def unwrap(self) -> Out:
+        """Return the structured answer; raise RunNotCompleted if the run has not given it. The answer of an agent without
+        an output type is None."""
+        has_answered = self.status is RunStatus.COMPLETED and (self.output is not None or self.termination == "natural")
+        if not has_answered:
+            raise RunNotCompleted(self)
+        return cast("Out", self.output)

@@ -105,6 +105,9 @@ class StateKey(Generic[V, U]):
             raise ConfigurationError(f"StateKey {name!r}: merge is 'exclusive' or 'commutative', not {merge!r}")
         if scope not in ("run", "thread"):
             raise ConfigurationError(f"StateKey {name!r}: scope is 'run' or 'thread', not {scope!r}")
+        if not (reduce is None or callable(cast("Any", reduce))):
+            advice = "write reduce=lambda value, update: …"
+            raise ConfigurationError(f"StateKey {name!r}: reduce is a function, not {short_repr(reduce)}: {advice}")
         self.name, self.type = name, type
         self.reduce, self.merge, self.scope, self.persistent = reduce, merge, scope, persistent
         self._default, self.sure = default, sure
@@ -321,18 +324,17 @@ class PersistedState(Struct, gc=False):
     @overload
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: StateKey[V, Any] | str) -> Any:
-        """The decoded value, or by a name its JSON; KeyError where the key is absent."""
+        """The decoded value of a key, or its default if nothing wrote it; by a name the JSON, or KeyError.
+
+        Raise KeyError for an absent key that is not persistent: its value, if it has one, never leaves its run."""
         if isinstance(key, str):
             return self.extensions[key]
-        try:
+        if as_key(key).name in self.extensions:
             return key.decode(self.extensions[key.name])
-        except KeyError:
-            why = (
-                "nothing wrote it"
-                if key.persistent
-                else "write StateKey(…, persistent=True) for a key that leaves its run"
-            )
-            raise KeyError(f"{key.name}: not in this state; {why}") from None
+        if key.persistent:
+            return key.default()
+        why = "write StateKey(…, persistent=True) for a key that leaves its run"
+        raise KeyError(f"{key.name}: not in this state; {why}")
 
     @overload
     def get(self, key: StateKey[V, Any]) -> V | None: ...

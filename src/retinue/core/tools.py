@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from reprlib import repr as short_repr
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,8 +24,54 @@ if TYPE_CHECKING:
     from .context import ToolContext
 
 
+class ToolOptions(Struct, frozen=True, kw_only=True, gc=False):
+    """The settings that the runtime has for the calls of a tool."""
+
+    timeout: float | None = None
+    """Seconds one attempt may take."""
+    retries: int = 0
+    """The number of further attempts after a failure; none after wrong arguments, a denial or a cancel."""
+    result_limit: int | None = None
+    """Characters of the result the model reads; None leaves it to the agent."""
+    idempotent: bool = False
+    """True if running a call twice is the same as running it once."""
+    queue: str | None = None
+    """With an engine, the queue whose workers make its calls; None is where the run works."""
+
+    def __post_init__(self) -> None:
+        given: Any = self
+        if given.queue is not None:
+            check_queue(given.queue, "@tool")
+        if not (given.timeout is None or (isinstance(given.timeout, int | float) and given.timeout > 0)):
+            raise ConfigurationError(
+                f"@tool: timeout is a number of seconds, such as timeout=30, not {short_repr(given.timeout)}"
+            )
+        for option in ("retries", "result_limit"):
+            value: Any = getattr(self, option)
+            if not ((value is None and option != "retries") or (isinstance(value, int) and value >= 0)):
+                advice = f"{option} is a whole number, such as {option}=3"
+                raise ConfigurationError(f"@tool: {advice}, not {short_repr(value)}")
+        if not isinstance(given.idempotent, bool):
+            raise ConfigurationError(f"@tool: idempotent is True or False, not {short_repr(given.idempotent)}")
+
+
+NO_OPTIONS = ToolOptions()
+
+
+class OptionWords(TypedDict, total=False):
+    """The keywords of `ToolOptions`, which describes them."""
+
+    timeout: float | None
+    retries: int
+    result_limit: int | None
+    idempotent: bool
+    queue: str | None
+
+
 class ToolDescriptor(Struct, frozen=True):
-    """The description of a tool: the model calls it by `name`, records name it by `id`."""
+    """The description of a tool: the model calls it by `name`, records name it by `id`.
+
+    It is the only place where the runtime reads settings of a tool: attributes of a tool object are its own."""
 
     id: str
     name: str
@@ -32,6 +79,18 @@ class ToolDescriptor(Struct, frozen=True):
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     category: str | None = None
     metadata: dict[str, Any] = {}
+    options: ToolOptions = NO_OPTIONS
+
+    def __post_init__(self) -> None:
+        for name in ("id", "name", "description"):
+            value: Any = getattr(self, name)
+            if not isinstance(value, str):
+                advice = "write ToolDescriptor(id, name, description)"
+                raise ConfigurationError(f"ToolDescriptor: {name} is text, not {short_repr(value)}: {advice}")
+        options: Any = self.options
+        if not isinstance(options, ToolOptions):
+            advice = "write ToolDescriptor(…).with_options(timeout=30)"
+            raise ConfigurationError(f"ToolDescriptor: options is not {short_repr(options)}: {advice}")
 
     def with_parameters(self, schema: dict[str, Any]) -> ToolDescriptor:
         """The same with a JSON Schema for its arguments."""
@@ -44,21 +103,15 @@ class ToolDescriptor(Struct, frozen=True):
         """The same with notes that are not shown to the model."""
         return replace(self, metadata=metadata)
 
+    def with_options(self, **options: Unpack[OptionWords]) -> ToolDescriptor:
+        """The same with settings for its calls: timeout, retries, result_limit, idempotent and queue."""
+        return replace(self, options=replace(self.options, **options))
+
 
 class Tool(ABC):
     """Subclass it if a decorated function is not enough: give a `descriptor` and write `execute`."""
 
     descriptor: ToolDescriptor
-    timeout: float | None = None
-    """Seconds one attempt may take."""
-    retries: int = 0
-    """The number of further attempts after a failure; none after wrong arguments, a denial or a cancel."""
-    result_limit: int | None = None
-    """Characters of the result the model reads; None leaves it to the agent."""
-    idempotent: bool = False
-    """True if running a call twice is the same as running it once."""
-    queue: str | None = None
-    """With an engine, the queue whose workers make its calls; None is where the run works."""
 
     @property
     def name(self) -> str:
@@ -109,14 +162,13 @@ class FrontEndTool(Tool):
 class TransferTool(Tool):
     """Hands the run over to another agent, after this step."""
 
-    idempotent = True
-
     def __init__(self, target: str) -> None:
         self.target = target
         name = f"transfer_to_{target}"
         text = f"Hand the conversation over to {target}, who goes on from here."
         reason = {"type": "string", "description": "Why, in a few words."}
-        self.descriptor = ToolDescriptor(name, name, text, _object({"reason": reason}, []))
+        described = ToolDescriptor(name, name, text, _object({"reason": reason}, []))
+        self.descriptor = described.with_options(idempotent=True)
 
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolOutput:
         command = StateCommand().schedule(TransferTo(self.target, args.get("reason", "")))
@@ -126,14 +178,13 @@ class TransferTool(Tool):
 class AgentTool(Tool):
     """Delegates to one agent: the model writes a prompt and reads the answer."""
 
-    idempotent = True  # if it runs again, it finds the child and continues it
-
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         name = f"agent_run_{agent.name}"
         prompt = {"type": "string", "description": "The whole task: the agent sees nothing else.", "minLength": 1}
         text = agent.description or f"Give a task to the agent {agent.name} and get its answer."
-        self.descriptor = ToolDescriptor(name, name, text, _object({"prompt": prompt}, ["prompt"]))
+        described = ToolDescriptor(name, name, text, _object({"prompt": prompt}, ["prompt"]))
+        self.descriptor = described.with_options(idempotent=True)  # a second call finds the child and continues it
 
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
         return answer_of(await ctx.run_child(self.agent, args["prompt"]), self.agent.name, ctx)
@@ -141,8 +192,6 @@ class AgentTool(Tool):
 
 class TaskTool(Tool):
     """Delegates to one of an agent's sub-agents; the child reads only the description of the task."""
-
-    idempotent = True
 
     def __init__(self, subagents: Mapping[str, Agent]) -> None:
         self._known = dict(subagents)
@@ -156,7 +205,8 @@ class TaskTool(Tool):
             "subagent_type": {"type": "string", "description": f"One of: {', '.join(self._known)}."},
             "description": {"type": "string", "description": "The whole task.", "minLength": 1},
         }
-        self.descriptor = ToolDescriptor("task", "task", text, _object(properties, ["subagent_type", "description"]))
+        described = ToolDescriptor("task", "task", text, _object(properties, ["subagent_type", "description"]))
+        self.descriptor = described.with_options(idempotent=True)
 
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
         name = args["subagent_type"]

@@ -209,24 +209,24 @@ async def execute(
 
     The tool starts only after the row of its start is stored. A tool with a queue may run on another worker.
     """
-    placed = None if bound.tool.queue is None else x.resolver.place_call(x, bound.tool, state, call, resume_input)
+    placed = None if bound.options.queue is None else x.resolver.place_call(x, bound.tool, state, call, resume_input)
     if placed is not None:
         return await placed
     writer, make_context = x.log.writer, make_context or context_for
     if writer is not None:
         await writer.flush()
         await writer.confirm()
-    outcome = await _attempt(x, bound.tool, state, call, resume_input, make_context)
+    outcome = await _attempt(x, bound, state, call, resume_input, make_context)
     if state.children and outcome.status is not CALL_SUSPENDED and (waiting := _waiting(x, state)):
         await x.resolver.stop_waiting(x.log.tree, "the call that started it has ended", waiting)
     return outcome
 
 
 async def _attempt(
-    x: Execution, tool: Tool, state: CallState, call: ToolCall, resume_input: Any, make_context: MakeContext
+    x: Execution, bound: BoundTool, state: CallState, call: ToolCall, resume_input: Any, make_context: MakeContext
 ) -> CallOutcome:
     """Run the tool until an attempt succeeds, or no further one is allowed."""
-    attempt = 0
+    tool, options, attempt = bound.tool, bound.options, 0
     # Each turn is one attempt.
     while True:
         if attempt and state.children:  # those of the attempt that failed
@@ -234,10 +234,10 @@ async def _attempt(
             x.log.append_private(Private(kind="commit", run_id=x.run_id, call_id=call.id, abandoned=True))
         ctx = make_context(x, call, x.snapshot, resume_input)
         try:
-            if tool.timeout is None:
+            if options.timeout is None:
                 returned = await _begin(tool, call, ctx)
             else:
-                returned = await _execute_within(tool.timeout, x, tool, call, ctx)
+                returned = await _execute_within(options.timeout, x, tool, call, ctx)
             return outcome_of(call, returned)
         except ToolError as exc:
             error = exc
@@ -252,7 +252,7 @@ async def _attempt(
             if is_closing(exc):
                 raise
             error = _internal_error(call, exc)
-        if attempt >= tool.retries or isinstance(error, _NEVER_RETRIED):
+        if attempt >= options.retries or isinstance(error, _NEVER_RETRIED):
             return failed(call, error)
         await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
         attempt += 1
@@ -436,7 +436,7 @@ def default_ticket(call: ToolCall, text: str) -> SuspendTicket:
 def result_limit(x: Execution, call: ToolCall) -> int:
     """Return the number of characters of the result that the model reads."""
     bound = x.toolbox.get(call.name)
-    own = None if bound is None else bound.tool.result_limit
+    own = None if bound is None else bound.options.result_limit
     return x.agent.result_limit if own is None else own
 
 

@@ -85,7 +85,7 @@ def _may_run_again(bound: BoundTool, call: CallState) -> bool:
     decision = call.decision
     if call.placed:  # it has a log of its own, which has its outcome
         return True
-    return bound.tool.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
+    return bound.options.idempotent or _decides_result(call, decision) or (call.resumes > 0 and decision is None)
 
 
 def _ask_again(call: CallState, problem: str) -> CallOutcome:

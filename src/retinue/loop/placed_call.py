@@ -118,7 +118,7 @@ async def _outcome(x: Execution, placed: PlacedCall, owner: Agent) -> CallOutcom
         bound = await prepare(x, call)
     except ToolError as exc:
         return failed(call, exc)
-    if was_begun and not bound.tool.idempotent:
+    if was_begun and not bound.options.idempotent:
         return interrupted(call)
     if not was_begun:
         x.emit(StepStarted(step=1))

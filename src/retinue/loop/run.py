@@ -25,7 +25,7 @@ from ..core.events import (
 )
 from ..core.messages import Message, Visibility
 from ..core.output import OUTPUT_TRIES
-from ..core.results import ToolResult
+from ..core.results import error_with_code
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot
@@ -129,7 +129,7 @@ def _refuse_calls(x: Execution) -> bool:
         made = call.call
         if call.status is CALL_NEW:
             x.emit(ready(x, made), Private(hooked=True, limit=code))
-        end_call(x, call, outcome_of(made, ToolResult.error(reason, code=code)), fields)
+        end_call(x, call, outcome_of(made, error_with_code(reason, code)), fields)
     return True
 
 

@@ -30,7 +30,7 @@ from ..core.events import (
 from ..core.messages import ToolCall
 from ..core.rows import PlacedCall, Private
 from ..core.runs import DEFAULT_LIMITS, Above, RunIdentity, RunResult, RunStatus
-from ..core.tools import Tool
+from ..core.tools import Tool, descriptor_of
 from ..loop.budget import deadline
 from ..loop.calls import CallOutcome, failed
 from ..loop.execution import Execution
@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 
 _OF_CALL = (ToolCallStreamDelta, ActivitySnapshot, ActivityDelta, Custom)
 """The reports of a call, which name it."""
+
+
+def queue_of(tool: Tool) -> str | None:
+    """Return the queue whose workers make the calls of a tool."""
+    return descriptor_of(tool).options.queue
 
 
 def call_run_id(run_id: str, call_id: str, resumes: int) -> str:
@@ -76,7 +81,7 @@ class PlacedCalls:
 
     def is_placed(self, tool: Tool, state: CallState) -> bool:
         """Return whether another worker makes a call, or has made it."""
-        return bool(state.placed) or tool.queue not in self._registry.served
+        return bool(state.placed) or queue_of(tool) not in self._registry.served
 
     async def execute(
         self, x: Execution, tool: Tool, state: CallState, call: ToolCall, resume_input: Any
@@ -85,7 +90,7 @@ class PlacedCalls:
         owner = self._owner(x, tool)
         if owner is None:
             problem = "no agent that has it is known to the runtime by name"
-            return failed(call, InternalError(f"tool {tool.name!r} has queue {tool.queue!r}, and {problem}"))
+            return failed(call, InternalError(f"tool {tool.name!r} has queue {queue_of(tool)!r}, and {problem}"))
         seen = await _reports_of(x, call.id) if state.placed else 0
         writer = x.log.writer
         assert writer is not None, "a runtime with an engine has a store"
@@ -137,7 +142,7 @@ class PlacedCalls:
             messages=(),
             cancellation=CancellationToken(),
             context=x.request.context,
-            queue=tool.queue,
+            queue=queue_of(tool),
             above=Above(log_id=x.log.writer.log_id, run_id=run_id, limits=DEFAULT_LIMITS),
             call=PlacedCall(
                 call=call,
