@@ -108,7 +108,7 @@ def endpoints(tasks: Tasks) -> list[Endpoint]:
     found, rpc = list[Endpoint](), _rpc(tasks)
 
     def add(method: str, path: str, handle: Callable[[Call], Any], summary: str) -> None:
-        found.append(Endpoint(method=method, path=path, handle=handle, scope="none", summary=summary))
+        found.append(Endpoint(method=method, path=path, handle=handle, scope="none", summary=summary, own_query=True))
 
     for path in (_AGENT, f"{_AGENT}/"):
         add("POST", path, rpc, "A2A: JSON-RPC, version 1.0 or 0.3.")

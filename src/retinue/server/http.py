@@ -81,6 +81,9 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     summary: str
     scope: Scope = "read"
     query: type[Struct] | None = None
+    """The parameters that it takes, none if left out; `prepare` refuses every other one."""
+    own_query: bool = False
+    """True if the handler reads the query itself, by the rules of another protocol."""
     body: type[Struct] | None = None
     """The type of the JSON body; the body may be left out where all its fields have defaults."""
     takes: str | None = None
@@ -181,7 +184,7 @@ async def prepare(endpoint: Endpoint, request: Request, service: Service) -> Cal
     if request.method not in _READS:
         check_origin(service, headers)
     check_path(request)
-    query = None if endpoint.query is None else read_query(request, endpoint.query)
+    query = None if endpoint.own_query else read_query(request, endpoint.query)
     body = None if endpoint.body is None else decode_body(await read_bytes(request, service) or b"{}", endpoint.body)
     return Call(request, service, user, endpoint.scope, query, body)
 
@@ -248,13 +251,19 @@ def check_origin(service: Service, headers: Mapping[str, str]) -> None:
         raise ApiError(403, "wrong_origin", "this must come from a page of this server, or of one that it knows")
 
 
-def read_query(request: HTTPConnection, kind: type[Struct]) -> Any:
+def read_query(request: HTTPConnection, kind: type[Struct] | None) -> Any:
+    """Return the query of a request; refuse a parameter that its path does not have, because it would do nothing."""
     given = dict(request.query_params)
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    if wrong := [name for name in sorted(known & given.keys()) if not is_text(given[name])]:
+    known = set[str]() if kind is None else {field.name for field in msgspec.structs.fields(kind)}
+    if unknown := sorted(given.keys() - known):
+        listed = f"the parameters here are {', '.join(sorted(known))}" if known else "this path takes no parameters"
+        raise ApiError(422, "invalid_query", f"query: there is no parameter {unknown[0][:80]!r}; {listed}")
+    if kind is None:
+        return None
+    if wrong := [name for name in sorted(given) if not is_text(given[name])]:
         raise ApiError(422, "invalid_query", f"query: {wrong[0]} has a character that is no text")
     try:
-        return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as exc:
         raise ApiError(422, "invalid_query", f"query: {exc}") from None
 

@@ -19,7 +19,7 @@ _ERRORS = {
     408: "The body took too long.",
     409: "The present state does not allow it.",
     413: "The body or the file is too large.",
-    422: "A field or parameter is wrong.",
+    422: "A field or parameter is wrong, or there is none of that name.",
     429: "Too many requests or streams.",
     502: "A remote agent failed.",
     503: "The store or the owner of the run cannot be reached now, or the server ends.",

@@ -68,6 +68,7 @@ def routes(service: Service) -> list[WebSocketRoute]:
         return [partial(_send_events, socket, batches), partial(_until_left, socket)]
 
     async def many(socket: WebSocket, user: User) -> list[Work]:
+        read_query(socket, None)
         subscriptions = Subscriptions(service, socket, user)
         return [subscriptions.receive_all, subscriptions.until_closing]
 
