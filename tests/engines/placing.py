@@ -59,7 +59,7 @@ async def consult(question: str, ctx: ToolContext) -> ToolOutput:
     return ToolOutput(f"{told.response}; {told.state.extensions}; {counted.output}; {ctx.context}")
 
 
-def delegate(*names: str) -> Callable[[ModelRequest], ScriptedTurn]:
+def delegate(*names: str, prefix: str = "task") -> Callable[[ModelRequest], ScriptedTurn]:
     """Give the input to other agents, all at once, then say what they said."""
 
     def model(request: ModelRequest) -> ScriptedTurn:
@@ -67,7 +67,7 @@ def delegate(*names: str) -> Callable[[ModelRequest], ScriptedTurn]:
         if said:
             return say(" | ".join(said))
         args = [{"subagent_type": name, "description": asked(request)} for name in names]
-        return [call("task", one, id=f"task_{place}") for place, one in enumerate(args, 1)]
+        return [call("task", one, id=f"{prefix}_{place}") for place, one in enumerate(args, 1)]
 
     return model
 
@@ -136,6 +136,7 @@ def crew(folder: Path | None = None, workspace: Path | None = None, tasks: TaskR
     made = [
         boss("boss", "far_echo"),
         boss("chief", "far_clerk"),
+        Agent("namesake", ScriptedModel(delegate("far_clerk", prefix="pay")), subagents=[far["far_clerk"]]),
         boss("guard", "far_payer", plugins=[Permissions(ask=["pay"])]),
         boss("guide", "far_walker"),
         boss("pair", "far_spender", "far_spender"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -71,6 +72,21 @@ async def test_a_placed_child_looks_like_one_in_place(site: Site) -> None:
         assert await record_of(client, placed_id(inner)) is None
         assert [one.identity.run_id for one in await client.store.list_runs()] == [there.run_id, here.run_id]
         assert len(await client.store.list_threads()) == 2
+
+
+async def test_a_call_id_of_the_run_above_is_replaced_and_the_answer_finds_its_call(site: Site) -> None:
+    async with two_workers(site), site.client() as client:
+        run = client.stream("namesake", "three coins")
+        waiting = await run.result()
+        ((call_id, ticket),) = waiting.suspended.items()
+        assert (ticket.path, re.sub("_[0-9a-f]{8}$", "", call_id)) == (("pay_1", call_id), "pay_1")
+        assert call_id != "pay_1"
+        result = await client.resume(run.run_id, {call_id: Decision.approve()})
+        assert result.status is RunStatus.COMPLETED, result
+        events = [event for event in await events_of(client, run.run_id) if event.ns == ("tools:pay_1",)]
+        assert {getattr(event, "call_id", call_id) for event in events} == {call_id}
+        told = [event.message.tool_call_id for event in events if event.kind == "tool_call_finished"]
+        assert told == [call_id, call_id]  # it waited, then it ended
 
 
 async def test_questions_surface_and_decisions_go_down(site: Site) -> None:

@@ -36,6 +36,7 @@ from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, Limits, RunResult,
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.budget import deadline, exceeded, limit_reached
+from ..loop.call_ids import local_path, remote_path
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
 from ..loop.log import LiveLog
@@ -91,7 +92,11 @@ class ForeignBackend:
                 return await self._waiting_again(request, parent, state)
             if state.status is not RunStatus.RUNNING:
                 start_leg(parent.log, state)
-            request.decisions = {path: decision for path, decision in state.pending.items() if decision is not None}
+            request.decisions = {
+                "/".join(remote_path(state, tuple(path.split("/")))): decision
+                for path, decision in state.pending.items()
+                if decision is not None
+            }
             request.seen = await last_seen(parent.log, state)
             request.remote = state.values.get(REMOTE_KEY, {})
             request.streamed = await streamed_text(parent.log, state)
@@ -328,7 +333,8 @@ class ForeignRun:
         if run.is_over:
             log.results[run.run_id] = result
             return result
-        tickets = tuple(result.suspended.values()) or run.tickets if result.status.is_waiting else ()
+        asked = [replace(ticket, path=local_path(run, ticket.path)) for ticket in result.suspended.values()]
+        tickets = tuple(asked) or run.tickets if result.status.is_waiting else ()
         usage = run.total if result.usage == NO_USAGE else result.usage
         result = replace(result, usage=usage, suspended={"/".join(ticket.path): ticket for ticket in tickets})
         log.results[run.run_id] = result

@@ -156,6 +156,8 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """From now on the run outlives the call that started it."""
     remote: int = 0
     """The number of this event in the log of a run elsewhere, which `run_id` stands for. The fold notes only that."""
+    renamed: dict[str, str] = {}
+    """Of an event of a run elsewhere: the ids that its new calls have here, by their id there, where they differ."""
     tickets: tuple[SuspendTicket, ...] = ()
     """The questions of a run elsewhere, with its end: each has its path from that run."""
     grants: dict[str, Grant | None] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -38,6 +37,7 @@ from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor
 from .budget import is_limited
+from .call_ids import claimable, is_taken
 from .log import LiveLog
 from .phases import HookTable
 from .state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
@@ -45,9 +45,6 @@ from .tickets import tickets_of
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
-
-_LEGAL_CALL_ID = re.compile(r"(?!ticket_)[A-Za-z0-9_.+=@$#-]{1,256}")
-"""Ids that cannot be confused with a path, a namespace, a child's number or a ticket."""
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -257,11 +254,13 @@ class Execution:
         return f"{made}r{state.dropped}" if state.dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:
-        """Return the model's id for a call, or a fresh one if it is taken in this thread or unsafe in a namespace."""
-        call_id, used = wanted or "", self.state.used_call_ids
-        while call_id in used or _LEGAL_CALL_ID.fullmatch(call_id) is None:
+        """Return the id for a call that the model has just asked for; see `call_ids.py`."""
+        tree, state = self.log.tree, self.state
+        call_id = claimable(tree, state, wanted or "")
+        while call_id is None:
             self._made_call_ids += 1
-            call_id = f"call_{self.run_id}_{self._made_call_ids}"
+            made = f"call_{self.run_id}_{self._made_call_ids}"
+            call_id = None if is_taken(tree, state, made) else made
         return call_id
 
     def own_messages(self) -> tuple[Message, ...]:

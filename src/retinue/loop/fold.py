@@ -38,6 +38,7 @@ from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.results import ToolCallStatus
 from ..core.rows import Ending, LogRow, Private
 from ..core.runs import ENDED, REMOTE_KEY, WAITING, Usage
+from .call_ids import new_calls, note_remote, note_used
 from .state import (
     CALL_NEW,
     CALL_RUNNING,
@@ -118,9 +119,11 @@ def fold_private(tree: LogState, private: Private) -> None:
 
 
 def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
-    """Note an event of a run elsewhere: only its number, usage and children. Its work is not continued here."""
+    """Note an event of a run elsewhere: only its number, call ids, usage and children. Its work is not continued here."""
     run = tree.runs[private.run_id]
     run.remote_seq, run.remote_at = private.remote, tree.seq
+    if event is not None:
+        note_remote(tree, run, event, private.renamed)
     if isinstance(event, InferenceFinished):
         _count(tree, run, event.usage, 1)
     elif isinstance(event, ChildStarted):
@@ -232,8 +235,7 @@ def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p
         return
     run.messages[:0] = event.messages
     run.own_from, run.awaits_history = len(event.messages), False
-    for message in event.messages:
-        run.used_call_ids.update([call.id for call in message.tool_calls])
+    note_used(tree, run, new_calls(event))
 
 
 def _step_started(tree: LogState, run: RunState, event: StepStarted, p: Private | None) -> None:
@@ -252,7 +254,7 @@ def _step_finished(tree: LogState, run: RunState, event: StepFinished, p: Privat
 
 
 def _tool_call_started(tree: LogState, run: RunState, event: ToolCallStarted, p: Private | None) -> None:
-    run.used_call_ids.add(event.call_id)
+    note_used(tree, run, (event.call_id,))
     if run.drafts is EMPTY:
         run.drafts = {}
     run.drafts[event.call_id] = event.tool_name
@@ -300,7 +302,7 @@ def _inference_finished(tree: LogState, run: RunState, event: InferenceFinished,
         for call in message.tool_calls:
             number += 1
             calls[call.id] = CallState(call, message_id(run, number))
-            run.used_call_ids.add(call.id)
+        note_used(tree, run, new_calls(event))
         run.open_calls = len(message.tool_calls)
     run.message_count = number
     if p is not None:

@@ -8,13 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..core.events import DELTAS, ChildFinished, ChildStarted, Event, RunFinished, RunStarted, Sink, deliver
+from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, deliver
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity, RunResult
+from .call_ids import as_local
 from .fold import CHANGES, fold_event, fold_private
 from .state import EMPTY, RUNNING, LogState, RunState
 
@@ -143,8 +144,9 @@ class LiveLog:
 
         Deltas get no private part, so they can be packed; the numbers of the other events tell how many deltas there were.
         """
-        private = None if event.__class__ in DELTAS else Private(run_id=run.run_id, remote=event.seq)
-        self.append_stamped(_as_local(self.tree, run, event), private)
+        local, renamed = as_local(self.tree, run, event)
+        private = Private(run_id=run.run_id, remote=event.seq, renamed=renamed)
+        self.append_stamped(local, None if event.__class__ in DELTAS else private)
 
     def append_private(self, private: Private) -> None:
         """Append a row without an event and fold it."""
@@ -337,27 +339,6 @@ class Feed:
             if self._log.closed:
                 return
             await _wait_in(self.waiting)
-
-
-def _as_local(tree: LogState, run: RunState, event: Event) -> Event:
-    """Return an event of a run elsewhere with the ids it has here, so that it cannot claim to be of another run."""
-    identity, depth = run.identity, len(event.ns)
-
-    def local_id(run_id: str) -> str:
-        return f"{identity.run_id}/{run_id}" if run_id in tree.runs else run_id
-
-    changes: dict[str, Any] = {"ns": (*run.ns, *event.ns), "run_id": identity.run_id}
-    if depth:
-        changes["run_id"] = local_id(event.run_id)
-    if depth > 1 and event.parent_run_id is not None:
-        changes["parent_run_id"] = local_id(event.parent_run_id)
-    else:
-        changes["parent_run_id"] = identity.run_id if depth else identity.parent_run_id
-    if isinstance(event, ChildStarted):
-        changes["child_ns"] = (*run.ns, *event.child_ns)
-    if isinstance(event, ChildStarted | ChildFinished):
-        changes["child_run_id"] = local_id(event.child_run_id)
-    return replace(event, **changes)
 
 
 def _wait_in(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:

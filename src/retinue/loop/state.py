@@ -100,6 +100,25 @@ class CallState(Struct, gc=False):
         self.status = wanted
 
 
+class RemoteCalls(Struct, gc=False):
+    """The ids that calls of a run elsewhere, and of the runs below it, have in the log here."""
+
+    names: dict[tuple[Namespace, str], str] = {}
+    """The id here, by the namespace here and the id there."""
+    used: set[tuple[Namespace, str]] = set()
+    below: set[tuple[Namespace, str]] = set()
+    """For each namespace the ids of the calls of all runs below it."""
+
+    def add(self, ns: Namespace, call_id: str, name: str) -> None:
+        self.names[ns, call_id] = name
+        self.used.add((ns, name))
+        self.below.update([(ns[:depth], name) for depth in range(len(ns))])
+
+    def is_taken(self, ns: Namespace, name: str) -> bool:
+        """Return whether a run, or one above or below it, has a call with this id."""
+        return (ns, name) in self.below or any((ns[:depth], name) in self.used for depth in range(len(ns) + 1))
+
+
 @dataclass(slots=True)  # not a Struct: each event sets fields, which would take twice as long
 class RunState:
     """The whole state of one run. Plain data: only `fold` changes it."""
@@ -126,6 +145,11 @@ class RunState:
     message_count: int = 0
     """The number of message ids used so far."""
     used_call_ids: set[str] = field(default_factory=_new_set)
+    """The ids of its calls, with those of the conversation that it continues."""
+    call_ids_below: set[str] | frozenset[str] = frozenset()
+    """The ids of the calls of all runs below it."""
+    remote_calls: RemoteCalls | None = None
+    """The calls of a run elsewhere."""
     compacted: UseSummary | None = None
     values: dict[str, Any] = EMPTY
     """All state values by key name; as JSON where they were read from a store."""
