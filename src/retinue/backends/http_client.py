@@ -134,7 +134,7 @@ class HttpClient(ServerClient):
         self, path: str, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[tuple[str, str, bytes]]]:
         """Yield the name, id and data of server-sent events as they come, until the server ends the stream. Other work has
-        its turn after every `TURN` events, also if they came together.
+        its turn after `TURN` events, also if they came together.
 
         NotOffered where the server has none, ConnectionError where the stream breaks."""
         import aiohttp
@@ -152,13 +152,16 @@ class HttpClient(ServerClient):
                     raise self.refused(response.status, b"", "did not send the events of the task")
                 if response.content_type != "text/event-stream":
                     raise ConnectionError(f"{self.url} answered {response.content_type}")
-                decoder = EventDecoder(MOST_BYTES)
+                decoder, read = EventDecoder(MOST_BYTES), 0
                 async with aclosing(whole_chunks(response)) as chunks:
                     async for data in chunks:
                         found = decoder.split(data)
                         for place in range(0, len(found), TURN):
                             yield [read_event(self.without_secrets(block)) for block in found[place : place + TURN]]
-                            await asyncio.sleep(0)
+                            read += len(found[place : place + TURN])
+                            if read >= TURN:
+                                read = 0
+                                await asyncio.sleep(0)
 
     @contextmanager
     def _our_errors(self, problem: str) -> Generator[None]:
