@@ -92,7 +92,7 @@ def agents_of(role: str, folder: Path, url: str) -> list[Agent]:
 
 
 async def serve(folder: Path, port: int, role: str, url: str = "") -> None:
-    remote.SUBMIT_PATIENCE = 100.0  # a server that is restarted may take long
+    remote.SUBMIT_PATIENCE = remote.CONNECT_PATIENCE = 100.0  # a server that is restarted may take long
     http_client.SILENCE_SECONDS = 1.0
     agents = agents_of(role, folder, url)
     async with Runtime.open(f"sqlite:///{folder}/node.db", agents, lease=LEASE, on_close="leave") as runtime:

@@ -19,9 +19,9 @@ from ..core.messages import Message, TextPart
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
 from ..core.together import until_stopped
-from .a2a_client import A2AClient, NotSent, UnknownTask, is_id
+from .a2a_client import A2AClient, UnknownTask, is_id
 from .a2a_task import STATUS, TaskView, data_of
-from .http_client import MOST_BYTES, NotOffered
+from .http_client import MOST_BYTES, NotOffered, NotSent
 from .remote import FIRST_PAUSE, MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
 
 ACCEPT_SECONDS = 1.0
@@ -205,7 +205,7 @@ class A2AFollower(Follower[A2AClient]):
             if self.request.may_be_sent and await self._retry(lambda: self._find(self.run_id), patience):
                 self._has_gap = True
                 return
-            await self._send(self.run_id, texts, patience)
+            await self._send(self.run_id, texts)
         except ConnectionError:
             self._client.forget_card()
             raise
@@ -215,9 +215,9 @@ class A2AFollower(Follower[A2AClient]):
         if not self.accepted.is_set():
             raise self._client.error("answered nothing")
 
-    async def _send(self, message_id: str, parts: list[Any], patience: float) -> None:
+    async def _send(self, message_id: str, parts: list[Any]) -> None:
         """Send a message and read the events that follow. A broken connection after the first event is not an error."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + self._connect_patience
         while True:
             taken, task_id = False, self.view.task_id
             limits = None if task_id else self.request.limits
@@ -290,7 +290,7 @@ class A2AFollower(Follower[A2AClient]):
             return None
         self._old, self._old_until = self._shown(), time.monotonic() + OLD_SECONDS
         try:
-            await self._send(message_id, [decision.payload], self._patience)
+            await self._send(message_id, [decision.payload])
             if self._has_other and self.view.is_waiting:
                 raise ConnectionError("the server made another task of it and cannot continue one")
         except _FAILURES as exc:

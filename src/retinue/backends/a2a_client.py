@@ -35,6 +35,7 @@ from .http_client import (
     NOT_OFFERED,
     Garbled,
     NotOffered,
+    NotSent,
     ServerClient,
     trace_headers,
 )
@@ -50,10 +51,6 @@ _SCHEMES = {"grpc": "http", "grpcs": "https"}
 _NOT_OFFERED = (
     errors.UnsupportedOperationError, errors.MethodNotFoundError, errors.TaskNotCancelableError, NotImplementedError
 )  # fmt: skip
-
-
-class NotSent(ConnectionError):
-    """No connection was made, so the server has not seen the request."""
 
 
 class UnknownTask(Exception):

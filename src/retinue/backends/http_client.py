@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CONNECT_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 120.0
 SILENCE_SECONDS = 15.0
 """Seconds without a byte, also of a heartbeat, after which a stream of events counts as broken."""
@@ -31,6 +31,10 @@ _DENIED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
 NO_ADDRESS = "is not an address that can be asked"
 _SHOWN = 300
 _ERROR_BODY = 64 * 1024
+
+
+class NotSent(ConnectionError):
+    """No connection was made, so the server has not seen the request."""
 
 
 class Garbled(ConnectionError):
@@ -174,6 +178,8 @@ class HttpClient(ServerClient):
             raise self.error(NO_ADDRESS) from None
         except aiohttp.ClientConnectorCertificateError as exc:
             raise self.untrusted(str(exc)) from None
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            raise NotSent(f"{problem} ({self.words(str(exc)) or type(exc).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLong) as exc:
             raise ConnectionError(f"{problem} ({self.words(str(exc)) or type(exc).__name__})") from None
 

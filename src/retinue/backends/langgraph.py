@@ -197,13 +197,21 @@ class GraphFollower(Follower[HttpClient]):
         self._state = await self._retry(self._load_state)
         return self._outcome()
 
+    async def withdraw(self) -> None:
+        if (found := await self._find()) is not None:
+            self._remote_id = found.run_id
+            await self._ask_to_stop()
+
+    async def _ask_to_stop(self) -> None:
+        path, refusal = f"{self._run}/cancel?wait=1&action=interrupt", "did not stop the run"
+        await self._client.ask("POST", path, b"", refusal=refusal, expected=(404, 409))
+
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        path, refusal = f"{self._run}/cancel?wait=1&action=interrupt", "did not stop the run"
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self._client.ask("POST", path, b"", refusal=refusal, expected=(404, 409))
+                await self._ask_to_stop()
         except TimeoutError:
             return "the server has not stopped it yet"
         except (ConnectionError, ExecutionBackendError) as exc:

@@ -7,7 +7,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, WAITING, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.together import until_stopped
-from .http_client import Garbled, ServerClient
+from .http_client import Garbled, NotSent, ServerClient
 
 T = TypeVar("T")
 C = TypeVar("C", bound=ServerClient)
@@ -28,6 +28,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 PATIENCE = 60.0
 """Seconds for which a server may be unreachable before a run there is given up on."""
 SUBMIT_PATIENCE = 10.0
+CONNECT_PATIENCE = 1.0
+"""Seconds for which a call tries to reach a server that accepts no connection, before it sends a new run there."""
 STOP_SECONDS = 2.0
 """Seconds in which a server should take a cancel, and again in which the task should have stopped."""
 GARBLED_TRIES = 5
@@ -115,6 +117,10 @@ class Follower(ABC, Generic[C]):
         request does so in `follow`."""
         return
 
+    async def withdraw(self) -> None:
+        """Have the server stop a run that it may have got while `submit` was cancelled."""
+        return
+
     @abstractmethod
     async def follow(self) -> Outcome:
         """Wait until the run has ended or waits. Short outages of the server are retried.
@@ -175,7 +181,13 @@ class Follower(ABC, Generic[C]):
         )
 
     async def _retry(self, ask: Callable[[], Awaitable[T]], patience: float | None = None) -> T:
-        return await retry(ask, self._patience if patience is None else patience, self._token)
+        return await retry(ask, self._patience if patience is None else patience, self._token, self._connect_patience)
+
+    @property
+    def _connect_patience(self) -> float:
+        """The seconds in which a server may refuse connections: short only for a call that waits for a new run."""
+        is_new = not (self.accepted.is_set() or self.request.detached)
+        return min(CONNECT_PATIENCE, self._patience) if is_new else self._patience
 
     @property
     def _submit_patience(self) -> float:
@@ -251,13 +263,30 @@ class RemoteBackend(ABC, Generic[C]):
         with self._callers.waiting(request.identity.run_id, request.cancellation):
             try:
                 if not request.is_dispatched:
-                    await follower.submit()
+                    await self._submit(follower)
                 status, error = await self._attend(follower)
             except ConnectionError as exc:  # before the server has accepted it
                 raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
             finally:
                 follower.release()
         return follower.result(status, error)
+
+    async def _submit(self, follower: Follower[C]) -> None:
+        """Send a new run. If the request is cancelled before the server has accepted it, raise ExecutionBackendError."""
+        async with until_stopped(follower.submit(), follower.request.cancellation.wait()) as work:
+            if work.done():
+                return work.result()
+            work.cancel()
+            await asyncio.wait({work})
+            if not follower.accepted.is_set():
+                with suppress(ConnectionError, ExecutionBackendError, TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await follower.withdraw()
+                raise self._not_accepted(follower)
+
+    def _not_accepted(self, follower: Follower[C], problem: str | None = None) -> ExecutionBackendError:
+        reason = f"{self.client.url} had not accepted it when it was stopped ({follower.request.cancellation.reason})"
+        return ExecutionBackendError(follower.request.identity.agent, f"{reason}; {problem}" if problem else reason)
 
     async def _attend(self, follower: Follower[C]) -> Outcome:
         """Follow the run until it ends or waits; stop it if the request is cancelled or its time is over."""
@@ -275,6 +304,8 @@ class RemoteBackend(ABC, Generic[C]):
             if token.is_set():
                 status, reason = RunStatus.CANCELLED, token.reason or "cancelled"
             problem = await follower.stop(work)
+        if not follower.accepted.is_set():
+            raise self._not_accepted(follower, problem)
         if follower.is_complete:
             return RunStatus.COMPLETED, None
         return status, f"{reason}; {problem}" if problem else reason
@@ -313,14 +344,17 @@ class Pauses:
         self._next = min(self._next * 2, LONGEST_PAUSE)
 
 
-async def retry(ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken) -> T:
+async def retry(
+    ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken, connect_patience: float = inf
+) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
-    pauses, garbled = Pauses(patience), 0
+    pauses, garbled, connecting_until = Pauses(patience), 0, time.monotonic() + connect_patience
     while True:
         try:
             return await ask()
         except ConnectionError as exc:
             garbled += isinstance(exc, Garbled)
-            if token.is_set() or garbled == GARBLED_TRIES:
+            is_refused = isinstance(exc, NotSent) and time.monotonic() >= connecting_until
+            if token.is_set() or garbled == GARBLED_TRIES or is_refused:
                 raise
             await pauses.wait(exc)

@@ -161,6 +161,9 @@ class TaskFollower(Follower[HttpTaskClient]):
         )
         self.accept()
 
+    async def withdraw(self) -> None:
+        await self._client.cancel(self.run_id)
+
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
         state, problem = RemoteTask("running"), "the server has not stopped it yet"
         try:

@@ -103,14 +103,20 @@ class Workers:
         running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
-            if not done and self._on_timeout == "cancel":
+            may_go_on = done or self._has_begun(job)
+            if not may_go_on or (not done and self._on_timeout == "cancel"):
                 job.token.set(TIMED_OUT)
-                done, _ = await asyncio.wait({running}, timeout=GRACE)
+                done, _ = await asyncio.wait({running}, timeout=GRACE if may_go_on else None)
         except asyncio.CancelledError:
             job.token.set(job.ctx.cancellation.reason or "cancelled")
             await asyncio.wait({running}, timeout=GRACE)
             raise
         return running.result() if done else await self._promote(job, running)
+
+    def _has_begun(self, job: ChildJob) -> bool:
+        """Return whether work that is late can become a task: not if the backend that should execute it has not accepted it."""
+        is_queued = job.queued is not None and not job.queued.done()
+        return is_queued or not job.is_elsewhere or _background(job.ctx).child_status(job.ctx, job.run_id) is not None
 
     async def watch_remote_task(self, record: TaskRecord, resolver: Resolver) -> None:
         """Watch a remote task that another process has started."""
