@@ -112,7 +112,7 @@ async def test_an_answer_whose_reply_is_lost_is_not_given_twice(tmp_path: Path) 
                 run = runtime.stream(agent, "go")
                 assert (await run.result()).suspended
                 proxy.loses = proxy.count + 2  # it looks, then it answers
-                result = await runtime.resume(run.run_id, {"input_1": Decision.resume("b")})
+                result = await runtime.resume(run.run_id, {"task_1/input_1": Decision.resume("b")})
         finally:
             server.kill()
     assert result.response == "Done: You said b."
@@ -307,7 +307,7 @@ async def test_the_next_process_answers_a_question(tmp_path: Path) -> None:
 
         run_id = await killed_parent(database, server.url, "ask Which?", waits)
         async with Runtime.open(database, [boss(remote(server), "ask Which?")]) as runtime:
-            result = await runtime.resume(run_id, {"input_1": Decision.resume("b")})
+            result = await runtime.resume(run_id, {"task_1/input_1": Decision.resume("b")})
         assert result.response == "Done: You said b."
         assert len(server.asked()) == 2
 
@@ -360,9 +360,10 @@ async def test_a_tree_with_a_local_a_task_and_an_a2a_child_over_a_cut_network(tm
                 (server.folder / "go").touch()
                 waiting = await run.result()
                 assert waiting.status is RunStatus.SUSPENDED
-                assert list(waiting.suspended) == ["look_1"]
+                (name,) = waiting.suspended
+                assert name == "task_researcher/task_r/look_1"
                 task_proxy.cut()
-                result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+                result = await runtime.resume(run.run_id, {name: Decision.approve()})
                 events: list[Any] = [event async for event in runtime.events(run.run_id)]
         finally:
             server.kill()

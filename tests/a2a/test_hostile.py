@@ -436,10 +436,10 @@ async def test_a_server_that_makes_another_task_of_an_answer_refuses_it() -> Non
         agent = boss(A2AAgent("far", server.url), "echo hello")
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, "go")
-            assert list((await run.result()).suspended) == ["input_1"]
+            assert list((await run.result()).suspended) == ["task_1/input_1"]
             with pytest.raises(DecisionRefused, match="cannot continue one"):
-                await runtime.resume(run.run_id, {"input_1": Decision.resume("b")})
-            assert list((await runtime.result(run.run_id)).suspended) == ["input_1"]
+                await runtime.resume(run.run_id, {"task_1/input_1": Decision.resume("b")})
+            assert list((await runtime.result(run.run_id)).suspended) == ["task_1/input_1"]
 
 
 async def test_an_event_that_comes_twice_is_not_in_the_result_twice() -> None:

@@ -223,8 +223,11 @@ def test_children_that_wait_under_one_name_are_answered_by_their_paths(url: str)
     either = finished(*resume, "call_sign")
     assert (either.code, "it waits for: first/call_sign, second/call_sign" in either.err) == (2, True)
     one = finished(*resume, "second/call_sign")
-    waits = "the run still waits for call_sign (Sign lease?)"
+    waits = "the run still waits for first/call_sign (Sign lease?)"
     assert (one.code, one.err) == (0, f"retinue: answered; {waits}; see: retinue runs show {run_id}\n")
+    for name, why in [("call_sign", "more than one call is meant"), ("second/call_sign", "was answered already")]:
+        again = finished(*resume, name)
+        assert (again.code, why in again.err, "it waits for: first/call_sign" in again.err) == (2, True, True)
     both = finished(*resume, "first/call_sign")
     assert (both.code, both.err) == (0, "")
     shown = finished("runs", "show", run_id).out

@@ -90,6 +90,16 @@ async def test_it_is_not_fed_back_for_ever() -> None:
     assert "the answer does not fit the output type: it is not JSON" in result.error
 
 
+@pytest.mark.parametrize(
+    ("text", "came"), [("no", "'no'"), ("```json\n```", "empty"), ('{"guilty": tr', "'{\"guilty\": tr'")]
+)
+async def test_an_answer_that_is_not_json_is_quoted_with_what_is_expected(text: str, came: str) -> None:
+    result, model = await answer(Verdict, say(text), say('{"guilty": true}'))
+    problem = f"it is not JSON: the answer is {came}, expected is JSON that fits the schema"
+    assert problem in model.requests[1].messages[-1].text
+    assert result.output == Verdict(True)
+
+
 def test_an_output_type_without_a_schema_is_refused_at_once() -> None:
     class Odd:
         def __init__(self, x: int) -> None: ...

@@ -93,17 +93,18 @@ async def test_questions_surface_and_decisions_go_down(site: Site) -> None:
     async with two_workers(site), site.client() as client:
         run = client.stream("chief", "three coins")
         result = await run.result()
-        assert (result.status, [*result.suspended]) == (RunStatus.SUSPENDED, ["pay_1"])
-        assert result.suspended["pay_1"].path == ("task_1", "pay_1")
+        assert (result.status, [*result.suspended]) == (RunStatus.SUSPENDED, ["task_1/pay_1"])
+        assert result.suspended["task_1/pay_1"].path == ("task_1", "pay_1")
         child = await child_of(run, client)
-        with pytest.raises(DecisionRefused, match="does not wait for 'pay_2'"):
-            await client.resume(run.run_id, {"pay_2": Decision.approve()})
+        for name in ("pay_1", "pay_2"):
+            with pytest.raises(DecisionRefused, match=f"does not wait for '{name}'; it waits for: task_1/pay_1"):
+                await client.resume(run.run_id, {name: Decision.approve()})
         with pytest.raises(DecisionRefused, match="was placed for another run"):
             await client.resume(placed_id(child), {"pay_1": Decision.approve()})
         decision = Decision.approve()
-        result = await client.resume(run.run_id, {"pay_1": decision})
+        result = await client.resume(run.run_id, {"task_1/pay_1": decision})
         assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: paid 3")
-        assert (await client.resume(run.run_id, {"pay_1": decision})).response == "clerk: paid 3"
+        assert (await client.resume(run.run_id, {"task_1/pay_1": decision})).response == "clerk: paid 3"
         assert [event.kind for event in await events_of(client, run.run_id)].count("run_finished") == 4
 
 
@@ -135,8 +136,8 @@ async def test_state_context_and_output_go_down_and_come_up(site: Site) -> None:
 async def test_inherited_permissions_hold_for_a_placed_child(site: Site) -> None:
     async with two_workers(site), site.client() as client:
         result = await client.run("guard", "three coins")
-        assert (result.status, [*result.suspended]) == (RunStatus.SUSPENDED, ["pay_1"])
-        result = await client.resume(result.run_id, {"pay_1": Decision.reject("no")})
+        assert (result.status, [*result.suspended]) == (RunStatus.SUSPENDED, ["task_1/pay_1"])
+        result = await client.resume(result.run_id, {"task_1/pay_1": Decision.reject("no")})
         assert result.status is RunStatus.COMPLETED
         assert "paid" not in (result.response or "")
 

@@ -92,7 +92,7 @@ async def test_a_question_outlives_every_worker(site: Site, tmp_path: Path) -> N
             run = client.stream("chief", "three coins")
             assert (await run.result()).status is RunStatus.SUSPENDED
         async with four_workers(site, tmp_path):
-            result = await client.resume(run.run_id, {"pay_1": Decision.approve()})
+            result = await client.resume(run.run_id, {"task_1/pay_1": Decision.approve()})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: paid 3")
 
 

@@ -86,7 +86,7 @@ async def test_nested_questions_outlive_every_worker(site: Site) -> None:
         answering = asyncio.create_task(client.resume(run.run_id, first))
         async with site.worker(clerks()):
             again = await answering
-            assert (again.status, list(again.suspended)) == (RunStatus.SUSPENDED, ["pay_1"])
+            assert (again.status, list(again.suspended)) == (RunStatus.SUSPENDED, ["task_2/pay_1"])
         async with site.worker(clerks()):
             assert (await client.resume(run.run_id, first)).status is RunStatus.SUSPENDED  # said before: no change
             workflow = workflow_of(client, run.run_id)

@@ -22,6 +22,9 @@ from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+QUESTION = "task_p/task_r/look_1"
+"""The path of what the helper on the server asks."""
+
 
 @tool
 def look(where: str) -> str:
@@ -137,24 +140,25 @@ async def test_a_handle_shows_the_children_of_a_remote_child() -> None:
             assert names == ["researcher/helper: I have looked."]
 
 
-@pytest.mark.parametrize("name", ["look_1", "task_p/task_r/look_1", "ticket", "task_p"])
-async def test_a_question_below_a_remote_child_is_answered_at_the_root(name: str) -> None:
+@pytest.mark.parametrize("target", [QUESTION, "task_p"])
+async def test_a_question_below_a_remote_child_is_answered_at_the_root(target: str) -> None:
     async with far(researcher(helper(plugins=[Permissions(ask=["look"])]))) as server:
         agent = parent(RemoteSubagentStub("researcher", url=server.url))
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, "go")
             waiting = await run.result()
             assert waiting.status is RunStatus.SUSPENDED
-            assert list(waiting.suspended) == ["look_1"]
-            ticket = waiting.suspended["look_1"]
-            assert ticket.path == ("task_p", "task_r", "look_1")
-            with pytest.raises(DecisionRefused):
-                await runtime.resume(run.run_id, {"look_1": Decision.resume({"aproved": True})})
-            target = ticket.id if name == "ticket" else name
+            ((name, ticket),) = waiting.suspended.items()
+            assert (name, ticket.path) == (QUESTION, ("task_p", "task_r", "look_1"))
+            with pytest.raises(DecisionRefused, match="does not fit its schema"):
+                await runtime.resume(run.run_id, {target: Decision.resume({"aproved": True})})
+            for bare in ("look_1", ticket.id, "task_r"):  # these were chosen at the server
+                with pytest.raises(DecisionRefused, match=f"does not wait for '{bare}'; it waits for: {QUESTION}$"):
+                    await runtime.resume(run.run_id, {bare: Decision.approve()})
             decision = Decision.approve()
             result = await runtime.resume(run.run_id, {target: decision})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "Done.")
-            again = await runtime.resume(run.run_id, {ticket.id: decision})
+            again = await runtime.resume(run.run_id, {target: decision})
             assert again.response == "Done."
             events = [event async for event in runtime.events(run.run_id)]
         check_copy(events, await remote_log(server))
@@ -171,7 +175,7 @@ async def test_a_decision_that_somebody_gave_at_the_server_is_refused_and_the_ru
             assert (await run.result()).suspended
             ((task_id, remote),) = server.runs.items()
             server.runs[task_id] = server._runtime.stream_resume(remote.run_id, {"look_1": Decision.reject("no")})
-            result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+            result = await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
             assert result.status is RunStatus.COMPLETED
             events = [event async for event in runtime.events(run.run_id)]
         refused = [event for event in events if event.kind == "error" and event.code == "decision_refused"]
@@ -186,10 +190,10 @@ async def test_a_server_without_decisions_refuses_them_and_the_question_stays() 
             assert (await run.result()).suspended
             server.faults = [403]
             with pytest.raises(DecisionRefused, match="refused the decision: 403"):
-                await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+                await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
             waiting = await runtime.result(run.run_id)
-            assert list(waiting.suspended) == ["look_1"]
-            result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+            assert list(waiting.suspended) == [QUESTION]
+            result = await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
             assert result.status is RunStatus.COMPLETED
 
 
@@ -225,7 +229,7 @@ async def test_every_prefix_of_a_log_knows_which_remote_events_it_has() -> None:
         async with Runtime([agent]) as runtime:
             run = runtime.stream(agent, "go")
             await run.result()
-            await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+            await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
             log: Any = (await run._open())[0]
             rows = log.rows()
         there = await remote_log(server)

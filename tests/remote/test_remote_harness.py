@@ -39,8 +39,8 @@ async def test_a_question_suspends_the_call_that_waits(tmp_path: Path) -> None:
             run = runtime.stream(agent, "go", thread_id="t1")
             waiting = await run.result()
             assert waiting.status is RunStatus.SUSPENDED
-            assert waiting.suspended["look_1"].path == ("spawn_1", "task_r", "look_1")
-            result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+            assert waiting.suspended["spawn_1/task_r/look_1"].path == ("spawn_1", "task_r", "look_1")
+            result = await runtime.resume(run.run_id, {"spawn_1/task_r/look_1": Decision.approve()})
             events = [event async for event in runtime.events(run.run_id)]
         assert result.status is RunStatus.COMPLETED
         told = next(message.text for message in result.messages if message.role == "tool")
@@ -55,7 +55,7 @@ async def test_another_process_answers_and_the_events_go_on_where_they_were(tmp_
             run = first.stream("boss", "go", thread_id="t1")
             assert (await run.result()).status is RunStatus.SUSPENDED
         async with Runtime.open(url, [boss(server.url, tmp_path)]) as second:
-            result = await second.resume(run.run_id, {"look_1": Decision.approve()})
+            result = await second.resume(run.run_id, {"spawn_1/task_r/look_1": Decision.approve()})
             events = [event async for event in second.events(run.run_id)]
         assert result.status is RunStatus.COMPLETED
         check_copy(events, await remote_log(server))
@@ -85,7 +85,7 @@ async def test_a_background_question_is_answered_by_the_id_of_the_child(tmp_path
             run = runtime.stream(agent, "go", thread_id="t1")
             await run.result()
             record = await until(lambda: waiting_task(agent))
-            result = await runtime.resume(record.run_id, {"look_1": Decision.approve()})
+            result = await runtime.resume(record.run_id, {"task_r/look_1": Decision.approve()})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "Report: I have looked.")
             events = [event async for event in runtime.events(run.run_id)]
         check_copy(
@@ -180,8 +180,9 @@ async def test_two_levels_of_servers(tmp_path: Path) -> None:
             async with Runtime([top]) as runtime:
                 run = runtime.stream(top, "go", thread_id="t1")
                 waiting = await run.result()
-                assert waiting.suspended["look_1"].path == ("top_1", "spawn_1", "task_r", "look_1")
-                result = await runtime.resume(run.run_id, {"look_1": Decision.approve()})
+                ((name, ticket),) = waiting.suspended.items()
+                assert (name, ticket.path) == ("top_1/spawn_1/task_r/look_1", tuple(name.split("/")))
+                result = await runtime.resume(run.run_id, {name: Decision.approve()})
                 events = [event async for event in runtime.events(run.run_id)]
             assert result.status is RunStatus.COMPLETED
             check_copy(events, await remote_log(second))

@@ -39,6 +39,18 @@ def boss() -> Agent:
     return Agent("boss", ScriptedModel(boss_says), subagents=[clerk])
 
 
+def twin_boss() -> Agent:
+    """An agent that has `clerk` pay twice at once, each time in a call `pay_1`."""
+
+    def says(request: ModelRequest) -> ScriptedTurn:
+        calls = [
+            call("task", {"subagent_type": "clerk", "description": "pay"}, id=name) for name in ("first", "second")
+        ]
+        return say("done") if request.messages[-1].role == "tool" else calls
+
+    return Agent("boss", ScriptedModel(says), subagents=boss().subagents)
+
+
 class Gate:
     """A model that says its words one by one, each when it is let through."""
 

@@ -12,7 +12,7 @@ from retinue.server import NoAuth, StoredTokens, TokenStore
 from retinue.storage.sql import SqlStore
 from retinue.wire.resources import encode_cursor
 
-from .agents import Gate, boss, speaker
+from .agents import Gate, boss, speaker, twin_boss
 from .serving import TOKEN, asking, serving
 
 RUNS = "/api/v1/runs"
@@ -64,6 +64,7 @@ async def test_a_question_below_is_answered_at_the_root(url: str) -> None:
         assert idle[-1].data["status"] == "suspended"
         questions = (await site.get(f"/api/v1/threads/{thread_id}/questions")).body["items"]
         assert [(one["path"], one["answer_to"]) for one in questions] == [("task_1/pay_1", run_id)]
+        assert [one["ticket"]["path"] for one in questions] == [["task_1", "pay_1"]]
         threads = (await site.get("/api/v1/threads")).body["items"]
         assert [(one["thread_id"], one["children"], one["questions"]) for one in threads] == [(thread_id, 1, 1)]
         refused = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"nope": {"action": "cancel"}}})
@@ -77,6 +78,30 @@ async def test_a_question_below_is_answered_at_the_root(url: str) -> None:
         assert (again.status, again.body["status"]) == (202, "completed")
         assert [event.data["seq"] for event in idle + rest] == list(range(1, len(idle + rest) + 1))
         assert (await site.get(f"/api/v1/threads/{thread_id}/questions")).body["items"] == []
+
+
+async def test_a_decision_that_comes_again_reaches_no_other_question(url: str) -> None:
+    async with serving(Runtime.open(url, agents=[twin_boss()])) as site:
+        run_id = (await site.start("boss"))["run_id"]
+        assert list((await site.result(run_id))["suspended"]) == ["first/pay_1", "second/pay_1"]
+        yes = {"action": "resume", "payload": {"approved": True}}
+        taken = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"first/pay_1": yes}})
+        assert taken.status == 202
+        assert list((await site.result(run_id))["suspended"]) == ["second/pay_1"]
+        for name, why in [
+            ("first/pay_1", "'first/pay_1' was answered already"),
+            ("pay_1", "more than one call is meant by 'pay_1'"),
+            ("permission_pay_1", "more than one call is meant by 'permission_pay_1'"),
+        ]:
+            again = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {name: yes}})
+            assert (again.status, again.body["code"]) == (409, "decision_refused")
+            assert why in again.body["detail"]
+            assert "it waits for: second/pay_1" in again.body["detail"]
+        questions = (await site.get(f"{RUNS}/{run_id}/questions")).body["items"]
+        assert [one["path"] for one in questions] == ["second/pay_1"]
+        no = {"action": "cancel"}
+        assert (await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"second/pay_1": no}})).status == 202
+        assert (await site.result(run_id))["status"] == "completed"
 
 
 async def test_the_snapshot_is_the_tree_and_its_place_in_the_log(url: str) -> None:

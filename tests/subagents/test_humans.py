@@ -56,7 +56,9 @@ async def test_parallel_children_are_answered_one_by_one_and_siblings_do_not_run
         await runtime.resume(waiting.run_id, {"inner": Decision.resume("?")})
     second = await runtime.resume(waiting.run_id, {"call_ask_b/inner": Decision.resume("yes")})
     assert [t.path for t in second.suspended.values()] == [("call_ask_a", "inner")]
-    final = await runtime.resume(waiting.run_id, {"inner": Decision.resume("no")})
+    with pytest.raises(DecisionRefused, match="more than one call is meant by 'inner'.*waits for: call_ask_a/inner$"):
+        await runtime.resume(waiting.run_id, {"inner": Decision.resume("?")})  # it meant the answered call too
+    final = await runtime.resume(waiting.run_id, {next(iter(second.suspended)): Decision.resume("no")})
     assert (final.status, final.response) == (RunStatus.COMPLETED, "all done")
     assert [m.text for m in final.messages if m.role == "tool"] == [
         "report(ask a: no)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from reprlib import repr as shown
 from typing import Any
 
 import msgspec
@@ -27,6 +28,14 @@ def _shortened(exc: Exception) -> str:
     return "\n".join(
         [*[f"{where_in(one['loc'])}{one['msg']}" for one in found], f"and {count - _MOST_ERRORS:,} more errors"]
     )
+
+
+def _not_json(given: str, exc: msgspec.DecodeError) -> str:
+    """Return why a text is not JSON. The decoder says of a text such as `no` only that it is truncated."""
+    if "truncated" not in str(exc):
+        return f"it is not JSON: {exc}"
+    came = shown(given) if given else "empty"
+    return f"it is not JSON: the answer is {came}, expected is JSON that fits the schema"
 
 
 OUTPUT_TRIES = 3
@@ -56,10 +65,11 @@ class OutputFormat:
         if self.kind is str:
             return text
         fenced = _FENCED.search(text)
+        given = (fenced[1] if fenced else text).strip()
         try:
-            value = parse_json((fenced[1] if fenced else text).strip())
+            value = parse_json(given)
         except msgspec.DecodeError as exc:
-            raise ValueError(f"it is not JSON: {exc}") from None
+            raise ValueError(_not_json(given, exc)) from None
         try:
             return self._codec.decode(value)
         except (TypeError, ValueError) as exc:

@@ -74,6 +74,8 @@ class Answer(Struct, frozen=True, gc=False):
     path: tuple[str, ...]
     names: tuple[str, ...]
     decision: Decision
+    target: str = ""
+    """The name by which the decision addressed the call."""
 
 
 class Job(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -15,7 +15,7 @@ from .errors import ConfigurationError
 from .messages import DataPart
 from .plugins import TransferTo
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
-from .runs import RunResult, RunStatus
+from .runs import REMOTE_KEY, RunResult, RunStatus
 from .schema import with_defaults
 from .state import StateCommand
 
@@ -223,7 +223,9 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
         data = outcome.response or "" if outcome.output is None else outcome.output
         return ToolResult(data=data, message=text_beside_data(outcome), metadata=metadata)
     if outcome.status.is_waiting:
-        ticket = SuspendTicket(f"child_{ctx.call_id}", f"agent:{name}", f"{name} waits for a decision")
+        ticket = SuspendTicket(
+            f"child_{ctx.call_id}", f"agent:{name}", f"{name} waits for a decision", path=_path_elsewhere(outcome, ctx)
+        )
         return ToolResult.suspended(ticket.message, ticket=ticket)
     text = f"sub-agent {name} did not complete: {outcome.status}"
     if outcome.error:
@@ -232,6 +234,14 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
         text += f"\nWhat it had by then:\n{outcome.response}"
     failed = ToolResult.error(text, code=outcome.status.value)
     return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
+
+
+def _path_elsewhere(outcome: RunResult, ctx: ToolContext) -> tuple[str, ...]:
+    """Return the path of the one question of a child on another server, whose calls this log may not have."""
+    if REMOTE_KEY not in outcome.state.extensions or len(outcome.suspended) != 1:
+        return ()
+    (ticket,) = outcome.suspended.values()
+    return (ctx.call_id, *ticket.path)
 
 
 def text_beside_data(outcome: RunResult) -> str | None:

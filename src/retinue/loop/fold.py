@@ -211,6 +211,8 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
     for answer in p.answers:
         known = run.decided.get(answer.decision.id, ())
         run.decided = {**run.decided, answer.decision.id: (*known, *answer.names)}
+        if answer.target:
+            run.addressed = {answer.target: answer.path, **run.addressed}
         _hand_down(tree, run, answer.path, answer.decision)
 
 
@@ -222,12 +224,23 @@ def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: D
     call_id, _, number = path[0].partition("~")
     if len(path) == 1:
         run.pending = {**run.pending, call_id: decision}
+        call = run.calls.get(call_id)
+        if call is not None and call.ticket is not None:
+            run.note_asked((call_id,), call.ticket.id)
         return
     run.pending = {call_id: None, **run.pending}
     child = run.calls[call_id].children.get(int(number or 1)) if call_id in run.calls else None
     below = None if child is None else tree.runs.get(child.run_id)
     if below is not None and below.waits:
         _hand_down(tree, below, path[1:], decision)
+
+
+def _note_question(tree: LogState, run: RunState, call: CallState) -> None:
+    """Note the ticket of a suspended call: its own question, or that its children wait."""
+    children = [tree.runs.get(ref.run_id) for ref in call.children.values()]
+    stands_in = any(child is not None and child.waits and not child.request.detached for child in children)
+    if call.ticket is not None:
+        run.note_asked((call.call.id,), call.ticket.id, stands_in=stands_in)
 
 
 def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p: Private | None) -> None:
@@ -357,6 +370,7 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
         call.admitted, call.asked_by = p.admitted, p.asked_by
     if event.status is CALL_SUSPENDED:
         call.ticket, call.rules = event.result.suspension, () if p is None else p.rules
+        _note_question(tree, run, call)
         return
     call.message = event.message
     run.open_calls -= 1
@@ -438,6 +452,8 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
             _join(run, message)
         if p.usage is not None:
             run.step, run.tickets, run.pending = event.steps, p.tickets, EMPTY
+            for ticket in p.tickets:
+                run.note_asked(ticket.path, ticket.id, is_elsewhere=True)
             _count(tree, run, p.usage, max(0, event.steps - run.total_steps))
     if run.run_id in tree.grants:
         _end_grant(tree, run)

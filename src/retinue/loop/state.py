@@ -50,6 +50,17 @@ def _new_set() -> set[str]:
 _ENDED_TASKS = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
+class Asked(Struct, gc=False):
+    """The questions that a call has asked, one after the other."""
+
+    tickets: tuple[str, ...] = ()
+    """The ids of its tickets, in order."""
+    is_elsewhere: bool = False
+    """A run on another server or in another log has asked: its ids were chosen there."""
+    stands_in: bool = True
+    """The call has only waited for the questions of its children."""
+
+
 class ChildRef(Struct, gc=False):
     """A child, as recorded at the call that started it."""
 
@@ -194,6 +205,10 @@ class RunState:
     """Decisions on calls that have not been resumed yet; None if the decision is for a call of a child."""
     decided: dict[str, tuple[str, ...]] = EMPTY
     """The accepted decisions by id, each with the names by which its call could be addressed."""
+    asked: dict[tuple[str, ...], Asked] = EMPTY
+    """All questions that this run has ever asked, by their path from it: names must not pass from one to another."""
+    addressed: dict[str, tuple[str, ...]] = EMPTY
+    """The names that accepted decisions were addressed to, each with the path of the call that got its decision."""
     tickets: tuple[SuspendTicket, ...] = ()
     """The questions of a suspended run elsewhere. Decisions on them are in `pending`, by path."""
     refused: str | None = None
@@ -249,6 +264,17 @@ class RunState:
     def elapsed(self, now: float) -> float:
         """Return the seconds of work until now, without the time it was suspended."""
         return self.worked + max(0.0, now - self.since) if self.status is RunStatus.RUNNING else self.worked
+
+    def note_asked(
+        self, path: tuple[str, ...], ticket_id: str, *, is_elsewhere: bool = False, stands_in: bool = False
+    ) -> None:
+        """Note a question for good. Called by the fold only."""
+        if self.asked is EMPTY:
+            self.asked = {}
+        asked = self.asked.setdefault(path, Asked(is_elsewhere=is_elsewhere))
+        asked.stands_in = asked.stands_in and stands_in
+        if ticket_id not in asked.tickets:
+            asked.tickets = (*asked.tickets, ticket_id)
 
     def open(self) -> Iterator[CallState]:
         """The calls that have not ended, in call order."""

@@ -1,6 +1,8 @@
 """Tickets and decisions: which calls of a tree wait for a human, and to which call each decision belongs.
 
-A decision that does not match is refused before anything changes.
+Invariant: a name means one call for the life of a run, whatever waits at the moment. The names follow from all questions
+that the tree has ever asked (`RunState.asked`), which only grow. So a name may become ambiguous or answered, but it never
+passes from one call to another. A decision that does not match is refused before anything changes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class Leaf(Struct, frozen=True):
     calls: tuple[CallState, ...]
     path: tuple[str, ...]
     """The call ids, with the numbers of children where a call has several."""
+    is_elsewhere: bool = False
+    """A run on another server or in another log asks: its ids were chosen there, so only the path addresses it."""
 
     @property
     def ticket(self) -> SuspendTicket | None:
@@ -40,6 +44,8 @@ class Leaf(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a decision may address it."""
+        if self.is_elsewhere:
+            return ("/".join(self.path),)
         ticket = (self.ticket.id,) if self.ticket is not None else ()
         return (self.call_id, "/".join(self.path), *ticket)
 
@@ -53,7 +59,7 @@ def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
     """Return the waiting calls of a run and of the runs below it."""
     for ticket in run.tickets:
         if "/".join(ticket.path) not in run.pending:
-            yield Leaf(_remote_calls(ticket), ticket.path)
+            yield Leaf(_remote_calls(ticket), ticket.path, is_elsewhere=True)
     for call in run.open():
         found = False
         for number, ref in call.children.items():
@@ -62,7 +68,8 @@ def leaves(tree: LogState, run: RunState) -> Iterator[Leaf]:
                 continue
             for leaf in leaves(tree, child):
                 found = True
-                yield Leaf((call, *leaf.calls), (segment(call.call.id, number), *leaf.path))
+                path = (segment(call.call.id, number), *leaf.path)
+                yield Leaf((call, *leaf.calls), path, leaf.is_elsewhere)
         if not found and call.status is ToolCallStatus.SUSPENDED and call.call.id not in run.pending:
             yield Leaf((call,), (call.call.id,))
 
@@ -74,21 +81,108 @@ def _remote_calls(ticket: SuspendTicket) -> tuple[CallState, ...]:
     return tuple(calls)
 
 
-def shown_leaves(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
-    """Return the waiting calls by key: the call id or, if several waiting calls share an id, the path."""
-    ids = [leaf.call_id for leaf in leaves]
-    found: dict[str, Leaf] = {}
-    for leaf in leaves:
-        names = leaf.names if ids.count(leaf.call_id) == 1 else leaf.names[1:]
-        # A model may choose an id that reads like a path: then the next name is used.
-        found[next((name for name in names if name not in found), names[0])] = leaf
-    return found
+def _asked(tree: LogState, run: RunState) -> Iterator[tuple[tuple[str, ...], frozenset[str]]]:
+    """Yield the path of every question that a run and the runs below it have asked, with its names beside the path.
+
+    A call that waits for its children also names their questions.
+    """
+    for path, asked in run.asked.items():
+        if asked.is_elsewhere:
+            yield path, frozenset()
+        elif not asked.stands_in:
+            yield path, frozenset((*path, *asked.tickets))
+    for ref in run.children.values():
+        child = tree.runs.get(ref.run_id)
+        if child is None or child.request.detached:
+            continue
+        part = ref.ns[-1].removeprefix("tools:")
+        call_id = part.partition("~")[0]
+        above = run.asked.get((call_id,))
+        own = {call_id, *(() if above is None else above.tickets)}
+        for path, names in _asked(tree, child):
+            yield (part, *path), names | own
+
+
+class Questions:
+    """The questions of a run and of the runs below it: all that were ever asked, and those that wait."""
+
+    def __init__(self, tree: LogState, run: RunState) -> None:
+        self._run = run
+        self.waiting = {leaf.path: leaf for leaf in leaves(tree, run)}
+        self._by_path: dict[str, list[tuple[str, ...]]] = {}
+        self._by_name: dict[str, list[tuple[str, ...]]] = {}
+        asked = dict(_asked(tree, run))
+        for leaf in self.waiting.values():  # also a call that is asked now because its children wait no more
+            known = asked.get(leaf.path, frozenset[str]())
+            asked[leaf.path] = known if leaf.is_elsewhere else known.union(leaf.names)
+        for path, names in asked.items():
+            self._by_path.setdefault("/".join(path), []).append(path)
+            for name in names:
+                self._by_name.setdefault(name, []).append(path)
+
+    def find(self, target: str) -> Leaf:
+        """Return the waiting call that a name means. A full path comes first; another name must mean one question."""
+        exact, named = self._by_path.get(target, []), self._by_name.get(target, [])
+        found = exact or named
+        if len(exact) == 1 and (leaf := self.waiting.get(exact[0])) is not None and leaf.is_elsewhere:
+            # Its ids were chosen elsewhere, perhaps to look like a ticket of this process.
+            found = list(dict.fromkeys((*exact, *named)))
+        if len(found) > 1:
+            raise self._refusal(f"more than one call is meant by {target!r}, write the path of one", found)
+        if not found:
+            raise self._refusal(f"does not wait for {target!r}")
+        leaf, before = self.waiting.get(found[0]), self._run.addressed.get(target, found[0])
+        if leaf is None or before != leaf.path or self._is_of_earlier_ticket(target, leaf):
+            raise self._refusal(f"{target!r} was answered already or has ended, and the run does not wait for it")
+        return leaf
+
+    def _is_of_earlier_ticket(self, target: str, leaf: Leaf) -> bool:
+        """Return whether a name is the id of an earlier ticket of a call that asks again."""
+        return leaf.path not in self._by_path.get(target, ()) and target not in (*leaf.names, *_names_above(leaf))
+
+    def means(self, target: str, leaf: Leaf) -> bool:
+        """Return whether a name means a waiting call."""
+        try:
+            return self.find(target) is leaf
+        except DecisionRefused:
+            return False
+
+    def name_of(self, leaf: Leaf) -> str:
+        """Return the name under which a waiting call is shown: its call id, or its path where others had that id."""
+        names = (*leaf.names, *_names_above(leaf))
+        return next((name for name in names if self.means(name, leaf)), "/".join(leaf.path))
+
+    def shown(self) -> dict[str, Leaf]:
+        """Return the waiting calls by the names under which they are shown; a decision may use each name."""
+        return {self.name_of(leaf): leaf for leaf in self.waiting.values()}
+
+    def _refusal(self, problem: str, among: Sequence[tuple[str, ...]] = ()) -> DecisionRefused:
+        waiting = [path for path in among if path in self.waiting] or self.waiting
+        known = ", ".join("/".join(path) for path in waiting) or "nothing"
+        return DecisionRefused(f"run {self._run.run_id!r}: {problem}; it waits for: {known}")
 
 
 def tickets_of(tree: LogState, run: RunState) -> dict[str, SuspendTicket]:
     """Return the tickets of a run and of the runs below it, each with its path."""
-    shown = shown_leaves(list(leaves(tree, run))).items()
+    shown = Questions(tree, run).shown().items()
     return {name: replace(leaf.ticket, path=leaf.path) for name, leaf in shown if leaf.ticket is not None}
+
+
+def waits_for(tree: LogState, run: RunState, decisions: Mapping[str, Decision]) -> bool:
+    """Return whether a run has decisions that are new, and waits for the call of each of these."""
+    fresh = _fresh(run, decisions)
+    if not fresh:
+        return False
+    questions = Questions(tree, run)
+    try:
+        return all(questions.find(target) for target in fresh)
+    except DecisionRefused:
+        return False
+
+
+def _fresh(run: RunState, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Return the decisions that were not accepted before."""
+    return {name: one for name, one in decisions.items() if name not in run.decided.get(one.id, ())}
 
 
 def encode_decisions(given: Mapping[str, Decision]) -> bytes:
@@ -119,8 +213,7 @@ def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
 
 def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]) -> list[Answer]:
     """Return the new decisions, each with its call. Decisions that were accepted before are left out (idempotent)."""
-    checked = _checked_decisions(given)
-    fresh = {name: decision for name, decision in checked.items() if name not in run.decided.get(decision.id, ())}
+    fresh = _fresh(run, _checked_decisions(given))
     if not fresh:
         return []
     if not run.waits:
@@ -128,10 +221,10 @@ def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]
         is_root = run.identity.parent_run_id is None
         hint = f"; background tasks of it wait: answer {' or '.join(asking)}" if asking and is_root else ""
         raise DecisionRefused(f"run {run.run_id!r} is {run.status}, it waits for nothing{hint}")
-    waiting = list(leaves(tree, run))
+    questions = Questions(tree, run)
     matched: dict[tuple[str, ...], Answer] = {}
     for target, decision in fresh.items():
-        leaf = _find(run, waiting, target)
+        leaf = questions.find(target)
         if leaf.path in matched:
             raise DecisionRefused(f"run {run.run_id!r}: call {leaf.call_id!r} is decided on twice")
         if leaf.ticket is not None:
@@ -139,7 +232,8 @@ def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]
         if decision.action in ("approve", "reject"):
             decision = replace(decision, action="resume")
         _check_rules(leaf.calls[-1], decision)
-        matched[leaf.path] = Answer(leaf.path, leaf.names, decision)
+        names = tuple(dict.fromkeys((*leaf.names, target)))
+        matched[leaf.path] = Answer(leaf.path, names, decision, target)
     return list(matched.values())
 
 
@@ -171,19 +265,6 @@ def _check_rules(call: CallState, decision: Decision) -> None:
     if any(rules.verdict(made, full) == "deny" for rules in call.rules):
         problem = f"{made.name} is not permitted with these arguments"
         raise DecisionRefused(f"the decision on ticket {ticket.id!r} is refused: {problem}")
-
-
-def _find(run: RunState, waiting: list[Leaf], target: str) -> Leaf:
-    if (shown := shown_leaves(waiting).get(target)) is not None:
-        return shown
-    found = [leaf for leaf in waiting if target in leaf.names]
-    if not found:  # a call that waits for a child stands for the waiting calls of that child
-        found = [leaf for leaf in waiting if target in _names_above(leaf)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join("/".join(leaf.path) for leaf in (found or waiting))
-    problem = f"more than one call is meant by {target!r}" if found else f"does not wait for {target!r}"
-    raise DecisionRefused(f"run {run.run_id!r}: {problem}; it waits for: {known}")
 
 
 def _names_above(leaf: Leaf) -> list[str]:

@@ -26,7 +26,7 @@ from ..loop.log import LiveLog
 from ..loop.placed_call import execute_call
 from ..loop.run import execute_run, stop_run, stopped
 from ..loop.state import RunState
-from ..loop.tickets import leaves, match_decisions
+from ..loop.tickets import match_decisions, waits_for
 from ..storage.logs import LogWriter
 from .beginning import take_thread
 from .inbox import carry_out, store_cancel
@@ -376,10 +376,7 @@ class LiveRun:
         state = self.state
         if self.end.done() or state is None:
             return False
-        decided = state.decided
-        new = {name for name, decision in decisions.items() if name not in decided.get(decision.id, ())}
-        waiting = {name for leaf in leaves(self.log.tree, state) for name in leaf.names} if new else set[str]()
-        return bool(new) and new <= waiting
+        return waits_for(self.log.tree, state, decisions)
 
     def accept(self, decisions: Mapping[str, Decision], replies: tuple[Reply, ...] = ()) -> bool:
         """Start a leg with decisions; return False if they were accepted before. Raises DecisionRefused."""

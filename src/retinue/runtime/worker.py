@@ -17,7 +17,7 @@ from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunEl
 from ..core.results import ToolCallStatus
 from ..core.together import keep_doing
 from ..loop.state import LogState
-from ..loop.tickets import leaves, shown_leaves
+from ..loop.tickets import Questions
 from ..storage.legs import Workers
 from .dispatch import check_queues
 from .live import LiveRun
@@ -124,7 +124,7 @@ class Worker:
         if run is None or state is None:
             return None
         agent = (run.record.identity.agent, *state.handoffs)[-1]
-        questions = list(shown_leaves([*leaves(run.log.tree, state)]))
+        questions = list(Questions(run.log.tree, state).shown())
         return LegStatus(agent=agent, step=state.step, questions=questions, is_ours=self._owner.is_fresh())
 
     async def _drain(self) -> None:

@@ -180,13 +180,16 @@ class SnapshotTree(RunTree):
             yield from below
             ticket = _open_ticket(call)
             if ticket is not None and not (below and not call.is_task):
+                # A child on another server may ask without calls in this log: then the ticket leads to its question.
+                has_path = ticket.path[:1] == (call.call_id,)
+                asked_by = (*path, *(ticket.path if has_path else (call.call_id,)))
                 yield {
                     **fields_of(run, "run_id", "agent", "ns"),
                     **fields_of(call, "call_id", "tool"),
-                    "path": "/".join((*path, call.call_id)),
+                    "path": "/".join(asked_by),
                     "answer_to": answer_to,
                     "args": record_json(dict(call.args or {})),
-                    "ticket": record_json(ticket),
+                    "ticket": record_json(replace(ticket, path=asked_by)),
                     "asked_at": iso(call.ended),
                 }
 
